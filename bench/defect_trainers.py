@@ -201,7 +201,7 @@ class LoopTrainer:
             ),
             device=device,
             forward=Compiled(model.network) if options.compile == "on" else None,
-            tell=lambda tick: self._watch(tick),
+            on_interval=lambda tick: self._watch(tick),
         )
         self._watch = StopWatch(self.loop, 0, 0)
 

@@ -200,7 +200,7 @@ def make_loop(
         config=LoopConfig(epochs=1, steps_per_epoch=num_steps, amp="bf16", log_every=log_every, graphs=True),
         device=torch.device("cuda", 0),
         average=MovingAverage(network),
-        tell=tell,
+        on_interval=tell,
     )
 
 

@@ -1,17 +1,17 @@
 """flatout: vision training that keeps the GPU busy and proves where the time goes.
 
-The public names are those in `__all__`; what is not listed is free to change. Each is imported
-when it is first used, so `import flatout` costs nothing: no torch, no numpy, no process, no file.
+The public names are those in `__all__`; others may change at any time. Each is imported on first use, so that
+`import flatout` costs nothing: no torch, no numpy, no process, no file.
 
-Packages, from those that know nothing of the others to those that use them:
+Packages, in the order of their imports:
 
-    clock       stages of time, the machine, workers at work       safefiles  files nobody vouches for, read safely
-    feed        batches, read by workers into their final place    doctor     is this machine fit to train?
-    images      picture files of any origin                        profiler   where the time goes, and what would help
-    ranks       several processes as one training                  engine     the training loop that any job can use
-    runs        the life of a training run                         charts     every plot
+    clock       stages of time, the machine, active workers        safefiles  untrusted files, read safely
+    feed        batches, read by workers into shared memory        doctor     checks of the machine
+    images      image files from any source                        profiler   where the time goes, and what would help
+    ranks       several processes that train together              engine     the training loop of every job
+    runs        training runs                                      charts     all plots
     export      networks as files for other programs               yolo, defect, spike: the jobs
-    bootstrap, monitor, profile_command: commands about runs of any job
+    bootstrap, monitor, profile_command: commands for runs of any job
 
 CONTRIBUTING.md says where to add what.
 """

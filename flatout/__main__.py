@@ -1,10 +1,10 @@
-"""The command line: `flatout COMMAND ...`. Finds the command, runs it, turns errors into exit codes.
+"""The entry point of the command line, `flatout COMMAND ...`: finds and runs the command, turns errors into exit codes.
 
-A command is a module with `main(argv) -> exit code`, imported only once it has been chosen:
-help and mistyped commands answer at once, without torch, numpy or OpenCV.
+A command is a module with `main(argv) -> exit code`, imported only when it is chosen: help and mistyped commands are
+answered immediately, without torch, numpy or OpenCV.
 """
 
-from __future__ import annotations  # a Python that is too old must get as far as the sentence that says so
+from __future__ import annotations  # so that a Python that is too old gets as far as the message that says so
 
 import argparse
 import os
@@ -18,23 +18,23 @@ from flatout.cli import JOBS, Command, answer, listing
 from flatout.errors import FlatoutError, ResourceError, one_line
 
 COMMANDS = {
-    "bootstrap": Command("print a script that makes a rented machine train and go on", "flatout.bootstrap"),
+    "bootstrap": Command("print an on-start script for training on a rented machine", "flatout.bootstrap"),
     "defect": Command("defects between dies: what is in target and in neither reference", "flatout.defect.cli"),
-    "demo": Command("see flatout at work on a small made-up data set", "flatout.yolo.commands.demo"),
-    "doctor": Command("look at this machine and say what would slow training down", "flatout.doctor"),
+    "demo": Command("a short training on a small generated data set", "flatout.yolo.commands.demo"),
+    "doctor": Command("check this machine for anything that would slow training down", "flatout.doctor"),
     "monitor": Command("curves and state of a run in a browser, also after a crash", "flatout.monitor"),
-    "profile": Command("where a training's time goes, and what each remedy is worth", "flatout.profile_command"),
+    "profile": Command("where the time of a training goes, and what each remedy would gain", "flatout.profile_command"),
     "spike": Command("video deblurring with a spike camera: prepare, check, train, test, predict", "flatout.spike.cli"),
     "yolo": Command("detection: train, test and detect with YOLOv7's networks and commands", "flatout.yolo.cli"),
 }
 
 TRAININGS = {("demo",), ("yolo", "stages"), *((job, command) for job in JOBS for command in ("train", "demo"))}
-"""Commands that answer signals from their first moment on, before anything heavy is imported."""
+"""Commands that handle signals from the start, before anything large is imported."""
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
 READER_LEFT = 141
-"""What a shell reports for a command whose output nobody reads any more (SIGPIPE)."""
+"""The exit code that a shell reports for a command killed by SIGPIPE."""
 
 OLDEST_PYTHON = (3, 11)
 PACKAGES = {
@@ -51,7 +51,7 @@ PACKAGES = {
     "torch": "torch",
     "yaml": "PyYAML",
 }
-"""What no command can do without (`dependencies` in pyproject.toml): the name to import, and the name to install."""
+"""Required packages (`dependencies` in pyproject.toml): import name -> name to install."""
 
 _REPORTED_VERSIONS = ("torch", "numpy", "opencv-python-headless", "pydantic", "PyYAML")
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ResourceError(wrong_python(f"is {sys.version.split()[0]}, and flatout needs 3.11 or newer", ""))
         with _watched() if trains(words) else nullcontext():
             code = run(words)
-        # Here, because at interpreter exit a reader who left would be reported as an error.
+        # Here, because at interpreter exit a closed pipe would be reported as an error.
         sys.stdout.flush()
         return code
     except FlatoutError as error:
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("flatout: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except Exception as error:
+    except Exception as error:  # anything else is a bug: reported in a file, with exit code 70
         if isinstance(error, BrokenPipeError) and reader_left():
             return READER_LEFT
         if debug:
@@ -89,21 +89,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def wrong_python(fault: str, package: str) -> str:
-    """What is wrong with the Python that runs this, and which one to use: that of the checkout, if this is one."""
+    """The message about an unsuitable Python, and which one to use: in a checkout, that of its environment."""
     checkout = Path(__file__).absolute().parent.parent
     environment = checkout / ".venv"
     python = f"{environment}/bin/python {program()} ..."
     if (environment / "bin/python").exists() and Path(sys.prefix) != environment:
-        advice = f"Use the one that ./run has set up: {python}, or first: . {environment}/bin/activate"
+        advice = f"Use the environment of ./run: {python}, or activate it: . {environment}/bin/activate"
     elif (checkout / "run").exists():
-        advice = f"Set one up with {checkout}/run demo, then: {python}"
+        advice = f"Create an environment with {checkout}/run demo, then: {python}"
     else:
-        advice = f"{sys.executable} -m pip install {package}" if package else "Install a newer one."
+        advice = f"{sys.executable} -m pip install {package}" if package else "Install a newer Python."
     return f"this Python ({sys.executable}) {fault}. {advice}"
 
 
 def program() -> str:
-    """What was started, as it is typed after `python`."""
+    """The program that was started, as it is typed after `python`."""
     name = Path(sys.argv[0]).name
     return "-m flatout" if name in ("__main__.py", "flatout") else name
 
@@ -115,13 +115,13 @@ def _watched() -> AbstractContextManager[None]:
 
 
 def trains(words: Sequence[str]) -> bool:
-    """Whether the words name a command that trains."""
+    """Whether the command line names a command that trains."""
     _, command = split_at_command(words)
     return any(tuple(command[: len(training)]) == training for training in TRAININGS)
 
 
 def run(words: Sequence[str]) -> int:
-    """Obey flatout's own options, or hand over to the command that is named."""
+    """Handle flatout's own options, then run the command."""
     own, rest = split_at_command(words)
     parser = build_parser()
     parser.parse_args(own)
@@ -132,41 +132,41 @@ def run(words: Sequence[str]) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Parser of the options before the command; its help lists the commands."""
+    """The parser of the options before the command; its help lists the commands."""
     parser = argparse.ArgumentParser(
         prog="flatout",
         usage="flatout [-h] [--version] [--debug] COMMAND [ARGUMENT ...]",
         description="Vision training that keeps the GPU busy and proves where the time goes.",
-        epilog=f"{listing(COMMANDS)}\n\n`flatout COMMAND --help` explains one of them.",
+        epilog=f"{listing(COMMANDS)}\n\n`flatout COMMAND --help` shows the help of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"flatout {__version__}")
-    # Taken out beforehand, as it may stand anywhere; declared for the help.
+    # Removed from the words beforehand, as it may be anywhere; declared for the help.
     parser.add_argument("--debug", action="store_true", help="show tracebacks (so does FLATOUT_DEBUG=1)")
     return parser
 
 
 def take_debug(words: Sequence[str]) -> tuple[list[str], bool]:
-    """The words without `--debug`, and whether it was there; what follows a bare `--` is left alone."""
+    """The words without `--debug`, and whether it was there; words after a bare `--` are left alone."""
     end = words.index("--") if "--" in words else len(words)
     kept = [word for word in words[:end] if word != "--debug"]
     return [*kept, *words[end:]], len(kept) < end
 
 
 def split_at_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """flatout's own options, then the command with everything that belongs to it."""
+    """flatout's own options, and the command with its arguments."""
     first = next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
     return list(words[:first]), list(words[first:])
 
 
 def print_traceback() -> None:
-    import traceback  # seldom wanted, and a training should hear signals early
+    import traceback  # rarely needed, and a training should handle signals early
 
     traceback.print_exc()
 
 
 def reader_left() -> bool:
-    """Is stdout a pipe that nobody reads any more? If so, what is still buffered goes nowhere."""
+    """Whether stdout is a pipe whose reader has closed it; if so, the rest of the output is discarded."""
     import select
 
     stdout = 1
@@ -179,7 +179,7 @@ def reader_left() -> bool:
 
 
 def write_report(words: Sequence[str]) -> str:
-    """Put the current exception and all versions into a temporary file; says where it is."""
+    """Write the current exception and all versions to a temporary file; returns a remark with its path."""
     import platform
     import tempfile
     import traceback
@@ -197,7 +197,7 @@ def write_report(words: Sequence[str]) -> str:
         ) as file:
             file.write("\n".join(lines))
     except OSError:
-        return "no report could be written; run it again with --debug"
+        return "no report could be written; run the command again with --debug"
     return f"report: {file.name}"
 
 

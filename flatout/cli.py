@@ -1,4 +1,4 @@
-"""The machinery of the command line: tables of commands, flags out of the fields of options, and the jobs there are."""
+"""Command lines: tables of commands, flags from the fields of options classes, and the list of jobs."""
 
 import argparse
 import difflib
@@ -16,24 +16,26 @@ JOBS = {
     "defect": "flatout.defect.commands.train",
     "spike": "flatout.spike.commands.train",
 }
-"""The jobs there are, and the module of each whose `COMMAND` trains it; nothing of them is imported."""
+"""The jobs, and for each the module with its training command, `COMMAND`; none is imported here."""
+
+# Commands
 
 
 class Command(NamedTuple):
-    """What the help says about a command, and the module that answers it with `main(argv) -> exit code`."""
+    """The help text of a command, and the module with its `main(argv) -> exit code`."""
 
     help: str
     module: str
 
 
 def listing(commands: Mapping[str, Command]) -> str:
-    """The commands as help shows them."""
+    """The list of commands for the help text."""
     width = max(map(len, commands))
     return "\n".join(["commands:", *(f"  {name:<{width}}  {command.help}" for name, command in commands.items())])
 
 
 def answer(words: Sequence[str], commands: Mapping[str, Command], *, door: str) -> int:
-    """Hand the words after its name to a command; `door` is what was typed before them."""
+    """Run the command that the first word names with the other words; `door` is the program, such as `flatout yolo`."""
     name, *argv = words
     if name not in commands:
         close = difflib.get_close_matches(name, commands, n=1)
@@ -44,14 +46,14 @@ def answer(words: Sequence[str], commands: Mapping[str, Command], *, door: str) 
 
 
 def answer_or_explain(argv: list[str], commands: Mapping[str, Command], *, door: str, description: str) -> int:
-    """A door within the door, such as `flatout yolo`: run the command that is named, or list what there is."""
+    """Run the command that `argv` names, or print the help of the program `door`, such as `flatout yolo`."""
     if argv and not argv[0].startswith("-"):
         return answer(argv, commands, door=door)
     parser = argparse.ArgumentParser(
         prog=door,
         usage=f"{door} [-h] COMMAND [ARGUMENT ...]",
         description=description,
-        epilog=f"{listing(commands)}\n\n`{door} COMMAND --help` explains one of them.",
+        epilog=f"{listing(commands)}\n\n`{door} COMMAND --help` shows the help of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -61,18 +63,18 @@ def answer_or_explain(argv: list[str], commands: Mapping[str, Command], *, door:
 
 
 def show_log(*, only_warnings: bool = False) -> None:
-    """Print messages of flatout from now on: plain to stdout, warnings marked. Calling it twice changes nothing.
+    """Print log messages of flatout to stdout, with warnings marked. May be called twice.
 
-    Of several ranks the first speaks; the others show warnings only.
+    `only_warnings` is for all ranks but the first.
     """
     logger = logging.getLogger("flatout")
-    if not any(isinstance(handler, _Lines) for handler in logger.handlers):
-        logger.addHandler(_Lines())
+    if not any(isinstance(handler, _StdoutHandler) for handler in logger.handlers):
+        logger.addHandler(_StdoutHandler())
     logger.setLevel(logging.WARNING if only_warnings else logging.INFO)
 
 
-class _Lines(logging.Handler):
-    """Writes to whatever stdout is at that moment, so that it may be redirected later."""
+class _StdoutHandler(logging.Handler):
+    """Writes to the current sys.stdout, which may be redirected later."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -80,37 +82,37 @@ class _Lines(logging.Handler):
             mark = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
             print(f"{mark}{text}", file=sys.stdout, flush=True)
         except BrokenPipeError:
-            raise  # nobody reads any more: the command ends, and says so by its exit code
-        except Exception:
+            raise  # the reader of stdout has left: the command ends with exit code 141
+        except Exception:  # as logging handlers do: an error in a log line must not end the program
             self.handleError(record)
 
 
-# Flags of a command out of the fields of an options class: help, choices and spelling stand beside the field.
+# Flags from the fields of an options class
 #
 #     epochs: int = option(300, "passes over the training images")      -->      --epochs EPOCHS
 #
-# An option is also told apart by what it may do to a run that is continued (`Change`): the same table serves the
-# command line and whoever compares two commands. No torch, no pydantic: help must answer at once.
+# A field also says what a changed value means for a run that is continued (`Change`), for the comparison of commands.
+# Neither torch nor pydantic is imported, so that help is fast.
 
 Change = Literal["call", "exact", "rounding", "place", "different"]
-"""What another value means for a run that goes on.
+"""What a changed value means for a run that is continued.
 
-call: said by every command for itself, and never taken from a run. exact: the same bits. rounding: the same samples,
-schedule and recipe, other last bits. place: where files lie; another training, unless the run itself is named, since
-what is in them is compared too. different: another training."""
+call: belongs to each single command and is never taken from a run. exact: the same bits. rounding: the same samples,
+schedule and recipe, other last bits. place: the location of files; another training, unless --resume names the run,
+since the content of the files is compared as well. different: another training."""
 
 _KEY = "option"
 
 
 class Flag(NamedTuple):
-    """One flag: how argparse reads it, all but its default."""
+    """One flag for argparse, without its default."""
 
     name: str
     help: str
     also: tuple[str, ...]
-    """Further spellings, never shortened."""
+    """Further spellings, which may not be abbreviated."""
     settings: dict[str, Any]
-    """Keywords of argparse's add_argument."""
+    """Keyword arguments of argparse's add_argument."""
 
     @property
     def dest(self) -> str:
@@ -118,7 +120,7 @@ class Flag(NamedTuple):
 
 
 class _Option(NamedTuple):
-    """What `option` keeps beside a field."""
+    """The metadata that `option` adds to a field."""
 
     help: str
     flag: str
@@ -136,50 +138,50 @@ def option(
     change: Change = "different",
     **settings: Any,
 ) -> Any:
-    """A field of an options class that a flag sets; without `help` there is a field and no flag.
+    """A dataclass field that is set by a flag; with an empty `help` there is no flag.
 
-    `flag` is its name where that is not the field's with dashes; `settings` are keywords of argparse, where the type
-    does not say enough.
+    `flag` is the name of the flag, by default that of the field with dashes. `settings` are keyword arguments of
+    add_argument that do not follow from the type.
     """
     return field(default=default, metadata={_KEY: _Option(help, flag, also, change, settings)})
 
 
 def switch(name: str, help: str) -> Flag:
-    """Off unless it is there."""
+    """A flag without a value, off by default."""
     return Flag(name, help, (), {"action": "store_true"})
 
 
 def value(name: str, help: str, *, type: Callable[[str], Any] = str, also: str = "", **settings: Any) -> Flag:
-    """Takes a value, or several with `nargs`."""
+    """A flag with a value, or several with `nargs`."""
     return Flag(name, help, (also,) if also else (), {"type": type, **settings})
 
 
 def flags_of(model: type, names: Iterable[str] = (), *, converts: bool = True, underscores: bool = False) -> list[Flag]:
-    """The flags of these fields, or of all that have one.
+    """The flags of these fields, by default of all that have one.
 
-    Without `converts` values stay text, and a switch may be followed by true or false: whoever builds the options then
-    names all mistakes at once. `underscores`: names are spelled like the fields.
+    With `converts=False`, values stay text and switches accept true or false: the options are validated later, which
+    reports all mistakes at once. `underscores`: flags are spelled like the fields.
     """
     hints, options = get_type_hints(model), options_of(model)
     made = []
     for name in names or options:
         if not (own := options[name]).help:
             continue
-        spelled = own.flag or f"--{name if underscores else name.replace('_', '-')}"
+        flag = own.flag or f"--{name if underscores else name.replace('_', '-')}"
         settings = _settings(hints[name], converts=converts) | own.settings
         if settings.get("action") == "store_true":
             settings = {"action": "store_true"}
-        made.append(Flag(spelled, own.help, own.also, settings))
+        made.append(Flag(flag, own.help, own.also, settings))
     return made
 
 
 def options_of(model: type) -> dict[str, _Option]:
-    """What stands beside the fields of an options class, those of its bases first."""
+    """The metadata of the fields of an options class, those of its bases first."""
     return {each.name: each.metadata[_KEY] for each in fields(model) if _KEY in each.metadata}
 
 
 def changes_of(model: type) -> dict[str, Change]:
-    """What another value of each field means for a run that goes on."""
+    """What a changed value of each field means for a run that is continued."""
     return {name: own.change for name, own in options_of(model).items()}
 
 
@@ -188,7 +190,7 @@ def defaults_of(model: type) -> dict[str, Any]:
 
 
 def _settings(hint: Any, *, converts: bool) -> dict[str, Any]:
-    """What a type says about its flag."""
+    """Keyword arguments of add_argument that follow from the type of a field."""
     plain = (
         [kind for kind in get_args(hint) if kind is not type(None)] if get_origin(hint) not in (tuple, Literal) else []
     )
@@ -207,7 +209,7 @@ def _settings(hint: Any, *, converts: bool) -> dict[str, Any]:
 
 
 class _Words(list[Any]):
-    """A default of several words, which help shows as they would be typed."""
+    """A default of several words, shown in help as they are typed."""
 
     def __str__(self) -> str:
         return " ".join(map(str, self))
@@ -217,32 +219,32 @@ NOT_GIVEN = object()
 
 
 class FlagParser(argparse.ArgumentParser):
-    """argparse for many flags: dashes and underscores are the same, and only some flags may be shortened."""
+    """An argument parser for many flags: dashes and underscores are equal, and only some flags may be abbreviated."""
 
     def __init__(
         self, prog: str, description: str, epilog: str, *, about: Callable[[str], str | None] = lambda key: None
     ) -> None:
-        """`about` explains a word that is no flag, or gives None."""
-        # Eighty flags in brackets help nobody.
+        """`about` returns an explanation for an unknown flag, or None."""
+        # A usage line with eighty flags would be unreadable.
         usage = f"{prog} [-h] [FLAG ...]"
         super().__init__(prog, usage, description=description, epilog=epilog, formatter_class=_Layout)
         self._in_full: set[str] = set()
         self._explain = about
 
     def add_flags(self, title: str, flags: Iterable[Flag], defaults: object, *, shortened: bool = False) -> None:
-        """A group of flags; the default of each is the attribute of that name, a tuple becoming a list."""
+        """Add a group of flags with the defaults in attributes of `defaults`; `shortened`: they may be abbreviated."""
         group = self.add_argument_group(title)
         for flag in flags:
             default = getattr(defaults, flag.dest)
             default = _Words(default) if isinstance(default, tuple) else default
-            # Where the default is nothing, the help itself says what that means.
+            # Empty defaults are explained in the help text itself.
             shown = "" if default in (None, "", False, []) or "default" in flag.help else " (default: %(default)s)"
             group.add_argument(flag.name, *flag.also, default=default, help=flag.help + shown, **flag.settings)
             self._in_full |= set(flag.also) if shortened else {flag.name, *flag.also}
 
     def parse_typed(self, words: Sequence[str]) -> dict[str, Any]:
-        """Only what was typed, by the names of the fields."""
-        # What is given several times is appended to a list, or to nothing.
+        """Only the values given on the command line, by field name."""
+        # Flags that may be repeated append to a list or to None.
         blank = {each.dest: None if isinstance(each, argparse._AppendAction) else NOT_GIVEN for each in self._actions}
         given = vars(self.parse_args(words, argparse.Namespace(**blank)))
         return {name: value for name, value in given.items() if name != "help" and value not in (None, NOT_GIVEN)}
@@ -253,7 +255,7 @@ class FlagParser(argparse.ArgumentParser):
             self.error(self._about(unknown))
         return options
 
-    # argparse's own lookups: private names, whose rows have the whole flag second in every version.
+    # Overrides of private methods of argparse; in every version the second item of a row is the full flag.
     def _parse_optional(self, arg_string: str) -> Any:
         return super()._parse_optional(self._spelled(arg_string))
 
@@ -261,11 +263,11 @@ class FlagParser(argparse.ArgumentParser):
         found: list[Any] = super()._get_option_tuples(option_string)
         may_be_short = [row for row in found if row[1] not in self._in_full]
         if found and not may_be_short:
-            self.error(f"{option_string}: this flag is not shortened. Write {found[0][1]}.")
+            self.error(f"{option_string}: this flag cannot be abbreviated. Write {found[0][1]}.")
         return may_be_short
 
     def _spelled(self, word: str) -> str:
-        """A flag as it is spelled here, if it is one that was typed with dashes for underscores or the other way."""
+        """The word with dashes and underscores swapped, if that makes it a known flag; else unchanged."""
         name, equals, rest = word.partition("=")
         if name.startswith("--") and name not in self._option_string_actions:
             for other in (name[2:].replace("_", "-"), name[2:].replace("-", "_")):
@@ -274,15 +276,16 @@ class FlagParser(argparse.ArgumentParser):
         return word
 
     def _about(self, unknown: Sequence[str]) -> str:
-        """What to say about words that are no flags."""
+        """The error message for unknown arguments."""
         word = next((word for word in unknown if word.startswith("--")), unknown[0]).partition("=")[0]
         close = difflib.get_close_matches(word, self._option_string_actions, n=1)
-        advice = f"Did you mean {close[0]}?" if close else "--help lists them all."
-        return f"{word} is no flag. {self._explain(word.removeprefix('--')) or advice}"
+        advice = f"Did you mean {close[0]}?" if close else "--help lists all flags."
+        kind = "flag" if word.startswith("-") else "argument"
+        return f"unknown {kind} {word}. {self._explain(word.removeprefix('--')) or advice}"
 
 
 class _Layout(argparse.RawDescriptionHelpFormatter):
-    """One column wide enough for nearly every flag, so that most take one line or two."""
+    """A help formatter with a wide first column, so that most flags take only one or two lines."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)

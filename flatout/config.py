@@ -1,8 +1,8 @@
-"""The door for settings: YAML files and flags in, frozen dataclasses out, or every mistake at once.
+"""Settings from YAML files and flags: validated into frozen dataclasses, with all mistakes reported at once.
 
     file.yaml --load_yaml--> plain values --pydantic--> frozen dataclass
 
-pydantic stays here: what travels inside are plain dataclasses, which know nothing of it.
+pydantic is used only here: the rest of the program sees plain dataclasses.
 A line of a ConfigError reads `file.yaml: key.path: what (value) - what to do`.
 """
 
@@ -24,8 +24,8 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 _RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-# pydantic's kinds of error, as the thing that was wanted; kinds not listed keep pydantic's own words.
-_WANTED = {
+# What to write instead, by pydantic's type of error; for types not listed, pydantic's own message is shown.
+_EXPECTED = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -46,30 +46,30 @@ _UNKNOWN_KEY = ("unexpected_keyword_argument", "invalid_key")
 
 
 def read_config(path: str | Path, model: type[Config]) -> Config:
-    """The settings in a YAML file as one `model`, a dataclass; an empty file means all defaults."""
+    """The settings in a YAML file as an instance of `model`, a dataclass; an empty file means all defaults."""
     values = load_yaml(path)
     return build_config({} if values is None else values, model, where=str(path))
 
 
 def build_config(values: object, model: type[Config], *, where: str = "command line") -> Config:
-    """Validate plain values, nested like `model`, and return one; `where` names them in errors.
+    """Validate plain values, nested like `model`, and return an instance of it; `where` names them in errors.
 
     Text is accepted for numbers ("1e-3") and for booleans (yes/no, on/off), so that YAML 1.1
     files keep working. Booleans are not accepted for numbers.
     """
-    complaints = list(_booleans_for_numbers(values, [model]))
+    problems = list(_booleans_for_numbers(values, [model]))
     try:
-        # A list of one: pydantic hands its rules down to plain dataclasses only from a container.
+        # A list of one, because pydantic applies its rules to plain dataclasses only inside of a container.
         (config,) = TypeAdapter(list[model], config=_RULES).validate_python([values])  # type: ignore[valid-type]
     except ValidationError as error:
-        complaints = [*_complaints(error, values, model), *complaints]
-    if complaints:
-        raise ConfigError("\n".join(f"{where}: {complaint}" for complaint in complaints))
+        problems = [*_problems(error, values, model), *problems]
+    if problems:
+        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
     return config
 
 
-def _complaints(error: ValidationError, values: object, model: type) -> Iterator[str]:
-    """One line per key: the alternatives of a union, each an error of its own, are joined."""
+def _problems(error: ValidationError, values: object, model: type) -> Iterator[str]:
+    """One line per key; errors of the alternatives of a union are joined."""
     by_key: dict[KeyPath, list[Any]] = {}
     for detail in error.errors(include_url=False):
         by_key.setdefault(_path_in(values, detail["loc"][1:], detail["type"]), []).append(detail)
@@ -78,7 +78,7 @@ def _complaints(error: ValidationError, values: object, model: type) -> Iterator
 
 
 def _path_in(values: Any, location: Sequence[str | int], kind: str) -> KeyPath:
-    """The part of pydantic's location that the user wrote, without its labels of union members."""
+    """pydantic's location without its labels of union members: the keys that the user wrote."""
     path: KeyPath = ()
     ends_in_key = kind == "missing" or kind in _UNKNOWN_KEY
     for key in location[:-1] if ends_in_key else location:
@@ -97,38 +97,38 @@ def _what(details: Sequence[Any], path: KeyPath, model: type) -> str:
         return f"unknown key {shown} - {_nearest(str(path[-1]), _known_keys(model, path[:-1]))}"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    wanted = [_wanted(detail) for detail in details]
-    if all(wanted):
-        return f"wrong value {shown} - write {' or '.join(wanted)}"
+    expected = [_expected(detail) for detail in details]
+    if all(expected):
+        return f"wrong value {shown} - write {' or '.join(expected)}"
     return f"wrong value {shown} - {'; '.join(detail['msg'] for detail in details)}"
 
 
-def _wanted(detail: Any) -> str:
-    """Empty if there is no better word for it than pydantic's message."""
+def _expected(detail: Any) -> str:
+    """What to write instead; empty if only pydantic's message says it."""
     if detail["type"] in ("literal_error", "enum"):
         return str(detail["ctx"]["expected"])
-    return _WANTED.get(detail["type"], "")
+    return _EXPECTED.get(detail["type"], "")
 
 
 def _nearest(key: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"the keys known here are {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known)}"
 
 
 def _line(path: KeyPath, what: str) -> str:
-    # A key with a line break in it must not break the line.
+    # A key that contains a line break must not break the line.
     keys = [str(key) if str(key).isprintable() else repr(key) for key in path]
     return f"{'.'.join(keys)}: {what}" if keys else what
 
 
 def _leaf_types(hint: Any) -> list[Any]:
-    """The plain types inside a hint: `list[int] | None` holds int and NoneType."""
+    """The plain types inside a hint: int and NoneType for `list[int] | None`."""
     inner = get_args(hint)
     return [leaf for part in inner for leaf in _leaf_types(part)] if inner else [hint]
 
 
 def _types_below(types: list[Any], key: str | int) -> list[Any]:
-    """Types one key further down; an index or a free key of a dict leads to the same item types."""
+    """The types below a key; an index, or a key of a dict, leads to the same item types."""
     hints = [get_type_hints(kind).get(str(key)) for kind in types if is_dataclass(kind)]
     return [leaf for hint in hints if hint is not None for leaf in _leaf_types(hint)] or types
 
@@ -139,7 +139,7 @@ def _known_keys(model: type, path: KeyPath) -> list[str]:
 
 
 def _booleans_for_numbers(values: object, types: list[Any], path: KeyPath = ()) -> Iterator[str]:
-    """Complaints about `true` where a number is wanted, which pydantic would read as 1."""
+    """Messages about `true` where a number is expected, which pydantic would read as 1."""
     if isinstance(values, bool) and bool not in types and (int in types or float in types):
         yield _line(path, f"wrong value ({values}) - write a number")
     elif isinstance(values, Mapping):

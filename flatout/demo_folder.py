@@ -1,8 +1,8 @@
-"""A folder with a data set that we drew ourselves, known by a note in it: nobody else's files are ever touched.
+"""Folders of generated demo data sets, recognized by a note in them, so that no other files are ever touched.
 
-    FOLDER/drawn.json     what was drawn; written first, and again once the set is whole
+    FOLDER/drawn.json     the settings of the set; written first, and again once it is complete
 
-A folder that holds anything else is refused; a set of other numbers, or one that was cut off, is drawn anew.
+A folder with other files is refused; a set with other settings, or an incomplete one, is generated again.
 """
 
 import json
@@ -18,21 +18,21 @@ NOTE = "drawn.json"
 
 
 def draw_set(folder: Path, note: Mapping[str, Any], ours: re.Pattern[str], draw: Callable[[], None]) -> None:
-    """Call `draw` to fill the folder, unless the set that `note` describes is there already.
+    """Call `draw` to fill the folder, unless the set that `note` describes is already there.
 
-    `ours` matches the files that a set consists of, relative to the folder.
+    `ours` matches the files of a set, relative to the folder.
     """
-    wanted = json.loads(json.dumps(dict(note) | {"whole": True}))
+    complete = json.loads(json.dumps(dict(note) | {"whole": True}))
     try:
-        if _note_in(folder) == wanted:
+        if _note_in(folder) == complete:
             return
         _clear(folder, ours)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_note(folder, wanted | {"whole": False})
+        _write_note(folder, complete | {"whole": False})
         draw()
-        _write_note(folder, wanted)
+        _write_note(folder, complete)
     except OSError as error:
-        raise ResourceError(f"{folder}: the demo set cannot be written: {error.strerror}.") from None
+        raise ResourceError(f"{folder}: the demo data set cannot be written: {error.strerror}.") from None
 
 
 def _write_note(folder: Path, note: Mapping[str, Any]) -> None:
@@ -47,20 +47,20 @@ def _note_in(folder: Path) -> Any:
 
 
 def _clear(folder: Path, ours: re.Pattern[str]) -> None:
-    """Remove what an earlier call drew; ConfigError if anything else is there."""
+    """Remove the files of an earlier set; ConfigError if there are any other files."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder}: is a file. Name a folder.")
+        raise ConfigError(f"{folder} is a file. Choose a folder.")
     files = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
-    drawn = [file for file in files if file != folder / NOTE]
-    foreign = [file for file in drawn if not ours.fullmatch(file.relative_to(folder).as_posix())]
-    # Without the note even files that are named like ours may be somebody's own.
-    if foreign or (drawn and not (folder / NOTE).exists()):
+    generated = [file for file in files if file != folder / NOTE]
+    foreign = [file for file in generated if not ours.fullmatch(file.relative_to(folder).as_posix())]
+    # Without the note, even files with matching names may belong to the user.
+    if foreign or (generated and not (folder / NOTE).exists()):
         raise ConfigError(
-            f"{folder}: holds files that are not of a demo set, such as {(foreign or drawn)[0].relative_to(folder)}. "
-            "They are left alone: choose an empty or new folder."
+            f"{folder} holds files that are not part of a demo data set, such as "
+            f"{(foreign or generated)[0].relative_to(folder)}. Choose an empty or new folder."
         )
-    # The note first: what is left of a set that is being removed is no set. It stays, to know the rest by.
-    if drawn:
+    # The note is kept, marked as incomplete, so that the rest is still recognized if removing is interrupted.
+    if generated:
         _write_note(folder, {"whole": False})
-    for file in drawn:
+    for file in generated:
         file.unlink()

@@ -1,40 +1,40 @@
-"""What went wrong, and the exit code a command ends with because of it.
+"""The errors of flatout, each with the exit code of a command that ends with it.
 
-Every message is written for a tired person with a log file: what, where, what to do next.
-The exit codes are documented in docs/exit-codes.md; scripts may rely on them.
+Every message says what is wrong, where, and what to do next. The exit codes are documented in docs/exit-codes.md;
+scripts may rely on them.
 """
 
 import textwrap
 
 
-def one_line(error: BaseException, most_letters: int = 10_000) -> str:
-    """Kind and text of an error of any library in one line, cut between words if it is too long."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", most_letters, placeholder=" ...")
+def one_line(error: BaseException, max_characters: int = 10_000) -> str:
+    """Type and message of any exception in one line, cut between words if it is too long."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", max_characters, placeholder=" ...")
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, for messages: '1 picture', '2 classes'."""
+    """A number with its noun, for messages: '1 image', '2 classes'."""
     return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 class FlatoutError(Exception):
-    """Base of every error a user can cause or mend; its text is the whole story."""
+    """Base of all errors that a user can cause or fix; the text is the complete message."""
 
     exit_code = 70
 
 
 class ConfigError(FlatoutError, ValueError):
-    """A flag, a YAML key or an argument that cannot be obeyed."""
+    """A flag, YAML key or argument that is wrong or cannot be used."""
 
     exit_code = 2
 
 
 class MissingFileError(ConfigError, FileNotFoundError):
-    """A file that a flag or an argument names, and that is not there."""
+    """A file that a flag or argument names does not exist."""
 
 
 class DataError(FlatoutError, ValueError):
-    """Samples that cannot be read, or a source that does not keep its word."""
+    """Samples that cannot be read, or a source that violates its interface."""
 
     exit_code = 3
 
@@ -46,31 +46,31 @@ class CheckpointError(FlatoutError, ValueError):
 
 
 class ResourceError(FlatoutError, RuntimeError):
-    """The machine lacks something: memory, shared memory, descriptors, disk, a GPU."""
+    """The machine lacks something: memory, shared memory, file descriptors, disk space, a GPU."""
 
     exit_code = 5
 
 
 class DivergedError(FlatoutError, ArithmeticError):
-    """Training went where there is no way back: numbers that are not finite, again after a rollback."""
+    """Training diverged: loss, gradients or weights were not finite, also after going back to a checkpoint."""
 
     exit_code = 6
 
 
 class ChildLostError(FlatoutError, RuntimeError):
-    """A child process died and could not be replaced."""
+    """A child process died and could not be replaced, or another rank failed or was lost."""
 
     exit_code = 7
 
 
 class ParityError(FlatoutError, ArithmeticError):
-    """An exported file does not compute what its network computes; it is not written."""
+    """An exported file does not compute the same as its network; it is not written."""
 
     exit_code = 8
 
 
 class Interrupted(FlatoutError):
-    """Training was asked to end, and everything is saved: the same command continues. Not a failure."""
+    """Training was interrupted after saving everything: the same command continues. Not a failure."""
 
     exit_code = 75
 

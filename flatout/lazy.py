@@ -1,12 +1,12 @@
-"""Packages that list what others may use, and import each of it when it is first used.
+"""Lazy packages: an `__init__` lists the names that other packages may use, and each is imported on first use.
 
     if TYPE_CHECKING:
         from flatout.feed.feed import Feed
         from flatout.feed.plan import Plan
     __getattr__, __dir__ = face(__name__)
 
-The block under `if TYPE_CHECKING` is the list: type checkers and readers see plain imports, and nothing is loaded
-before somebody asks for it. So a worker that needs one name of a package does not wait for the torch of another.
+The block under `if TYPE_CHECKING` is the list: type checkers and readers see plain imports, and nothing is imported
+before it is used. So a worker that needs one name of a package does not wait for another that imports torch.
 """
 
 import ast
@@ -17,21 +17,21 @@ from importlib import import_module
 
 
 def face(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package whose `__init__` is being run."""
+    """`__getattr__` and `__dir__` for the package whose `__init__` is being executed."""
     module = sys.modules[package]
     homes = listed_names(module.__loader__.get_source(package))  # type: ignore[union-attr]
 
     def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        # Not kept: whoever replaces a name in its module for a while, as tests do, means everybody who asks for it.
+        # Not cached, so that replacing a name in its module, as tests do, takes effect here too.
         return getattr(import_module(homes[name]), name)
 
     return get, lambda: sorted({*vars(module), *homes})
 
 
 def renamed(module: str, **new_names: str) -> Callable[[str], object]:
-    """`__getattr__` of a module whose public names have changed: old ones work for one release, with a warning."""
+    """`__getattr__` for a module with renamed public names: old ones work for one release, with a warning."""
 
     def get(name: str) -> object:
         if name not in new_names:
@@ -43,7 +43,7 @@ def renamed(module: str, **new_names: str) -> Callable[[str], object]:
 
 
 def listed_names(source: str) -> dict[str, str]:
-    """Name -> the module it is in, from the block under `if TYPE_CHECKING`."""
+    """The module of each name in the blocks under `if TYPE_CHECKING`."""
     blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
     listed = [each for block in blocks for each in block.body if isinstance(each, ast.ImportFrom)]
     return {name.name: each.module for each in listed for name in each.names if each.module}

@@ -1,11 +1,11 @@
-"""Read YAML that strangers wrote: plain data out, or one sentence naming file and line.
+"""Read untrusted YAML into plain data; errors are one sentence with file and line.
 
     bytes --decode--> text --scan, compose--> nodes --build--> dict, list, str, int, float, bool, None
 
-Only the pure-Python SafeLoader is used, because the C one crashes the process on deep nesting,
-and only up to its node graph: nothing is ever constructed from a tag. Aliases are expanded into
-separate copies under a budget, so what comes out is a small tree that is safe to print and copy.
-Scalars follow the YAML 1.2 core schema (docs/config.md lists what differs from YAML 1.1).
+Uses the pure-Python SafeLoader, because the C one crashes the process on deep nesting, and only up to its node graph:
+nothing is ever constructed from a tag. Aliases are expanded into separate copies within a budget, so that the result is
+a small tree that is safe to print and copy. Scalars follow the YAML 1.2 core schema (docs/config.md lists the
+differences from YAML 1.1).
 """
 
 import re
@@ -22,21 +22,21 @@ Yaml: TypeAlias = "dict[str | int, Yaml] | list[Yaml] | str | int | float | bool
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
 MAX_NODES = 50_000
-"""Counted as written, and again after aliases are expanded; 50,000 take about 1.5 s to read."""
+"""Limit before, and again after, aliases are expanded; 50,000 take about 1.5 s to read."""
 MAX_DIGITS = 64
-"""Of one number; Python refuses to print integers far beyond this."""
+"""Limit for one number; Python refuses to print much longer integers."""
 
 _TAG = "tag:yaml.org,2002:"
 _BREAKS = "\r\n\x85\u2028\u2029"
 _TAB = "a tab cannot indent in YAML. Use spaces."
 _NOT_ALLOWED = ("mapping values are not allowed here", "sequence entries are not allowed here")
-"""PyYAML's words for a block that begins where none can, which is the fault of a tab where one stands before it."""
+"""PyYAML's messages for a block that begins where none can; if a tab precedes it, the tab is the cause."""
 
 
 def load_yaml(path: str | Path) -> Yaml:
     """The content of a YAML file; ConfigError names the file and, where there is one, the line."""
     path = Path(path)
-    # Also keeps FIFOs and devices out, which would block or never end.
+    # Also excludes FIFOs and devices, which would block or never end.
     if not path.is_file():
         problem = "is not a regular file" if path.exists() else "no such file"
         raise ConfigError(f"{path}: {problem}. Give the path of a YAML file.")
@@ -48,7 +48,7 @@ def load_yaml(path: str | Path) -> Yaml:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # A file cut at the limit may end inside a character; its size is then the real complaint.
+        # Content cut at the limit may end inside a character; then the size is the real problem.
         if len(content) <= MAX_BYTES:
             line = content.count(b"\n", 0, error.start) + 1
             raise ConfigError(f"{path}:{line}: not UTF-8 text. Save the file as UTF-8.") from None
@@ -59,7 +59,7 @@ def load_yaml(path: str | Path) -> Yaml:
 def parse_yaml(text: str, *, where: str = "YAML text") -> Yaml:
     """The value of one YAML document, None if it is empty; `where` names it in errors."""
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
-        raise ConfigError(f"{where}: larger than {MAX_BYTES:,} bytes. Configuration is small; is this the right file?")
+        raise ConfigError(f"{where}: larger than {MAX_BYTES:,} bytes. Is this the right file?")
     try:
         root = _StrictLoader(text).get_single_node()
         return None if root is None else _Builder().build(root, depth=1)
@@ -72,7 +72,7 @@ def parse_yaml(text: str, *, where: str = "YAML text") -> Yaml:
 
 
 class _Refusal(yaml.MarkedYAMLError):
-    """A rule of ours that the node at this mark breaks; the text is already a sentence."""
+    """An error of our own at this mark; the text is already a sentence."""
 
     def __init__(self, problem: str, mark: yaml.Mark) -> None:
         super().__init__(problem=problem, problem_mark=mark)
@@ -84,7 +84,7 @@ def _one_sentence(error: yaml.MarkedYAMLError) -> str:
     if error.problem in _NOT_ALLOWED and error.problem_mark and "\t" in _line_until(error.problem_mark):
         return _TAB
     if isinstance(error, yaml.composer.ComposerError):
-        # Its problem is half a sentence; the context holds the other half.
+        # The message is split between problem and context.
         return f"not valid YAML: {', '.join(filter(None, (error.context, error.problem)))}. Correct it."
     return f"not valid YAML: {error.problem}. Check the indentation and the quotes here."
 
@@ -94,10 +94,10 @@ def _line_until(mark: yaml.Mark) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader with the YAML 1.2 core schema and bounded nesting; used up to `get_single_node`.
+    """SafeLoader with the YAML 1.2 core schema and limited nesting; used up to `get_single_node`.
 
-    PyYAML's scanner refuses every tab outside of quotes and ends the names of anchors at a colon, both of which the
-    specification does not: what separates may be a tab (6.2), and a name goes on to the next blank or bracket (6.9.2).
+    Contrary to the specification, PyYAML's scanner refuses every tab outside of quotes and ends names of anchors at a
+    colon. Here tabs may separate (6.2), and a name ends at the next blank or bracket (6.9.2).
     """
 
     _depth = 0
@@ -106,7 +106,7 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self._depth += 1
         self._num_nodes += 1
-        # Checked before descending: the composer recurses, and RecursionError must never be reached.
+        # Checked before descending, because the composer recurses and must not reach a RecursionError.
         _check_size(self._depth, self._num_nodes, self.get_mark())
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -116,7 +116,7 @@ class _StrictLoader(yaml.SafeLoader):
         super().scan_to_next_token()
         while self.peek() == "\t":
             self.forward(len(self._white()))
-            # What follows a tab can begin no block: it is no key, and no entry of a list.
+            # After a tab no block may begin: neither a key nor a list item.
             self.allow_simple_key = self.allow_simple_key and bool(self.flow_level)
             super().scan_to_next_token()
         before = self.buffer[self.pointer - self.column : self.pointer]
@@ -136,7 +136,7 @@ class _StrictLoader(yaml.SafeLoader):
                 return []
             white = self._white()
             if "\t" in white[:indent] and self.peek(len(white)) not in _BREAKS:
-                # It would indent: left to scan_to_next_token, which refuses it.
+                # A tab that would indent is left to scan_to_next_token, which refuses it.
                 white = white[: white.index("\t")]
             self.forward(len(white))
         first, *more = breaks
@@ -160,7 +160,7 @@ class _StrictLoader(yaml.SafeLoader):
         return token_class(name, start_mark, self.get_mark())
 
     def _white(self) -> str:
-        """Blanks and tabs from here on; nothing is taken."""
+        """The blanks and tabs from here on, without consuming them."""
         length = 0
         while self.peek(length) in (" ", "\t"):
             length += 1
@@ -170,14 +170,14 @@ class _StrictLoader(yaml.SafeLoader):
         try:
             return super().scan_flow_scalar_non_spaces(double, start_mark)
         except (ValueError, OverflowError):
-            # The scanner hands any 8 hex digits to chr().
-            raise _Refusal(r"the \U escape is no Unicode character. Correct it.", self.get_mark()) from None
+            # The scanner passes any 8 hex digits to chr().
+            raise _Refusal(r"the \U escape is not a Unicode character. Correct it.", self.get_mark()) from None
 
     def scan_yaml_directive_number(self, start_mark: yaml.Mark) -> int:
         try:
             return super().scan_yaml_directive_number(start_mark)
         except ValueError:
-            raise _Refusal("the %YAML version is no version. Remove the line.", self.get_mark()) from None
+            raise _Refusal("the %YAML version is invalid. Remove the line.", self.get_mark()) from None
 
 
 # The resolvers inherited from PyYAML are those of YAML 1.1.
@@ -188,7 +188,7 @@ for _kind, _pattern, _first_characters in (
     ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
-    # Known only to be refused: a merge would decide silently which of two values of a key wins.
+    # Resolved only to be refused: a merge silently decides which of two values of a key wins.
     ("merge", r"<<", "<"),
 ):
     _StrictLoader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z"), list(_first_characters))
@@ -218,14 +218,14 @@ _SCALARS: dict[str, Callable[[str], Yaml]] = {
 
 
 class _Builder:
-    """Node graph -> tree of plain values. Holds the count of nodes built, which is what bombs exceed."""
+    """Builds a tree of plain values from the node graph, and counts the nodes to stop alias bombs."""
 
     def __init__(self) -> None:
         self._num_nodes = 0
 
     def build(self, node: yaml.Node, *, depth: int) -> Yaml:
         self._num_nodes += 1
-        # Again, because an alias repeats a node, and can hang it below another or below itself.
+        # Checked again, because an alias repeats a node, perhaps inside of itself.
         _check_size(depth, self._num_nodes, node.start_mark)
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return self._build_mapping(node, depth)
@@ -234,7 +234,7 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
             return _scalar(node)
         tag = node.tag.replace(_TAG, "!!")
-        raise _Refusal(f"tag {tag!r} is refused: a configuration holds plain data only. Remove it.", node.start_mark)
+        raise _Refusal(f"tag {tag!r} is refused: only plain data is allowed. Remove it.", node.start_mark)
 
     def _build_mapping(self, node: yaml.MappingNode, depth: int) -> dict[str | int, Yaml]:
         mapping: dict[str | int, Yaml] = {}
@@ -255,12 +255,12 @@ def _scalar(node: yaml.ScalarNode) -> Yaml:
     if is_number and len(node.value) > MAX_DIGITS:
         raise _Refusal(f"a number of more than {MAX_DIGITS} digits. Shorten or quote it.", node.start_mark)
     if any("\ud800" <= character <= "\udfff" for character in node.value):
-        raise _Refusal("half of a surrogate pair, which can be neither printed nor saved. Remove it.", node.start_mark)
+        raise _Refusal("half of a surrogate pair, which cannot be printed or saved. Remove it.", node.start_mark)
     try:
         return _SCALARS[node.tag](node.value)
     except (ValueError, KeyError):
         tag = node.tag.replace(_TAG, "!!")
-        raise _Refusal(f"{node.value[:40]!r} is not what its tag {tag} says. Correct it.", node.start_mark) from None
+        raise _Refusal(f"{node.value[:40]!r} does not match its tag {tag}. Correct it.", node.start_mark) from None
 
 
 def _check_size(depth: int, num_nodes: int, mark: yaml.Mark) -> None:

@@ -1,4 +1,4 @@
-"""Before a run, hide GPUs and hear signals; after it, count golden cases of each group. A fixture for all."""
+"""Setup of all tests: hides GPUs, restores signals, and counts golden cases per group at the end."""
 
 import os
 import re
@@ -13,9 +13,9 @@ OUTCOMES = ("passed", "failed", "skipped")
 
 
 def pytest_configure(config: Any) -> None:
-    """Tests see a GPU only where `-m gpu` asks for those that need one: trainings would choose it by themselves.
+    """Hide GPUs unless `-m gpu` selects the tests that need one, since trainings would use them by default.
 
-    Started in the background or by nohup, tests and their children would ignore the signals they are about.
+    Also restore signals, which tests started in the background or by nohup would ignore.
     """
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -36,13 +36,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if groups:
         terminalreporter.section("golden cases")
     for group, counts in sorted(groups.items()):
-        told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
-        terminalreporter.write_line(f"{group:<16} {told}")
+        text = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
+        terminalreporter.write_line(f"{group:<16} {text}")
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """For small maps: a second thread gains nothing there, and on a busy machine the two wait for each other."""
+    """One torch thread, for small tensors: more gain nothing there, and on a busy machine wait for each other."""
     import torch
 
     before = torch.get_num_threads()

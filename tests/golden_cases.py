@@ -1,4 +1,4 @@
-"""Golden cases: stored inputs with the numbers they must give, one pytest case per record found on disk.
+"""Golden cases: stored inputs with their expected numbers, one pytest case per record found on disk.
 
 A test module says which file it checks and gets one parameter per record:
 
@@ -6,8 +6,8 @@ A test module says which file it checks and gets one parameter per record:
     def test_plans_match_the_golden_table(case): ...
 
 Files are looked up under $FLATOUT_GOLDEN (by default in the folder `golden` beside this file), so that the same tests
-run on other cases of the same format. What is absent there is skipped with a reason. The other way round, a file in
-the default folder that no module asks for fails `test_golden_inventory.py`.
+run on other cases of the same format. Missing files are skipped with a reason. Conversely, a file in the default folder
+that no module uses fails `test_golden_inventory.py`.
 """
 
 import json
@@ -25,7 +25,7 @@ Split = Callable[[Path], Iterable[tuple[str, Any]]]
 
 
 class Claim(NamedTuple):
-    """A module's word that it tests the files of a glob pattern, and reads `also` beside them."""
+    """Registers that a module tests the files of a glob pattern, and also reads the files in `also`."""
 
     pattern: str
     split: Split
@@ -38,9 +38,9 @@ CLAIMS: list[Claim] = []
 def golden_root() -> Path:
     """The folder with the case files."""
     root = Path(os.environ.get("FLATOUT_GOLDEN") or SHIPPED)
-    # Skipping everything because of a typing mistake would look like success.
+    # Skipping everything because of a typo would look like success.
     if not root.is_dir():
-        raise FileNotFoundError(f"FLATOUT_GOLDEN={root} is no folder; unset it to use the shipped cases.")
+        raise FileNotFoundError(f"FLATOUT_GOLDEN={root} is not a folder; unset it to use the shipped cases.")
     return root
 
 
@@ -67,7 +67,7 @@ def golden_cases(pattern: str, split: Split = json_records, *, also: tuple[str, 
 
 
 def count_claimed(root: Path, claims: Iterable[Claim]) -> dict[str, int]:
-    """For every file under `root`, how many cases the claims find in it; 0 means that nobody tests it."""
+    """For every file under `root`, the number of cases that the claims find in it; 0: it is not tested."""
     counts = {path.relative_to(root).as_posix(): 0 for path in sorted(root.rglob("*")) if path.is_file()}
     for pattern, split, also in claims:
         for path in root.glob(pattern):

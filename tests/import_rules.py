@@ -1,7 +1,7 @@
-"""Who may import whom inside flatout, as a pure function: source files -> broken rules.
+"""The import rules of flatout, as a pure function: source files -> broken rules.
 
-The rules are the folder map: imports point down the list below, jobs never import each other,
-the engine does not know the feed, and what a feed worker imports must not pull in torch.
+The rules are the folder map: imports point down the list below, jobs never import each other, the engine does not
+import the feed, and modules that feed workers import must not import torch.
 """
 
 import ast
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-# The part of flatout a file belongs to -> its height; a part imports itself and what is lower.
+# Part of flatout -> its height; a part imports only itself and lower ones.
 HEIGHT = {
     "errors": 0,
     "lazy": 0,
@@ -42,7 +42,7 @@ HEIGHT = {
     "__main__": 11,
 }
 FORBIDDEN = {("engine", "feed")}
-# Third-party packages of the parts that must stay light; parts not listed may use any.
+# Third-party packages allowed in parts that must stay light; other parts may use any.
 THIRD_PARTY = {
     "errors": set(),
     "findings": set(),
@@ -123,7 +123,7 @@ def part_of(path: str) -> str:
 
 
 def imports_of(path: str, source: str) -> Iterator[Import]:
-    """Every import statement of a file, wherever it stands, with relative ones made absolute."""
+    """Every import statement of a file, at any level, with relative ones made absolute."""
     package = PurePosixPath(path).parent.parts
     yield from _imports_below(ast.parse(source, path), package, at_the_top=True, only_for_types=False)
 
@@ -149,8 +149,8 @@ def _modules_named(node: ast.Import | ast.ImportFrom, package: tuple[str, ...]) 
         return [alias.name for alias in node.names]
     above = package[: len(package) + 1 - node.level] if node.level else ()
     base = ".".join([*above, *([node.module] if node.module else [])])
-    # `from flatout import config` names a module, `from flatout import Feed` does not; both are
-    # told apart where the name is looked up in the map.
+    # `from flatout import config` names a module, `from flatout import Feed` does not; they are distinguished later, by
+    # looking the name up in the map.
     return [f"{base}.{alias.name}" for alias in node.names] if base == "flatout" else [base]
 
 

@@ -1,4 +1,4 @@
-"""What docs/api.md and the notebooks show really runs, block by block."""
+"""The examples in docs/api.md and the notebooks run, block by block."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def test_every_block_is_run_below():
     assert sum(len(blocks(heading)) for heading in headings) == PAGE.count("```python")
 
 
-def test_looking(tmp_path, capsys):
+def test_detecting(tmp_path, capsys):
     weights_file(tmp_path / "best.pt")
     (tmp_path / "pictures").mkdir()
     for number, name in enumerate("ab"):
@@ -72,11 +72,11 @@ def test_looking(tmp_path, capsys):
     assert len(names["records"]) == len(names["whole_pixels"])
 
 
-def test_training_judging_and_exporting(tmp_path, capsys):
+def test_training_evaluating_and_exporting(tmp_path, capsys):
     label_files_of(files_of(tmp_path / "images/val", 4), tmp_path / "labels/val")
     text = yaml.safe_dump({"train": "images/val", "val": "images/val", "names": NAMES})
     (tmp_path / "bolts.yaml").write_text(text)
-    narrow_config(tmp_path, "yolov7-tiny").rename(tmp_path / "yolov7-tiny.yaml")  # a file that is there wins
+    narrow_config(tmp_path, "yolov7-tiny").rename(tmp_path / "yolov7-tiny.yaml")  # a local file takes precedence
     train, export = blocks("Train, evaluate, export")
     run(["import flatout.yolo", train, export], {})
     assert "runs/train/bolts" in capsys.readouterr().out
@@ -120,7 +120,7 @@ def cells(name: str) -> list[str]:
     return ["".join(cell["source"]) for cell in code]
 
 
-def test_the_notebooks_are_all_run_here():
+def test_all_notebooks_are_run_here():
     assert {path.name for path in EXAMPLES.glob("*.ipynb")} == {"train_and_predict.ipynb", "why_is_it_slow.ipynb"}
 
 
@@ -128,13 +128,13 @@ def test_the_notebook_that_trains_and_predicts(tmp_path, capsys):
     narrow_config(tmp_path, "yolov7-tiny").rename(tmp_path / "yolov7-tiny.yaml")
     codes = cells("train_and_predict.ipynb")
     numbers = "images, epochs, size = 480, 6, 160"
-    assert sum(numbers in code for code in codes) == 1  # a moment is enough here
+    assert sum(numbers in code for code in codes) == 1  # replaced by smaller numbers
     names = run([code.replace(numbers, "images, epochs, size = 8, 1, 64") for code in codes], {})
     assert Path("found.jpg").is_file() and len(names["results"]) == 2
     assert "mAP@.5" in capsys.readouterr().out
 
 
-def test_the_notebook_that_asks_why_it_is_slow(capsys):
+def test_the_notebook_about_a_slow_loop(capsys):
     names = run(cells("why_is_it_slow.ipynb"), {})
     assert names["after"] > names["before"]
     assert Path("profile/profile.html").is_file() and "img/s before" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The on-start script: valid sh, short, without keys, and a machine that runs it again goes on where it was."""
+"""The on-start script: valid sh, short, without keys, and a machine that runs it again continues."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.__main__ import main
-from flatout.bootstrap.script import MOST_CHARACTERS, Job, script_of, train_line
+from flatout.bootstrap.script import MAX_CHARACTERS, BootstrapConfig, script_of, train_line
 from flatout.errors import ConfigError
 from flatout.yolo.model.configs import load_config
 from tests.feed.injections import wait_until
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "git+https://host.example/me/flatout@0123456789abcdef0123456789abcdef01234567"
 TRAIN = ("yolo", "train", "--data", "it's a path/bolts.yaml", "--cfg", "yolov7-tiny", "--fast")
 
-# Obeys what the script asks of a Python and of flatout, and notes what it was asked.
+# Replaces Python and flatout for the script, and records how it was called.
 STUB = """#!/bin/sh
 printf '%s\\n' "${0##*/} $*" >>"$CALLS"
 case $* in
@@ -48,7 +48,7 @@ esac
 
 
 class Machine:
-    """A rented machine of stubs: only a shell, its tools, and a Python that pretends."""
+    """A simulated rented machine: a shell, its tools, and stubs of Python and flatout."""
 
     def __init__(self, folder: Path) -> None:
         self.work, self.calls_file, tools = folder / "a b", folder / "calls", folder / "bin"
@@ -66,10 +66,10 @@ class Machine:
         self.write(fetch='echo fetched >>"$CALLS"', at_end='echo "end $FLATOUT_EXIT" >>"$CALLS"')
 
     def write(self, **job: str) -> None:
-        self.script.write_text(script_of(Job(command=TRAIN, package=PACKAGE, work=str(self.work), **job)))
+        self.script.write_text(script_of(BootstrapConfig(command=TRAIN, package=PACKAGE, work=str(self.work), **job)))
 
     def start(self, *codes: int, **stub: str) -> subprocess.Popen[str]:
-        """Training will end with these codes, one after the other."""
+        """Start the script; trainings will end with these codes, one after the other."""
         self.work.mkdir(exist_ok=True)
         (self.work / "codes").write_text("".join(f"{code}\n" for code in codes))
         self.calls_file.write_text("")
@@ -78,10 +78,10 @@ class Machine:
         )
 
     def run(self, *codes: int, **stub: str) -> tuple[int, str]:
-        """Exit code, and what was said."""
+        """Run the script; returns its exit code and stderr."""
         running = self.start(*codes, **stub)
-        said = running.communicate(timeout=60)[1]
-        return running.returncode, said
+        output = running.communicate(timeout=60)[1]
+        return running.returncode, output
 
     @property
     def calls(self) -> list[str]:
@@ -97,8 +97,8 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_the_first_start_installs_fetches_trains_and_ends_and_the_next_does_nothing(machine: Machine) -> None:
-    code, said = machine.run(0, STUB_TORCH="2.7.1+cu128")
-    assert code == 0, said
+    code, output = machine.run(0, STUB_TORCH="2.7.1+cu128")
+    assert code == 0, output
     assert "torch==2.7.1+cu128" in machine.calls, "the image's torch is kept"
     assert f"python -m pip install -q --no-input {PACKAGE}" in machine.calls
     assert machine.calls[-3:] == [
@@ -106,29 +106,29 @@ def test_the_first_start_installs_fetches_trains_and_ends_and_the_next_does_noth
         "flatout yolo train --data it's a path/bolts.yaml --cfg yolov7-tiny --fast --once",
         "end 0",
     ]
-    code, said = machine.run()
+    code, output = machine.run()
     assert (code, machine.calls) == (0, [])
-    assert "this training is over" in said
+    assert "this training is finished" in output
 
 
 def test_after_a_preemption_it_trains_again_without_installing_or_fetching(machine: Machine) -> None:
-    code, said = machine.run(75)
+    code, output = machine.run(75)
     assert code == 75 and "end" not in "".join(machine.calls[-1:])
-    assert said.endswith("bootstrap: interrupted and saved; run this again to continue.\n")
+    assert output.endswith("bootstrap: interrupted and saved; run this again to continue.\n")
     assert machine.run(0)[0] == 0
     assert [line.split()[0] for line in machine.calls] == ["flatout", "end"]
 
 
-def test_a_crash_is_tried_again_and_a_mistake_is_not(machine: Machine) -> None:
-    code, said = machine.run(137, 7, 0)
-    assert code == 0 and machine.num_trainings() == 3, said
+def test_a_crash_is_retried_and_a_mistake_is_not(machine: Machine) -> None:
+    code, output = machine.run(137, 7, 0)
+    assert code == 0 and machine.num_trainings() == 3, output
     (machine.work / "over").unlink()
-    code, said = machine.run(2)
+    code, output = machine.run(2)
     assert code == 2 and machine.num_trainings() == 1
     assert machine.calls[-1] == "end 2", "a rented machine costs money whether or not it works"
 
 
-def test_a_training_that_stopped_early_as_asked_is_not_over(machine: Machine) -> None:
+def test_a_training_that_stopped_early_is_not_finished(machine: Machine) -> None:
     assert machine.run(0, STUB_FINISHED="false")[0] == 0
     machine.run(0)
     assert machine.num_trainings() == 1
@@ -144,15 +144,15 @@ def test_a_signal_reaches_the_training(machine: Machine) -> None:
     running.stderr.close()
 
 
-def test_an_image_without_a_new_enough_python_is_told_so(machine: Machine) -> None:
-    code, said = machine.run(STUB_TOO_OLD="1")
-    assert code == 5 and "no Python >= 3.11 here" in said
+def test_an_image_without_a_new_enough_python_is_refused(machine: Machine) -> None:
+    code, output = machine.run(STUB_TOO_OLD="1")
+    assert code == 5 and "no Python >= 3.11 found" in output
 
 
 @pytest.mark.parametrize("gpus", ["1", "2", "all"])
 def test_the_script_is_short_and_valid(gpus: str, tmp_path: Path) -> None:
     text = script_of(
-        Job(
+        BootstrapConfig(
             command=TRAIN,
             package=PACKAGE,
             gpus=gpus,
@@ -161,7 +161,7 @@ def test_the_script_is_short_and_valid(gpus: str, tmp_path: Path) -> None:
             at_end="shutdown",
         )
     )
-    assert len(text) < MOST_CHARACTERS
+    assert len(text) < MAX_CHARACTERS
     assert "curl" not in text and "wget" not in text, "nothing from the network goes into a shell"
     (tmp_path / "script").write_text(text)
     subprocess.run(["sh", "-n", str(tmp_path / "script")], check=True)
@@ -170,10 +170,10 @@ def test_the_script_is_short_and_valid(gpus: str, tmp_path: Path) -> None:
 
 
 def test_several_gpus_train_together() -> None:
-    assert train_line(Job(command=("yolo", "train"), package=PACKAGE, gpus="3", mirror="gs://b/r")) == (
+    assert train_line(BootstrapConfig(command=("yolo", "train"), package=PACKAGE, gpus="3", mirror="gs://b/r")) == (
         "flatout yolo train --once --mirror gs://b/r --device 0,1,2"
     )
-    assert train_line(Job(command=("defect", "train"), package=PACKAGE, gpus="all")) == (
+    assert train_line(BootstrapConfig(command=("defect", "train"), package=PACKAGE, gpus="all")) == (
         'flatout defect train --once --device "$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd, -)"'
     )
 
@@ -204,7 +204,7 @@ SECRETS = [
     "sshpass -p abc123 scp me@host:d d",
     "hf download --local-dir hf_abc123abc123abc123abc123 d",
 ]
-"""Each holds abc123, which nobody may read."""
+"""Each contains abc123, which must not appear in messages."""
 
 
 @pytest.mark.parametrize("command", SECRETS)
@@ -212,7 +212,7 @@ def test_a_key_is_refused_wherever_it_stands_and_is_not_repeated(command: str) -
     fields: list[dict[str, Any]] = [{"fetch": command}, {"at_end": command}, {"command": (*TRAIN, *command.split())}]
     for change in fields:
         with pytest.raises(ConfigError, match="a key or password") as refused:
-            script_of(Job(**({"command": TRAIN, "package": PACKAGE} | change)))
+            script_of(BootstrapConfig(**({"command": TRAIN, "package": PACKAGE} | change)))
         assert "abc123" not in str(refused.value)
 
 
@@ -233,8 +233,8 @@ def test_a_key_is_refused_wherever_it_stands_and_is_not_repeated(command: str) -
         "train --max-tokens=5 --bypass=1",
     ],
 )
-def test_commands_without_a_key_and_variables_of_the_machine_are_welcome(command: str) -> None:
-    assert script_of(Job(command=TRAIN, package=PACKAGE, fetch=command, at_end=command))
+def test_commands_without_a_key_and_variables_of_the_machine_are_accepted(command: str) -> None:
+    assert script_of(BootstrapConfig(command=TRAIN, package=PACKAGE, fetch=command, at_end=command))
 
 
 @pytest.mark.parametrize(
@@ -244,17 +244,17 @@ def test_commands_without_a_key_and_variables_of_the_machine_are_welcome(command
         ({"mirror": "s3://me:abc123@bucket/bolts"}, "a key or password"),
         ({"package": "git+https://me:abc123@host/flatout"}, "a key or password"),
         ({"command": (*TRAIN, "--name", "x" * 4000)}, "characters"),
-        ({"command": ("doctor",)}, "say what to train"),
-        ({"gpus": "many"}, "write a number, or all"),
-        ({"gpus": "0"}, "write a number, or all"),
-        ({"fetch": "echo 'open"}, "--fetch: the shell cannot read this: .*[Uu]nterminated|unexpected EOF"),
-        ({"at_end": "if true"}, "--at-end: the shell cannot read this"),
-        ({"package": ""}, "say what pip installs: --package .* There is no default"),
+        ({"command": ("doctor",)}, "the training command is missing"),
+        ({"gpus": "many"}, "use a number or all"),
+        ({"gpus": "0"}, "use a number or all"),
+        ({"fetch": "echo 'open"}, "--fetch: the shell cannot parse this: .*[Uu]nterminated|unexpected EOF"),
+        ({"at_end": "if true"}, "--at-end: the shell cannot parse this"),
+        ({"package": ""}, "--package is missing: .* There is no default"),
     ],
 )
 def test_what_cannot_be_printed_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
-        script_of(Job(**({"command": TRAIN, "package": PACKAGE} | change)))
+        script_of(BootstrapConfig(**({"command": TRAIN, "package": PACKAGE} | change)))
     assert "abc123" not in str(refused.value) and "AKIA" not in str(refused.value)
 
 
@@ -278,7 +278,7 @@ NASTY = [
 
 
 @pytest.mark.parametrize("command", NASTY)
-def test_any_command_of_the_user_runs_as_it_would_alone(command: str, machine: Machine) -> None:
+def test_any_command_of_the_user_runs_as_it_would_by_itself(command: str, machine: Machine) -> None:
     alone = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=machine.environ, check=True)
     machine.write(fetch=command, at_end=command)
     (machine.work).mkdir()
@@ -292,10 +292,10 @@ def test_any_command_of_the_user_runs_as_it_would_alone(command: str, machine: M
 @given(st.text(alphabet=st.sampled_from("ab \n\t\\'\"`$#&;|(){}<>!*?~-=%"), max_size=30))
 def test_every_command_is_refused_or_gives_a_script_that_parses(command: str) -> None:
     if subprocess.run(["sh", "-n"], input=command, capture_output=True, text=True).returncode:
-        with pytest.raises(ConfigError, match="the shell cannot read this"):
-            script_of(Job(command=TRAIN, package=PACKAGE, fetch=command))
+        with pytest.raises(ConfigError, match="the shell cannot parse this"):
+            script_of(BootstrapConfig(command=TRAIN, package=PACKAGE, fetch=command))
         return
-    text = script_of(Job(command=TRAIN, package=PACKAGE, fetch=command, at_end=command))
+    text = script_of(BootstrapConfig(command=TRAIN, package=PACKAGE, fetch=command, at_end=command))
     parsed = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True)
     assert parsed.returncode == 0, parsed.stderr
 
@@ -309,20 +309,20 @@ def test_a_mirror_in_the_cloud_brings_its_client(tmp_path: Path) -> None:
 
 def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bootstrap", "--package", PACKAGE, "--gpus", "2", "--", *TRAIN]) == 0
-    assert capsys.readouterr().out == script_of(Job(command=TRAIN, package=PACKAGE, gpus="2"))
+    assert capsys.readouterr().out == script_of(BootstrapConfig(command=TRAIN, package=PACKAGE, gpus="2"))
     assert main(["bootstrap", "--package", PACKAGE]) == 2
-    assert "say what to train" in capsys.readouterr().err
+    assert "the training command is missing" in capsys.readouterr().err
     assert main(["bootstrap", "--", *TRAIN]) == 2
-    said = capsys.readouterr()
-    assert "--package" in said.err and said.out == ""
+    output = capsys.readouterr()
+    assert "--package" in output.err and output.out == ""
 
 
-def test_a_mistyped_flag_is_told_here_and_not_by_a_machine_that_costs_money(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_flag_is_reported_before_a_machine_is_rented(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["bootstrap", "--package", PACKAGE, "--", *TRAIN, "--epoks", "3"])
-    told = capsys.readouterr()
-    assert ended.value.code == 2 and told.out == ""
-    assert "--epoks is no flag. Did you mean --epochs?" in told.err
+    output = capsys.readouterr()
+    assert ended.value.code == 2 and output.out == ""
+    assert "unknown flag --epoks. Did you mean --epochs?" in output.err
 
 
 @pytest.mark.slow
@@ -336,7 +336,7 @@ def test_a_real_machine_that_is_killed_continues_and_finishes(tmp_path: Path) ->
     # Steps take milliseconds: there must be enough of them left when it is seen to have begun.
     flags = "--img 32 --batch 4 --epochs 20 --device cpu --workers 0 --noautoanchor --notest --save-every-steps 1"
     words += flags.split()
-    job = Job(
+    job = BootstrapConfig(
         command=words, package=str(ROOT), work=str(tmp_path / "work"), fetch="flatout yolo demo-data --images 8 --val 4"
     )
     (tmp_path / "on-start.sh").write_text(script_of(job))

@@ -1,4 +1,4 @@
-"""What `flatout` answers: help without heavy imports, one line per failure, documented exit codes."""
+"""The command line: help without heavy imports, one line per failure, documented exit codes."""
 
 import ast
 import json
@@ -42,7 +42,7 @@ def raising(error):
 
 
 def loaded_after(statement: str) -> list[str]:
-    """Which heavy modules a fresh interpreter holds once it has run a statement."""
+    """The heavy modules that a new interpreter has imported after running a statement."""
     program = f"import sys\n{statement}\nimport json; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -89,7 +89,7 @@ def test_version_is_the_packages(capsys):
 @pytest.mark.parametrize(
     ("word", "advice"), [("docter", "did you mean 'doctor'?"), ("xyzzy", "`flatout --help` lists the commands.")]
 )
-def test_an_unknown_command_is_one_sentence_with_the_nearest_one(word, advice, capsys):
+def test_an_unknown_command_is_one_sentence_with_the_closest_match(word, advice, capsys):
     assert main([word, "--fast"]) == 2
     assert capsys.readouterr().err == f"flatout: unknown command {word!r}; {advice}\n"
 
@@ -158,7 +158,7 @@ def test_an_internal_error_without_a_writable_temporary_folder_still_is_one_line
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_reader_who_leaves_is_no_internal_error():
+def test_a_reader_who_leaves_is_not_an_internal_error():
     program = """
 import sys
 from types import ModuleType
@@ -192,7 +192,7 @@ def test_every_public_name_can_be_imported():
 
 
 @pytest.mark.parametrize("script", ["train.py", "train_aux.py", "test.py", "detect.py", "export.py", "-m flatout"])
-def test_a_python_without_our_packages_is_told_which_one_to_use(script):
+def test_a_python_without_our_packages_says_which_one_to_use(script):
     words = script.split() + (["yolo", "train"] if script.startswith("-m") else [])
     done = subprocess.run(
         [sys.executable, "-S", *words, "--weights", "none.pt"], cwd=ROOT, capture_output=True, text=True
@@ -212,23 +212,23 @@ def test_the_python_to_use_is_the_one_that_run_has_set_up(monkeypatch, tmp_path,
     (tmp_path / "run").touch()
     main(["doctor"])
     assert (
-        f"Set one up with {tmp_path}/run demo, then: {tmp_path}/.venv/bin/python train.py ..."
+        f"Create an environment with {tmp_path}/run demo, then: {tmp_path}/.venv/bin/python train.py ..."
         in capsys.readouterr().err
     )
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").touch()
     main(["doctor"])
-    assert f"set up: {tmp_path}/.venv/bin/python train.py ..., or first: . {tmp_path}/.venv/bin/activate" in (
+    assert f"of ./run: {tmp_path}/.venv/bin/python train.py ..., or activate it: . {tmp_path}/.venv/bin/activate" in (
         capsys.readouterr().err
     )
     command(raising(ModuleNotFoundError("No module named 'mine'", name="mine")))
     assert main(["doctor"]) == 70, "a package that is none of our dependencies"
     monkeypatch.setattr("flatout.__main__.OLDEST_PYTHON", (9, 0))
     assert main(["doctor"]) == 5
-    assert "and flatout needs 3.11 or newer. Use the one that ./run has set up" in capsys.readouterr().err
+    assert "and flatout needs 3.11 or newer. Use the environment of ./run" in capsys.readouterr().err
 
 
-def test_the_packages_to_ask_for_are_those_that_are_declared():
+def test_the_packages_to_install_are_those_that_are_declared():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {requirement.partition(">=")[0] for requirement in declared} == set(PACKAGES.values())
 
@@ -242,7 +242,7 @@ def test_the_old_check_of_the_parser_prints_what_its_document_says():
     assert (done.stdout, done.stderr) == ("True False False\n", "")
 
 
-# -- every flag is obeyed ------------------------------------------------------------------------------------------
+# -- every flag has an effect --------------------------------------------------------------------------------------
 
 
 def read_from_options(job: str) -> set[str]:
@@ -259,7 +259,7 @@ def read_from_options(job: str) -> set[str]:
     return found
 
 
-def test_every_flag_of_a_training_is_read_by_somebody_or_its_help_says_that_it_is_not():
+def test_every_flag_of_a_training_is_used_or_its_help_says_that_it_is_not():
     from flatout.cli import flags_of
     from flatout.defect.options import TrainOptions as DefectOptions
     from flatout.spike.options import TrainOptions as SpikeOptions

@@ -1,4 +1,4 @@
-"""The door for settings: what becomes a dataclass, and how every mistake is told."""
+"""Settings: what becomes a dataclass, and how every mistake is reported."""
 
 import math
 import re
@@ -40,7 +40,7 @@ class Job:
     free: dict[str, Any] = field(default_factory=dict)
 
 
-def complaints(values: object) -> list[str]:
+def problems(values: object) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         build_config(values, Job, where="f.yaml")
     return str(caught.value).splitlines()
@@ -66,7 +66,7 @@ def test_an_empty_file_means_all_defaults(tmp_path):
 
 
 @pytest.mark.parametrize(("word", "meaning"), [("no", False), ("off", False), ("yes", True), ("on", True), (1, True)])
-def test_old_spellings_of_booleans_work_where_a_boolean_is_wanted(word, meaning):
+def test_old_spellings_of_booleans_work_where_a_boolean_is_expected(word, meaning):
     assert build_config({"pinned": word}, FeedPart).pinned is meaning
 
 
@@ -75,12 +75,12 @@ def test_numbers_may_be_written_as_text():
     assert (job.rate, job.epochs, job.workers) == (0.001, 300, 4)
 
 
-def test_booleans_stay_what_they_are_where_both_are_wanted():
+def test_booleans_stay_booleans_where_text_is_allowed_too():
     assert build_config({"name": "x", "resume": True}, Job).resume is True
     assert build_config({"name": "x", "resume": "last.pt"}, Job).resume == "last.pt"
 
 
-def test_all_mistakes_of_a_file_are_told_at_once():
+def test_all_mistakes_of_a_file_are_reported_at_once():
     values = {
         "nmae": "x",
         "rate": "fast",
@@ -90,7 +90,7 @@ def test_all_mistakes_of_a_file_are_told_at_once():
         "stages": [{"slots": 2}, {"slots": 1.5}],
         "names": {0: 7},
     }
-    assert sorted(complaints(values)) == [
+    assert sorted(problems(values)) == [
         "f.yaml: epochs: wrong value (True) - write a number",
         "f.yaml: feed.pinned: wrong value ('maybe') - write true or false",
         "f.yaml: feed.slot: unknown key (3) - did you mean 'slots'?",
@@ -104,26 +104,26 @@ def test_all_mistakes_of_a_file_are_told_at_once():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({"name": "x", "feed": {"slots": 1}}, "f.yaml: feed: slots=1 is too small. Use 2 or more."),
         ({"name": "x", "rate": math.nan}, "f.yaml: rate: wrong value (nan) - write a finite number"),
         ({"name": "x", "feed": None}, "f.yaml: feed: wrong value (None) - write a group of keys"),
         ({"name": "x", "names": {"a": "b"}}, "f.yaml: names.a: wrong value ('a') - write a whole number"),
-        ({"name": "x", "feed": {"zebra": 1}}, "f.yaml: feed.zebra: unknown key (1) - the keys known here are"),
-        ({"name": "x", 7: 1}, "f.yaml: 7: unknown key (7) - the keys known here are name, rate"),
+        ({"name": "x", "feed": {"zebra": 1}}, "f.yaml: feed.zebra: unknown key (1) - known keys: slots"),
+        ({"name": "x", 7: 1}, "f.yaml: 7: unknown key (7) - known keys: name, rate"),
         ({"name": "x", "free": 3}, "f.yaml: free: wrong value (3) - write a group of keys"),
         ({"name": "x" * 500, "rate": "y" * 500}, "f.yaml: rate: wrong value ('yyyyyyyyyyyy...yyyyyyyyyyyyy')"),
         ([1, 2], "f.yaml: wrong value ([1, 2]) - write a group of keys"),
         ("text", "f.yaml: wrong value ('text') - write a group of keys"),
     ],
 )
-def test_a_mistake_names_place_value_and_remedy(values, said):
-    (told,) = complaints(values)
-    assert told.startswith(said)
+def test_a_mistake_names_key_value_and_remedy(values, expected):
+    (problem,) = problems(values)
+    assert problem.startswith(expected)
 
 
-def test_flags_go_through_the_same_door():
+def test_flags_are_validated_like_files():
     with pytest.raises(ConfigError, match=r"^command line: slot: unknown key \(3\) - did you mean 'slots'\?$"):
         build_config({"slot": 3}, FeedPart)
 
@@ -133,11 +133,11 @@ def test_free_values_are_left_as_they_are():
     assert build_config({"name": "x", "free": free}, Job).free == free
 
 
-def test_the_example_in_the_docs_is_true(tmp_path, monkeypatch):
+def test_the_example_in_the_docs_is_correct(tmp_path, monkeypatch):
     page = (Path(__file__).parent.parent / "docs/config.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     sound, broken = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    (told,) = re.findall(r"```\n(job.yaml: .*?)\n```", page, re.DOTALL)
+    (expected,) = re.findall(r"```\n(job.yaml: .*?)\n```", page, re.DOTALL)
     module = ModuleType("docs_example")
     monkeypatch.setitem(sys.modules, "docs_example", module)
     monkeypatch.chdir(tmp_path)
@@ -147,7 +147,7 @@ def test_the_example_in_the_docs_is_true(tmp_path, monkeypatch):
     Path("job.yaml").write_text(broken)
     with pytest.raises(ConfigError) as caught:
         module.read_config("job.yaml", module.Job)
-    assert str(caught.value) == told
+    assert str(caught.value) == expected
 
 
 PLAIN_VALUES = st.recursive(
@@ -164,7 +164,7 @@ def test_any_values_are_a_job_or_a_config_error(values):
     try:
         job = build_config(values, Job)
     except ConfigError as error:
-        told = str(error)
-        assert all(line.startswith("command line: ") for line in told.splitlines()), told
+        message = str(error)
+        assert all(line.startswith("command line: ") for line in message.splitlines()), message
     else:
         assert isinstance(job, Job)

@@ -1,4 +1,4 @@
-"""What the documentation shows really runs."""
+"""Examples and links of the documentation work."""
 
 import importlib.util
 import re
@@ -26,7 +26,7 @@ def test_the_first_example_of_the_feed_trains(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("samples/s") == 3
 
 
-def test_every_link_between_pages_leads_somewhere():
+def test_every_link_between_pages_has_a_target():
     pages = [*DOCS.glob("*.md"), *DOCS.parent.glob("*.md")]
     broken = [
         f"{page.name}: {target}"
@@ -38,7 +38,7 @@ def test_every_link_between_pages_leads_somewhere():
 
 
 def test_nothing_advises_to_install_our_name_from_the_package_index():
-    """It is not ours there: whoever registers it would be installed."""
+    """The name there is not ours: a package that somebody else registers would be installed."""
     root = DOCS.parent
     files = [*root.glob("*.md"), *DOCS.glob("*.md"), *root.glob("flatout/**/*.py"), root / "flatout/bootstrap/body.sh"]
     advice = re.compile(r"pip install [^\n|]*?[\"' ]flatout(?:\[|[\"'`\s]|$)")

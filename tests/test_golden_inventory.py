@@ -1,4 +1,4 @@
-"""Every golden file in tests/golden is tested by somebody, and the harness loses no case on the way."""
+"""Every golden file in tests/golden is used by a test, and the harness loses no case."""
 
 import importlib
 import json
@@ -21,7 +21,7 @@ def other_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_shipped_golden_file_has_cases_that_a_test_claims():
-    # Also when this file runs alone: importing a test module makes it say what it claims.
+    # For when this file runs alone: importing a test module registers its claims.
     for path in TESTS.rglob("test_*.py"):
         if "golden_cases(" in path.read_text() and path != Path(__file__):
             importlib.import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
@@ -33,7 +33,7 @@ def test_every_shipped_golden_file_has_cases_that_a_test_claims():
     assert not empty, f"golden groups without files: {empty}"
 
 
-def test_a_file_nobody_claims_counts_zero(tmp_path: Path):
+def test_a_file_without_a_claim_counts_zero(tmp_path: Path):
     (tmp_path / "group").mkdir()
     (tmp_path / "group/known.json").write_text("[1, 2, 3]")
     (tmp_path / "group/known.npz").write_bytes(b"")
@@ -69,9 +69,7 @@ def test_an_absent_or_empty_file_is_skipped_with_a_reason(other_root: Path, text
     assert "group/none.json" in skip.kwargs["reason"]
 
 
-def test_a_golden_folder_that_does_not_exist_is_an_error_not_a_green_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_golden_folder_that_does_not_exist_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FLATOUT_GOLDEN", str(tmp_path / "typo"))
-    with pytest.raises(FileNotFoundError, match=r"FLATOUT_GOLDEN=.*typo is no folder"):
+    with pytest.raises(FileNotFoundError, match=r"FLATOUT_GOLDEN=.*typo is not a folder"):
         golden_cases("spike/workers.json")

@@ -1,4 +1,4 @@
-"""The layout of the package, kept by rules: faces, trees, and how many files of what size there are."""
+"""Rules for the layout of the package: faces, file lists in docstrings, and the number of files."""
 
 import ast
 from collections import Counter
@@ -14,7 +14,7 @@ SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FLATO
 PACKAGES = sorted(path.parent for path in FLATOUT.rglob("__init__.py") if path.parent != FLATOUT)
 TOP_LEVEL = sorted(path for path in PACKAGES if path.parent == FLATOUT)
 WITH_FACE = [path for path in TOP_LEVEL if "face(__name__)" in (path / "__init__.py").read_text()]
-MOST_MODULES, MOST_IN_A_FOLDER = 420, 20
+MAX_MODULES, MAX_IN_A_FOLDER = 420, 20
 
 
 def named(folder: Path) -> str:
@@ -34,17 +34,17 @@ def test_the_docstring_of_a_package_lists_its_files(folder: Path):
 
 
 @pytest.mark.parametrize("folder", WITH_FACE, ids=named)
-def test_a_face_lists_what_is_there(folder: Path):
+def test_a_face_lists_existing_names(folder: Path):
     source = (folder / "__init__.py").read_text()
     for name, home in listed_names(source).items():
         file = ROOT / (home.replace(".", "/") + ".py")
         text = file.read_text() if file.is_file() else (ROOT / home.replace(".", "/") / "__init__.py").read_text()
-        assert name in names_of(text), f"{named(folder)} lists {name} of {home}, where it is not"
+        assert name in names_of(text), f"{named(folder)} lists {name} of {home}, which does not define it"
         assert not (folder / f"{name}.py").exists() and not (folder / name).is_dir(), f"{name} is also a module"
 
 
 def names_of(source: str) -> set[str]:
-    """Names that a module defines or imports at its top."""
+    """Names that a module defines or imports."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -58,7 +58,7 @@ def names_of(source: str) -> set[str]:
 
 
 def past_faces(sources: dict[str, str]) -> list[str]:
-    """Imports of a package's inside from outside of it."""
+    """Imports of modules inside a package from outside of it."""
     packages = {folder.name for folder in TOP_LEVEL}
     found = []
     for path, source in sorted(sources.items()):
@@ -75,7 +75,7 @@ def past_faces(sources: dict[str, str]) -> list[str]:
     return found
 
 
-def test_nobody_imports_past_a_face():
+def test_no_module_imports_past_a_face():
     assert past_faces(SOURCES) == []
 
 
@@ -84,7 +84,7 @@ def test_an_import_past_a_face_is_found():
     assert past_faces(inside) == ["flatout/yolo/boxes.py:1: flatout.feed.plan"]
 
 
-# Flags are flat at the door only: whoever is behind it gets small configs, which one place makes of the options.
+# Only the command line handles the flat options of a job; other modules get small configs, which one module makes.
 
 SEES_OPTIONS = {
     "yolo": ("commands/", "detector.py", "evolve.py", "options.py", "profile.py", "run_config.py", "stages/",
@@ -96,7 +96,7 @@ SEES_FLAGS = ("flatout/yolo/commands/", "flatout/yolo/stages/plan.py")
 
 
 def importers_of(name: str, sources: dict[str, str]) -> list[str]:
-    """Files that import a class by its name, or a module by its dotted one."""
+    """Files that import a class by its name, or a module by its dotted name."""
     found = []
     for path, source in sorted(sources.items()):
         nodes = list(ast.walk(ast.parse(source)))
@@ -109,16 +109,16 @@ def importers_of(name: str, sources: dict[str, str]) -> list[str]:
     return found
 
 
-def strangers(sources: dict[str, str]) -> list[str]:
-    """Files behind the door that know the flags, or the options that are made of them."""
+def disallowed(sources: dict[str, str]) -> list[str]:
+    """Files other than those of the command line that import the flags or the options class."""
     allowed = tuple(f"flatout/{job}/{place}" for job, places in SEES_OPTIONS.items() for place in places)
     options = [path for path in importers_of("TrainOptions", sources) if not path.startswith(allowed)]
     flags = importers_of("flatout.yolo.commands.flags", sources)
     return options + [path for path in flags if not path.startswith(SEES_FLAGS)]
 
 
-def test_only_the_door_and_one_resolver_of_a_job_know_its_options():
-    assert strangers(SOURCES) == []
+def test_only_the_command_line_and_one_resolver_of_a_job_import_its_options():
+    assert disallowed(SOURCES) == []
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ def test_only_the_door_and_one_resolver_of_a_job_know_its_options():
         "import flatout.yolo.commands.flags",
     ],
 )
-def test_a_file_behind_the_door_that_knows_the_options_is_found(line: str):
-    assert strangers({"flatout/yolo/train/input.py": line}) == ["flatout/yolo/train/input.py"]
-    assert strangers({"flatout/yolo/commands/train.py": line}) == []
+def test_another_file_that_imports_the_options_is_found(line: str):
+    assert disallowed({"flatout/yolo/train/input.py": line}) == ["flatout/yolo/train/input.py"]
+    assert disallowed({"flatout/yolo/commands/train.py": line}) == []
 
 
-def test_there_are_no_more_files_than_a_reader_can_hold():
+def test_the_number_of_files_is_limited():
     modules = [path for path in SOURCES if not path.endswith("__init__.py")]
-    assert len(modules) <= MOST_MODULES
+    assert len(modules) <= MAX_MODULES
     in_folder = Counter(Path(path).parent.as_posix() for path in modules)
-    assert not {folder: count for folder, count in in_folder.items() if count > MOST_IN_A_FOLDER}
+    assert not {folder: count for folder, count in in_folder.items() if count > MAX_IN_A_FOLDER}
 
 
 def test_an_old_public_name_works_for_one_release_and_warns():

@@ -1,4 +1,4 @@
-"""The import graph follows the folder map, and the test that says so can fail."""
+"""The import graph follows the folder map, and the check can fail."""
 
 import re
 import subprocess
@@ -69,7 +69,7 @@ def test_an_allowed_import_is_not_reported(path, source):
     assert broken_rules({path: source}) == []
 
 
-def test_what_a_worker_imports_does_not_load_torch():
+def test_the_imports_of_a_worker_do_not_load_torch():
     program = """
 import sys
 import tomllib

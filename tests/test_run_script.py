@@ -1,5 +1,5 @@
-"""The shell logic of ./run and .ci/run, with a stand-in for Python: when it sets up, what it asks
-pip for, and how it fails. Nothing is installed here."""
+"""The shell logic of ./run and .ci/run with a stub of Python: when it sets up, what it installs with pip, and how it
+fails. Nothing is installed here."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SHELL_TOOLS = ("basename", "cat", "cksum", "cp", "dirname", "head", "kill", "mkdir", "mv", "rm", "sed", "sh")
 
-# Obeys what ./run asks of a Python, as far as the STUB_ variables let it, and notes every call.
+# Replaces Python for ./run, as the STUB_ variables say, and records every call.
 STUB_PYTHON = """#!/bin/sh
 printf '%s\\n' "$*" >>"$STUB_CALLS"
 site=$(dirname "$0")/../lib/python3.11/site-packages
@@ -42,7 +42,7 @@ esac
 
 
 ALL_TESTS = ["-m pytest -q -n 2 --dist worksteal -m not timing", "-m pytest -q -m timing and not gpu"]
-"""Where nothing says how many cores there are, and there is no GPU."""
+"""Without nproc and without a GPU."""
 
 
 class Checkout:
@@ -66,7 +66,7 @@ class Checkout:
         (self.bin / name).chmod(0o755)
 
     def run(self, *words: str, cwd: Path | None = None, **stub: str) -> subprocess.CompletedProcess[str]:
-        """Call ./run; `calls` afterwards holds what it asked Python for."""
+        """Call ./run; its calls of Python are then in `calls`."""
         self.calls_file.write_text("")
         environment = {"PATH": str(self.bin), "STUB_CALLS": str(self.calls_file), **stub}
         command = [str(self.root / "run"), *words]
@@ -90,7 +90,7 @@ def venv_calls(checkout: Checkout) -> list[str]:
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
-def test_usage_teaches_every_command_and_sets_nothing_up(words, checkout):
+def test_usage_lists_every_command_and_sets_nothing_up(words, checkout):
     done = checkout.run(*words)
     assert done.returncode == 0
     assert all(name in done.stdout for name in ("demo", "test", "bench", "lint", "FLATOUT_PYTHON"))
@@ -104,7 +104,7 @@ def test_an_unknown_command_is_one_sentence_and_2(checkout):
     assert done.stderr.count("\n") == 1
 
 
-def test_the_first_call_sets_up_and_the_second_starts_at_once(checkout, tmp_path):
+def test_the_first_call_sets_up_and_the_second_starts_immediately(checkout, tmp_path):
     first = checkout.run("test", "-k", "two words", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert checkout.calls == [
@@ -126,7 +126,7 @@ def test_all_tests_take_every_core_up_to_eight(checkout, cores, processes):
     assert checkout.calls[-2] == f"-m pytest -q -n {processes} --dist worksteal -m not timing"
 
 
-def test_where_there_is_a_gpu_tests_that_need_one_follow_in_a_run_of_their_own(checkout):
+def test_with_a_gpu_the_tests_that_need_one_run_separately(checkout):
     checkout.add_tool("nvidia-smi", '#!/bin/sh\n[ "$1" = -L ] || echo 580.10\n')
     checkout.run("test")
     assert checkout.calls[-3:] == [*ALL_TESTS, "-m pytest -q -m gpu"]
@@ -146,13 +146,13 @@ def test_a_changed_requirement_updates_the_environment_in_place(name, checkout):
     assert [call.split()[1] for call in checkout.calls] == ["pip", "pytest", "pytest"]
 
 
-def test_another_python_version_makes_the_environment_anew(checkout):
+def test_another_python_version_recreates_the_environment(checkout):
     checkout.run("test")
     checkout.run("test", STUB_VERSION="3.12.1")
     assert len(venv_calls(checkout)) == 1
 
 
-def test_a_moved_checkout_makes_the_environment_anew(checkout, tmp_path):
+def test_a_moved_checkout_recreates_the_environment(checkout, tmp_path):
     checkout.run("test")
     checkout.root = checkout.root.rename(tmp_path / "moved here")
     checkout.run("test")
@@ -178,7 +178,7 @@ def test_an_update_that_is_killed_is_redone_from_scratch(checkout):
     assert len(venv_calls(checkout)) == 1
 
 
-def test_a_half_made_environment_is_made_anew(checkout):
+def test_an_incomplete_environment_is_recreated(checkout):
     leftover = checkout.root / ".venv/bin/leftover"
     leftover.parent.mkdir(parents=True)
     leftover.touch()
@@ -187,7 +187,7 @@ def test_a_half_made_environment_is_made_anew(checkout):
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.7.0a0+79aa17489c.nv25.4"])
-def test_a_torch_that_is_there_is_kept(version, checkout):
+def test_an_existing_torch_is_kept(version, checkout):
     done = checkout.run("test", STUB_TORCH=version)
     assert f"keeping its torch {version}" in done.stderr
     assert venv_calls(checkout) == [f"-m venv --system-site-packages {checkout.root}/.venv"]
@@ -202,7 +202,7 @@ def test_a_torch_in_a_base_that_is_itself_a_virtual_environment_is_kept(checkout
     assert "torch==2.11.0" in checkout.constraints()
 
 
-def test_without_a_torch_the_pinned_one_is_asked_for(checkout):
+def test_without_a_torch_the_pinned_one_is_installed(checkout):
     checkout.run("test")
     assert checkout.constraints() == (ROOT / "constraints.txt").read_text().splitlines()
 
@@ -211,7 +211,7 @@ def test_without_a_torch_the_pinned_one_is_asked_for(checkout):
     ("driver", "torch", "warned"),
     [("535.183.01", "", True), ("580.65.06", "", False), ("535.183.01", "2.11.0", False), ("No devices", "", False)],
 )
-def test_an_old_driver_is_warned_of_unless_torch_is_kept(driver, torch, warned, checkout):
+def test_an_old_driver_causes_a_warning_unless_torch_is_kept(driver, torch, warned, checkout):
     checkout.add_tool("nvidia-smi", f"#!/bin/sh\necho '{driver}'\n")
     done = checkout.run("test", STUB_TORCH=torch)
     assert done.returncode == 0
@@ -246,7 +246,7 @@ def test_the_chosen_python_is_used_and_a_wrong_choice_harms_nothing(checkout):
     assert checkout.calls == ALL_TESTS
 
 
-def test_choosing_another_python_makes_the_environment_anew(checkout):
+def test_choosing_another_python_recreates_the_environment(checkout):
     checkout.run("test")
     checkout.run("test", FLATOUT_PYTHON=str(checkout.bin / "python3"))
     assert len(venv_calls(checkout)) == 1
@@ -282,12 +282,12 @@ def test_benchmarks_are_listed_with_their_question_and_run_by_name(checkout):
     assert (missing.returncode, missing.stderr) == (2, "run: there is no benchmark 'nosuch'; ./run bench lists them.\n")
 
 
-@pytest.mark.parametrize(("lint", "asked"), [(0, ["lint", "test"]), (1, ["lint"])])
-def test_ci_lints_then_tests_and_stops_at_the_first_failure(lint, asked, tmp_path):
+@pytest.mark.parametrize(("lint", "calls"), [(0, ["lint", "test"]), (1, ["lint"])])
+def test_ci_lints_then_tests_and_stops_at_the_first_failure(lint, calls, tmp_path):
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
-    (tmp_path / "run").write_text(f'#!/bin/sh\necho "$1" >>asked\n[ "$1" != lint ] || exit {lint}\n')
+    (tmp_path / "run").write_text(f'#!/bin/sh\necho "$1" >>calls\n[ "$1" != lint ] || exit {lint}\n')
     (tmp_path / "run").chmod(0o755)
     done = subprocess.run([tmp_path / ".ci/run"], cwd="/", env={"PATH": os.environ["PATH"]})
     assert done.returncode == lint
-    assert (tmp_path / "asked").read_text().split() == asked
+    assert (tmp_path / "calls").read_text().split() == calls

@@ -1,7 +1,6 @@
-"""What jobs send to their workers is unpickled and read there without torch, which costs 1.6 s a worker.
+"""The sources that jobs send to their workers work there without torch, which would cost 1.6 s per worker.
 
-Each source is opened as a training opens it, sent to a fresh interpreter as the feed sends it, and made to read a
-batch there.
+Each source is opened as a training opens it, sent to a new interpreter as the feed sends it, and reads a batch there.
 """
 
 import pickle
@@ -36,8 +35,8 @@ from tests.old_runs.situations import SITUATIONS
 from tests.yolo.small_sets import files_of
 
 ROOT = Path(__file__).parent.parent
-MOST_CPU_S = 1.5
-"""On the CPU, of an interpreter that unpickles it and reads one batch; measured: 0.2 to 0.5 s."""
+MAX_CPU_S = 1.5
+"""CPU time of an interpreter that unpickles a source and reads one batch; measured: 0.2 to 0.5 s."""
 
 PROBE = """
 import pickle, sys, time
@@ -54,24 +53,24 @@ print("torch" in sys.modules, time.process_time())
 """
 
 
-def what_a_worker_did(kind: str, sent: object) -> tuple[bool, float]:
-    """Whether a fresh interpreter that used it had torch in the end, and its seconds on the CPU."""
-    parcel = pickle.dumps((kind, pickle.dumps(sent)))
-    done = subprocess.run([sys.executable, "-c", PROBE], input=parcel, capture_output=True, cwd=ROOT)
+def probe(kind: str, sent: object) -> tuple[bool, float]:
+    """Whether a new interpreter that used the object has imported torch, and its CPU time in seconds."""
+    pickled = pickle.dumps((kind, pickle.dumps(sent)))
+    done = subprocess.run([sys.executable, "-c", PROBE], input=pickled, capture_output=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr.decode()
     has_torch, cpu_s = done.stdout.split()
     return has_torch == b"True", float(cpu_s)
 
 
 def check_is_light(sent: object, kind: str = "source") -> None:
-    has_torch, cpu_s = what_a_worker_did(kind, sent)
+    has_torch, cpu_s = probe(kind, sent)
     assert not has_torch, f"a worker that unpickles {type(sent).__name__} and reads a sample imports torch"
-    assert cpu_s < MOST_CPU_S
+    assert cpu_s < MAX_CPU_S
 
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """Keeps open what the parent of a worker keeps open."""
+    """Holds what the parent process keeps open for its workers."""
     with ExitStack() as opened:
         yield opened
 
@@ -170,5 +169,5 @@ def test_a_validation_source_of_yolo_needs_no_torch(tmp_path: Path):
 
 
 def test_the_probe_notices_torch():
-    has_torch, _ = what_a_worker_did("value", torch.device("cpu"))
+    has_torch, _ = probe("value", torch.device("cpu"))
     assert has_torch

@@ -1,4 +1,4 @@
-"""YAML from strangers: what its scalars mean here, what is refused, and that nothing else can happen."""
+"""Untrusted YAML: what its scalars mean here, what is refused, and that nothing else can happen."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from flatout.errors import ConfigError
 from flatout.yaml_strict import MAX_BYTES, MAX_DEPTH, MAX_NODES, _StrictLoader, load_yaml, parse_yaml
 
 
-def complaint(text: str) -> str:
+def message(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
         parse_yaml(text, where="f.yaml")
     return str(caught.value)
@@ -106,7 +106,7 @@ def test_a_tab_separates_where_it_does_not_indent(text, value):
     ],
 )
 def test_a_tab_that_indents_is_refused_as_such(text):
-    assert "a tab cannot indent in YAML. Use spaces." in complaint(text)
+    assert "a tab cannot indent in YAML. Use spaces." in message(text)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_name_of_an_anchor_ends_at_a_blank_or_a_bracket(text, value):
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab:-#?,[]{}'\" \n"), max_size=40))
 def test_without_tabs_and_anchors_text_is_split_as_pyyaml_does(text):
-    """What was changed in its scanner concerns these alone."""
+    """The changes to PyYAML's scanner concern only tabs and anchors."""
 
     def scalars(loader: type[yaml.SafeLoader]) -> list[tuple[str, str]] | None:
         try:
@@ -147,7 +147,7 @@ def test_an_empty_document_is_nothing():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("a: 1\nb: 2\na: 3", "f.yaml:3: key 'a' appears twice. Keep one of them."),
         ("1: a\n0x1: b", "f.yaml:2: key 1 appears twice."),
@@ -156,7 +156,7 @@ def test_an_empty_document_is_nothing():
         ("a: !!python/object/apply:os.system [ls]", "f.yaml:1: tag '!!python/object/apply:os.system' is refused"),
         ("a: !mine 3", "f.yaml:1: tag '!mine' is refused"),
         ("a: !!binary aGk=", "f.yaml:1: tag '!!binary' is refused"),
-        ("a: !!int many", "f.yaml:1: 'many' is not what its tag !!int says."),
+        ("a: !!int many", "f.yaml:1: 'many' does not match its tag !!int."),
         ("? [a, b]\n: c", "f.yaml:1: key ['a', 'b'] is neither text nor a whole number."),
         ("a: 1\ntrue: 2", "f.yaml:2: key True is neither text nor a whole number."),
         ("a: [1, 2", "f.yaml:1: not valid YAML: "),
@@ -166,15 +166,15 @@ def test_an_empty_document_is_nothing():
         ("--- a\n--- b", "f.yaml:2: not valid YAML: expected a single document"),
         ("a: b\nc: \x07", "f.yaml:2: character '\\x07' is not allowed."),
         ('a: "\\ud800"', "f.yaml:1: half of a surrogate pair"),
-        ('a: "\\UFFFFFFFF"', "f.yaml:1: the \\U escape is no Unicode character."),
+        ('a: "\\UFFFFFFFF"', "f.yaml:1: the \\U escape is not a Unicode character."),
         ("a: " + "9" * 5000, "f.yaml:1: a number of more than 64 digits."),
-        ("%YAML " + "1" * 5000 + ".1\n--- a", "f.yaml:1: the %YAML version is no version."),
+        ("%YAML " + "1" * 5000 + ".1\n--- a", "f.yaml:1: the %YAML version is invalid."),
     ],
 )
-def test_bad_yaml_is_one_sentence_with_file_and_line(text, said):
-    told = complaint(text)
-    assert told.startswith(said)
-    assert "\n" not in told
+def test_bad_yaml_is_one_sentence_with_file_and_line(text, expected):
+    found = message(text)
+    assert found.startswith(expected)
+    assert "\n" not in found
 
 
 def billion_laughs() -> str:
@@ -184,7 +184,7 @@ def billion_laughs() -> str:
 
 
 @pytest.mark.parametrize(
-    ("bomb", "said"),
+    ("bomb", "expected"),
     [
         pytest.param("[" * 200_000, "nested deeper than", id="brackets"),
         pytest.param("{a: " * 200_000, "nested deeper than", id="braces"),
@@ -197,16 +197,16 @@ def billion_laughs() -> str:
         pytest.param("ä" * (MAX_BYTES // 2 + 1), "larger than", id="too long in bytes only"),
     ],
 )
-def test_bombs_are_refused_in_time(bomb, said):
+def test_bombs_are_refused_in_time(bomb, expected):
     start = time.monotonic()
-    assert said in complaint(bomb)
+    assert expected in message(bomb)
     assert time.monotonic() - start < 5
 
 
 def test_nesting_up_to_the_limit_is_read():
     brackets = MAX_DEPTH - 1
     assert parse_yaml("[" * brackets + "1" + "]" * brackets) is not None
-    assert "nested deeper" in complaint("[" * (brackets + 1) + "1" + "]" * (brackets + 1))
+    assert "nested deeper" in message("[" * (brackets + 1) + "1" + "]" * (brackets + 1))
 
 
 # Files
@@ -231,20 +231,20 @@ def test_a_file_that_is_not_utf8_names_its_line(tmp_path):
         load_yaml(path)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_the_first_key(tmp_path):
     path = tmp_path / "bom.yaml"
     path.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")
     assert load_yaml(path) == {"a": 1, "b": 2}
 
 
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):
+def test_only_regular_files_are_read_and_others_are_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
-    for name, said in (("none.yaml", "no such file"), (".", "not a regular file"), ("pipe.yaml", "not a regular file")):
-        with pytest.raises(ConfigError, match=said):
+    for name, text in (("none.yaml", "no such file"), (".", "not a regular file"), ("pipe.yaml", "not a regular file")):
+        with pytest.raises(ConfigError, match=text):
             load_yaml(tmp_path / name)
 
 
-# Hostile text: a value or a ConfigError, and soon
+# Hostile text: a value or a ConfigError, within seconds
 
 ODD_PIECES = st.sampled_from(
     [
@@ -269,7 +269,7 @@ names: {0: NO, 1: 'it''s'}
 EDITS = st.lists(st.tuples(st.integers(0, len(SOUND_YAML)), st.integers(0, 5), ODD_PIECES | st.just("")), max_size=8)
 
 
-def loads_or_complains(text: str) -> None:
+def loads_or_raises(text: str) -> None:
     start = time.monotonic()
     try:
         repr(parse_yaml(text))
@@ -281,7 +281,7 @@ def loads_or_complains(text: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.text() | st.lists(ODD_PIECES | st.text(max_size=3), max_size=60).map("".join))
 def test_any_text_loads_or_is_a_config_error(text):
-    loads_or_complains(text)
+    loads_or_raises(text)
 
 
 @settings(max_examples=300, deadline=None)
@@ -290,7 +290,7 @@ def test_sound_yaml_with_odd_edits_loads_or_is_a_config_error(edits):
     text = SOUND_YAML
     for start, num_removed, piece in edits:
         text = text[:start] + piece + text[start + num_removed :]
-    loads_or_complains(text)
+    loads_or_raises(text)
 
 
 @settings(max_examples=200, deadline=None)

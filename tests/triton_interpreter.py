@@ -15,8 +15,8 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installe
 
 
 def check_in_interpreter(module: str) -> None:
-    """`python -m module` must end well there."""
-    # In a process of its own: Triton decides when it is imported whether it interprets.
+    """Check that `python -m MODULE` succeeds there."""
+    # In a separate process: Triton decides on import whether it interprets.
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", module]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
-"""The on-start script of a rented machine: a few lines that say what, and a body that is the same for all.
+"""The on-start script of a rented machine: a few lines with settings, and a body that is the same for all.
 
-Job --what to install, fetch, train, do at the end--> head + body.sh --> one POSIX sh file, below 4,000 characters
+BootstrapConfig --install, fetch, train, run at the end--> head + body.sh --> one POSIX sh file below 4,000 characters
 """
 
 import re
@@ -12,12 +12,12 @@ from importlib import resources
 
 from flatout.errors import ConfigError
 
-MOST_CHARACTERS = 4000
-"""What the forms of those who rent out machines take."""
+MAX_CHARACTERS = 4000
+"""Limit of the on-start forms of most providers."""
 _NAME = r"""(?:secret|token|passw(?:or)?d|passphrase|(?<![a-z])pass|sshpass|[-_]pwd
     |(?:api|access|account|private|auth)[-_]?key)(?:[-_]?id)?"""
 _VALUE = r"""["']?[^\s$`"'<>|&;()-]"""
-"""The first character of a literal value: `$NAME` and `$(command)` are no secrets."""
+"""The first character of a literal value: `$NAME` and `$(command)` are not secrets."""
 _SECRET = re.compile(
     rf"""
       ://[^/@\s$:]*:[^/@\s$]+@ | ://[^/@\s$:]{{20,}}@  # user:password@host, token@host
@@ -34,7 +34,7 @@ _SECRET = re.compile(
       | \blogin\b[^|;&\n]*?\s-p\s*{_VALUE} | \bsshpass\s+-p\s*{_VALUE} | \bmysql\w*\b[^|;&\n]*?\s-p{_VALUE}
       | \bcurl\b[^|;&\n]*?\s(?:-u|--user|--proxy-user)[\s=]*["']?[^\s:$"']+:{_VALUE}
       | \b(?:echo|printf)\b[^|$`]*\|[^|]*(?:-stdin|--with-token|\blogin\b)  # echo ... | docker login --password-stdin
-      | [?&](?:x-amz-signature|x-goog-signature|sig)=  # a URL that was signed is a key for whoever reads it
+      | [?&](?:x-amz-signature|x-goog-signature|sig)=  # a signed URL is itself a key
     )""",
     re.VERBOSE,
 )
@@ -42,7 +42,7 @@ _ALL_GPUS = '"$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd, 
 _HEAD = """\
 #!/bin/sh
 # From `flatout bootstrap`. Installs, trains, and continues when it is run again after a preemption.
-# Keys belong into the machine's environment variables, not into this file.
+# Keys belong in environment variables of the machine, not in this file.
 package={package}
 needs={needs}
 work={work}
@@ -54,78 +54,82 @@ train() {{ exec {train}; }}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a rented machine is to do."""
+class BootstrapConfig:
+    """The settings of an on-start script."""
 
     command: Sequence[str]
-    """Of flatout: `yolo train --data ...`."""
+    """Arguments of flatout: `yolo train --data ...`."""
     package: str
-    """What pip installs as flatout: a wheel, an address, a requirement."""
+    """What pip installs as flatout: a wheel, a URL, a requirement."""
     work: str = ""
-    """Folder for everything; empty: /workspace/flatout, or ~/flatout."""
+    """Folder for all files; empty: /workspace/flatout, or ~/flatout."""
     fetch: str = ""
-    """Shell commands that bring the data, run once."""
+    """Shell commands that fetch the data, run once."""
     mirror: str = ""
     at_end: str = ""
-    """Shell commands for when all is over; $FLATOUT_EXIT is the exit code."""
+    """Shell commands to run at the end; $FLATOUT_EXIT is the exit code."""
     gpus: str = "1"
-    """How many take part: a number, or "all"."""
+    """Number of GPUs to train on, or "all"."""
 
     def __post_init__(self) -> None:
         if "train" not in self.command:
-            raise ConfigError("say what to train: flatout bootstrap [FLAG ...] -- yolo train --data my.yaml ...")
+            raise ConfigError(
+                "the training command is missing: flatout bootstrap [FLAG ...] -- yolo train --data my.yaml ..."
+            )
         if not self.package or self.package.startswith("-"):
             raise ConfigError(
-                "say what pip installs: --package git+https://HOST/OWNER/flatout@COMMIT, or the URL of a wheel, or a "
+                "--package is missing: give pip a git+https://HOST/OWNER/flatout@COMMIT, the URL of a wheel, or a "
                 "wheel or folder on that machine. There is no default: the name on the package index is not ours."
             )
         if self.gpus != "all" and not (self.gpus.isdecimal() and int(self.gpus)):
-            raise ConfigError(f"--gpus {self.gpus}: write a number, or all.")
+            raise ConfigError(f"--gpus {self.gpus}: use a number or all.")
         for text in (" ".join(self.command), self.package, self.fetch, self.mirror, self.at_end):
             _refuse_secrets(text)
 
 
-def script_of(job: Job) -> str:
-    """The whole script; ConfigError if it is too long, or would hold a key."""
+def script_of(config: BootstrapConfig) -> str:
+    """The whole script; ConfigError if it is too long or a shell command in it cannot be parsed."""
     text = _HEAD.format(
-        package=shlex.quote(job.package),
-        needs="obstore" if job.mirror else "",
-        work=shlex.quote(job.work),
-        fetch=_quoted_shell("--fetch", job.fetch),
-        at_end=_quoted_shell("--at-end", job.at_end),
-        train=train_line(job),
+        package=shlex.quote(config.package),
+        needs="obstore" if config.mirror else "",
+        work=shlex.quote(config.work),
+        fetch=_quoted_shell("--fetch", config.fetch),
+        at_end=_quoted_shell("--at-end", config.at_end),
+        train=train_line(config),
     )
     text += resources.files("flatout.bootstrap").joinpath("body.sh").read_text()
-    if len(text) >= MOST_CHARACTERS:
+    if len(text) >= MAX_CHARACTERS:
         raise ConfigError(
-            f"the script has {len(text):,} characters; {MOST_CHARACTERS:,} are too many for most who rent out machines."
-            " Put long settings into a file that --fetch brings along."
+            f"the script has {len(text):,} characters; most providers accept fewer than {MAX_CHARACTERS:,}. "
+            "Put long settings into a file and download it with --fetch."
         )
     return text
 
 
-def train_line(job: Job) -> str:
-    """The command as the machine runs it, with all of its GPUs that are asked for."""
-    # Whoever rents out the machine may run the script again when all is done.
-    line = shlex.join([*job.command, "--once", *(["--mirror", job.mirror] if job.mirror else [])])
-    if job.gpus == "1":
+def train_line(config: BootstrapConfig) -> str:
+    """The training command as the machine runs it, on the requested GPUs."""
+    # --once, because the provider may run the script again after the training has finished.
+    line = shlex.join([*config.command, "--once", *(["--mirror", config.mirror] if config.mirror else [])])
+    if config.gpus == "1":
         return f"flatout {line}"
-    # Exit codes survive, and saving takes as long as it takes; torchrun ends processes after half a minute.
-    return f"flatout {line} --device {_ALL_GPUS if job.gpus == 'all' else ','.join(map(str, range(int(job.gpus))))}"
+    # Not torchrun: it loses exit codes, and ends processes half a minute after a signal, perhaps while they save.
+    return (
+        f"flatout {line} --device {_ALL_GPUS if config.gpus == 'all' else ','.join(map(str, range(int(config.gpus))))}"
+    )
 
 
 def _quoted_shell(flag: str, commands: str) -> str:
-    """The user's commands as one word for `sh -c`: comments, `&` and here-documents in them end where they end."""
-    # Only parsed: a mistake is cheaper here than on a machine that costs money.
+    """The user's commands as one word for `sh -c`, so that comments, `&` and here-documents cannot affect the rest."""
+    # Parsed without running: a mistake is cheaper here than on a rented machine.
     parsed = subprocess.run(["sh", "-n"], input=commands, capture_output=True, text=True)
     if parsed.returncode:
-        raise ConfigError(f"{flag}: the shell cannot read this: {' '.join(parsed.stderr.split())}")
+        raise ConfigError(f"{flag}: the shell cannot parse this: {' '.join(parsed.stderr.split())}")
     return shlex.quote(commands)
 
 
 def _refuse_secrets(text: str) -> None:
     if _SECRET.search(text):
         raise ConfigError(
-            "a key or password seems to stand in the command. On-start scripts are stored and shown by those who rent "
-            "out machines: set it as an environment variable of the machine, and write $NAME here."
+            "the command seems to contain a key or password. Providers store and show on-start scripts: set it as an "
+            "environment variable of the machine instead, and write $NAME here."
         )

@@ -40,7 +40,7 @@ class StepwiseSchedule:
         self._lr, self._epochs = lr, epochs
 
     def __call__(self, epoch: int, step: int) -> StepSettings:
-        return StepSettings((learning_rate(self._lr, epoch, self._epochs),), None, steps=True)
+        return StepSettings((learning_rate(self._lr, epoch, self._epochs),), None, step_optimizer=True)
 
 
 # The focal loss over pixels, in which easy pixels, which are nearly all, count for little.

@@ -1,17 +1,17 @@
-"""Training that any job can use; it knows no boxes, defects or spikes.
+"""The training loop and its parts, independent of what is trained.
 
 Files:
 
-    callbacks     What happens in a training, told to whoever wants to hear: five moments, the same for every job
-    checkpoints   The two newest states of a training on disk, so that there is always one to continue from
-    compile       Is compiling a network worth its time in this run? And if it cannot be compiled: go on without
-    graphs        A step as one CUDA graph: the host launches it once instead of a thousand kernels
-    job           What the loop asks of those it works for, and what it tells them
-    loop          The training loop of every job: batches in, weights out, at any moment resumable
-    meter         Numbers of steps and epochs
-    optim         Optimizers whose step can be left out on the device, and the moving average of a network's weights
-    reproducible  What a result may depend on beside code, config and data
-    step          What one training step computes, between a batch on the device and weights that have moved
+    callbacks     Callbacks: five events of a training run, the same for every job
+    checkpoints   The two newest checkpoints of a training on disk, so that there is always one to continue from
+    compile       torch.compile: whether it pays within a run, and falling back to the plain network
+    graphs        CUDA graphs of training steps: the host launches a graph once instead of a thousand kernels
+    job           Interfaces of the training loop: batches, job, schedule, the work after an epoch
+    loop          The training loop of every job: batches in, weights out, resumable at any time
+    meter         Numbers of steps and epochs: copied from the device, averaged, and checked for divergence
+    optim         Optimizers whose step can be skipped on the device, and the moving average of a network's weights
+    reproducible  Reproducibility: versions, processor, threads, kernels and random generators
+    step          One training step, from a batch on the device to updated weights
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
-    from flatout.engine.callbacks import Callback, Callbacks, End, How, RunStart, Saved, Scores
+    from flatout.engine.callbacks import Callback, Callbacks, End, RunOutcome, RunStart, Saved, Scores
     from flatout.engine.checkpoints import Checkpoint, CheckpointStore, load_on_all_ranks
     from flatout.engine.compile import Compiled, explain
     from flatout.engine.graphs import Padding

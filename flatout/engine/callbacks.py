@@ -1,10 +1,10 @@
-"""What happens in a training, told to whoever wants to hear: five moments, the same for every job.
+"""Callbacks: five events of a training run, the same for every job.
 
     start -> (log ... validation ... checkpoint ...) -> end
 
-Subclass `Callback`, override what you need, and give instances to a job's `train(..., callbacks=[...])`. Callbacks are
-called in the training's own process, by the first rank only, between steps: what they do takes the training's time.
-An exception in one never stops a training. After three it is not called again.
+Subclass `Callback`, override the methods you need, and pass instances to a job's `train(..., callbacks=[...])`.
+Callbacks run in the training process, on the first rank only, between steps: the time they take is training time. An
+exception in a callback never stops the training; after three exceptions the callback is no longer called.
 """
 
 import logging
@@ -20,34 +20,35 @@ from flatout.errors import one_line
 
 logger = logging.getLogger(__name__)
 
-MOST_ERRORS = 3
-MOST_LETTERS = 300
+MAX_ERRORS = 3
+MAX_CHARACTERS = 300
 
-How = Literal["finished", "stopped", "interrupted", "failed"]
-"""finished: to its end, or out of patience. stopped: as asked beforehand, by steps or budget. interrupted: by a signal.
-Stopped and interrupted trainings are saved and can go on."""
+RunOutcome = Literal["finished", "stopped", "interrupted", "failed"]
+"""How a training ended. finished: all epochs trained, or early stopping by patience. stopped: by a limit that was set
+beforehand, on steps or budget. interrupted: by a signal. Stopped and interrupted trainings are saved and can be
+continued."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """A training that is about to take its first step here."""
+    """A training that is about to take its first step in this process."""
 
     job: str
     """ "yolo", "defect" or "spike"."""
     folder: Path
     config: Mapping[str, Any]
-    """What the result depends on, in plain values."""
+    """The settings that determine the result, in plain values."""
     epoch: int
-    """The first one that is trained now."""
+    """The first epoch to be trained in this process."""
     epochs: int
     continues: bool
-    """Steps of this run were trained before, by another process."""
+    """Whether an earlier process has already trained steps of this run."""
     step: int = 0
-    """Steps of that epoch that are done. All of them: its end has not been worked off."""
+    """Steps of that epoch that are done. If all of them are, its validation and records are still to do."""
     steps_done: int = 0
-    """Of the whole training, by whichever process."""
+    """Steps done in the whole training, by all processes."""
     histograms: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What is known of the data beforehand; yolo: "classes", the class of every box, [T]."""
+    """Distributions of the training data; yolo: "classes", the class of every box, [T]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,98 +57,97 @@ class Scores:
 
     epoch: int
     at: int
-    """What charts plot it over: the epoch; for the spike job, optimizer steps."""
+    """The x value for charts: the epoch; for the spike job, optimizer steps."""
     steps_done: int = 0
-    """Of the whole training, by whichever process."""
+    """Steps done in the whole training, by all processes."""
     scalars: Mapping[str, float]
-    """Means of the epoch's losses, learning rates, and what a validation found if there was one, under the tags that
-    the job's charts have."""
+    """Mean losses of the epoch, learning rates and, if the epoch was validated, its scores, by chart tag."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A state that is safe on the disk. The file is replaced by the next one: copy it now, or by its open handle."""
+    """A checkpoint that is safely on disk. The next save replaces the file: copy it, or open it, now."""
 
     path: Path
-    """weights/last.pt. Other files of the folder, such as best.pt, are up to date too."""
+    """weights/last.pt. Other files in the folder, such as best.pt, are up to date as well."""
     epoch: int
     step: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How it ended, here and for now."""
+    """The end of the training in this process; an unfinished run can be continued later."""
 
-    how: How
+    how: RunOutcome
     why: str = ""
-    """One line; empty where everything went as planned."""
+    """The reason in one line; empty if the training finished normally."""
     folder: Path
     epoch: int
-    """Epochs that are complete."""
+    """Completed epochs."""
 
 
 class Callback:
-    """Does nothing; override what you want to hear."""
+    """Base class of callbacks; every method does nothing until it is overridden."""
 
     def start(self, run: RunStart) -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
-    def log(self, tick: IntervalStats) -> None:
-        """At every log interval: losses, learning rate and speed."""
+    def log(self, stats: IntervalStats) -> None:
+        """Called at every log interval with losses, learning rate and speed."""
 
     def validation(self, scores: Scores) -> None:
-        """After every epoch, whether or not it was validated."""
+        """Called after every epoch, whether or not it was validated."""
 
     def checkpoint(self, saved: Saved) -> None:
-        """After every save."""
+        """Called after every save."""
 
     def end(self, end: End) -> None:
-        """After the last step, also of a training that fails; final files are written. Called once."""
+        """Called once, after the last step and after the final files are written; also when the training fails."""
 
 
 class Callbacks(Callback):
-    """Several as one, called in their order, none of which can do harm."""
+    """A list of callbacks, called in order, whose exceptions are caught and logged."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = list(callbacks)
         self._errors = [0] * len(self._callbacks)
-        self._is_under_way = False
+        self._has_started = False
         self.epoch = 0
-        """Epochs that are complete, as far as was told."""
+        """Completed epochs, according to the events so far."""
 
     def start(self, run: RunStart) -> None:
-        self._is_under_way, self.epoch = True, run.epoch
-        self._tell("start", run)
+        self._has_started, self.epoch = True, run.epoch
+        self._notify("start", run)
 
-    def log(self, tick: IntervalStats) -> None:
-        self._tell("log", tick)
+    def log(self, stats: IntervalStats) -> None:
+        self._notify("log", stats)
 
     def validation(self, scores: Scores) -> None:
         self.epoch = scores.epoch + 1
-        self._tell("validation", scores)
+        self._notify("validation", scores)
 
     def checkpoint(self, saved: Saved) -> None:
-        self._tell("checkpoint", saved)
+        self._notify("checkpoint", saved)
 
     def end(self, end: End) -> None:
-        """Only once, and only if there was a start."""
-        if self._is_under_way:
-            self._is_under_way = False
-            self._tell("end", end)
+        """Passed on only once, and only after a start."""
+        if self._has_started:
+            self._has_started = False
+            self._notify("end", end)
 
-    def _tell(self, moment: str, about: object) -> None:
+    def _notify(self, event: str, details: object) -> None:
         for number, callback in enumerate(self._callbacks):
-            if self._errors[number] >= MOST_ERRORS:
+            if self._errors[number] >= MAX_ERRORS:
                 continue
             try:
-                getattr(callback, moment)(about)
-            except Exception as error:
+                getattr(callback, event)(details)
+            except Exception as error:  # code of the user: no error in it may stop the training
                 self._errors[number] += 1
-                _warn(f"{type(callback).__name__}.{moment}", error, self._errors[number])
+                _warn(f"{type(callback).__name__}.{event}", error, self._errors[number])
 
 
-def _warn(where: str, error: Exception, errors: int) -> None:
-    what_now = "It is not called again" if errors >= MOST_ERRORS else f"Error {errors} of {MOST_ERRORS}"
-    reason = one_line(error, MOST_LETTERS).removesuffix(".")
-    logger.warning("%s failed: %s. %s; training goes on.", where, reason, what_now)
-    logger.debug("%s failed here:", where, exc_info=error)
+def _warn(method: str, error: Exception, num_errors: int) -> None:
+    consequence = "It will not be called again" if num_errors >= MAX_ERRORS else f"Error {num_errors} of {MAX_ERRORS}"
+    reason = one_line(error, MAX_CHARACTERS).removesuffix(".")
+    logger.warning("%s failed: %s. %s; training goes on.", method, reason, consequence)
+    logger.debug("%s failed here:", method, exc_info=error)

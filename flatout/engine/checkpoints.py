@@ -1,11 +1,12 @@
-"""The two newest states of a training on disk, so that there is always one to continue from.
+"""The two newest checkpoints of a training on disk, so that there is always one to continue from.
 
-    new state --write, sync--> .last.pt.part --rename--> last.pt       durable, then visible,
-    old last.pt --second name--------------------------> last.prev.pt  and only then the oldest goes
-    result ----write, sync---> .last.final.pt --rename (the run is marked as finished)--> last.pt
+    new checkpoint --write, sync--> .last.pt.part --rename--> last.pt       durable, then visible,
+    old last.pt --hard link--------------------------------> last.prev.pt  and only then is the oldest removed
+    final weights --write, sync--> .last.final.pt --rename (once the run is marked as finished)--> last.pt
 
-Killed between any two of these steps, the folder holds at least two whole checkpoints once two were saved. A file that
-cannot be read is skipped with a warning; where all are bad that is an error, never a silent new beginning.
+Once two checkpoints have been saved, a process killed between any two of these steps leaves at least two complete ones.
+A file that cannot be read is skipped with a warning; if none can be read, that is an error: the training never silently
+starts over.
 """
 
 import errno
@@ -25,11 +26,11 @@ from flatout.safefiles import ran_out_of_room, read_container, sync_folder, writ
 logger = logging.getLogger(__name__)
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-"""What file systems without hard links answer."""
+"""Error numbers of file systems without hard links."""
 
 
 class Checkpoint(NamedTuple):
-    """A state that was read, from where, and why newer files were not."""
+    """The content of a checkpoint file, its path, and why newer files were skipped."""
 
     path: Path
     sections: dict[str, Any]
@@ -37,53 +38,53 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointStore:
-    """`last.pt` and `last.prev.pt` in a folder: written durable -> visible -> prune; read newest sound first.
+    """Writes and reads `last.pt` and `last.prev.pt` in a folder; reading starts with the newest intact file.
 
-    Belongs to one process at a time: whoever holds the lock of the run.
+    Used by one process at a time: the one that holds the lock of the run.
     """
 
     def __init__(self, folder: Path, name: str = "last") -> None:
         self._folder = folder
         self.newest = folder / f"{name}.pt"
         self.previous = folder / f"{name}.prev.pt"
-        self._set_aside = folder / f"{name}.old.pt"
+        self._aside = folder / f"{name}.old.pt"
         self._old = folder / f".{name}.prev.pt.part"
         self._final = folder / f".{name}.final.pt"
         self._position = folder / f".{name}.position.json"
         self._newest_is_bad = False
 
     def save(self, sections: Mapping[str, object]) -> None:
-        """Write a new checkpoint; blocks until it is on the disk.
+        """Write a new checkpoint; blocks until it is on disk.
 
-        ResourceError when the disk cannot take it, after making room and trying once more. What was readable before
-        then still is, except that on a full disk the older of two sound checkpoints may have gone.
+        ResourceError if it cannot be written even after making room and trying again. What was readable before still is
+        then, except that on a full disk the older of two intact checkpoints may have been deleted.
         """
-        self._sweep()
-        self.retrying(lambda: self._save(sections))
+        self._remove_leftovers()
+        self.write_with_retry(lambda: self._save(sections))
         self._newest_is_bad = False
-        self._note_position(sections)
+        self._write_position(sections)
 
-    def retrying(self, write: Callable[[], None]) -> None:
-        """Write something beside the checkpoints; if the disk does not take it, make room and try once more."""
+    def write_with_retry(self, write: Callable[[], None]) -> None:
+        """Call `write`; if it fails with ResourceError, make room on the disk and call it once more."""
         try:
             write()
         except ResourceError as error:
-            logger.warning("%s Trying once more.", error)
+            logger.warning("%s Trying again.", error)
             if ran_out_of_room(error):
                 self._make_room()
             write()
 
     def write_final(self, sections: Mapping[str, object]) -> None:
-        """Write what is to replace the checkpoints once the run is marked as finished; blocks until it is on the disk.
+        """Write the file that replaces the checkpoints once the run is marked as finished; blocks until it is on disk.
 
         Nothing is lost if the process ends before that: the checkpoints are untouched, and the run is unfinished.
         """
-        self.retrying(lambda: write_container(self._final, sections))
+        self.write_with_retry(lambda: write_container(self._final, sections))
 
-    def settle(self) -> None:
-        """Finish a run that is marked as finished: put what `write_final` wrote in place of the checkpoints.
+    def promote_final(self) -> None:
+        """Replace the checkpoints of a run that is marked as finished by the file that `write_final` wrote.
 
-        Does nothing if that was done before, or if there is nothing to put there.
+        Does nothing if there is no such file, for example because that was done before.
         """
         try:
             self._final.replace(self.newest)
@@ -93,12 +94,12 @@ class CheckpointStore:
             leftover.unlink(missing_ok=True)
         sync_folder(self._folder)
 
-    def is_unsettled(self) -> bool:
-        """Whether the process that wrote the final file ended before it could put it in its place."""
+    def has_pending_final(self) -> bool:
+        """Whether the process that wrote the final file ended before it could promote it."""
         return self._final.exists()
 
     def restore_folder(self) -> bool:
-        """Make the folder again if somebody removed it; whether that was so."""
+        """Create the folder again if it was removed; returns whether it was."""
         if self._folder.is_dir():
             return False
         try:
@@ -110,7 +111,7 @@ class CheckpointStore:
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that can be read; None only if none was ever saved here.
 
-        CheckpointError when files exist and all of them are bad.
+        CheckpointError if there are files and none of them can be read.
         """
         skipped: list[str] = []
         for path in (self.newest, self.previous):
@@ -124,25 +125,25 @@ class CheckpointStore:
                 continue
             if skipped:
                 self._newest_is_bad = True
-                logger.warning("%s Continuing from %s: %s.", skipped[0], path, self._loss(checkpoint))
+                logger.warning("%s Continuing from %s: %s.", skipped[0], path, self._lost_steps(checkpoint))
             return checkpoint
         if not any(map(os.path.lexists, (self.newest, self.previous))):
             return None
         raise CheckpointError(
-            f"{self._folder}: no checkpoint can be read, and nothing was started over. {' '.join(skipped)} "
-            "Put a good copy in its place, or start from the beginning with --fresh."
+            f"{self._folder}: no checkpoint can be read, so nothing was started. {' '.join(skipped)} "
+            "Restore a good copy, or start over with --fresh."
         )
 
-    def forget(self) -> None:
-        """Begin anew: what is there is neither continued nor lost, but kept as `last.old.pt`."""
+    def set_aside(self) -> None:
+        """Start over without deleting the newest checkpoint: keep it as `last.old.pt`, which is not continued."""
         for path in (self.previous, self.newest):
             with suppress(FileNotFoundError):
-                path.replace(self._set_aside)
+                path.replace(self._aside)
         for leftover in (self._position, self._final):
             leftover.unlink(missing_ok=True)
 
-    def leave_note(self, name: str, content: object) -> Path:
-        """Write something for people beside the checkpoints, as JSON; returns where. A full disk keeps it empty."""
+    def write_note(self, name: str, content: object) -> Path:
+        """Write a JSON file for people beside the checkpoints; returns its path. Errors of the disk are ignored."""
         path = self._folder / name
         with suppress(OSError):
             path.write_text(json.dumps(content, indent=1))
@@ -151,14 +152,14 @@ class CheckpointStore:
     def _save(self, sections: Mapping[str, object]) -> None:
         keeps_old = not self._newest_is_bad and self.newest.exists()
         if keeps_old:
-            self._name_old()
+            self._link_old()
         write_container(self.newest, sections)
-        # From here on the new one is what a reader finds; the oldest may go.
+        # From here on a reader finds the new checkpoint; the oldest may be removed.
         if keeps_old:
             self._rotate()
 
-    def _name_old(self) -> None:
-        """Give what is about to be replaced a second name."""
+    def _link_old(self) -> None:
+        """Give the file that is about to be replaced a second name."""
         try:
             self._old.unlink(missing_ok=True)
             try:
@@ -175,29 +176,29 @@ class CheckpointStore:
             self._old.replace(self.previous)
             sync_folder(self._folder)
         except OSError as error:
-            # The new checkpoint stands, and so does the one before the last: still two.
+            # The new checkpoint is in place, and so is the one before the last: still two.
             logger.warning("%s could not be replaced: %s.", self.previous, error.strerror)
 
     def _make_room(self) -> None:
-        """Drop the older checkpoint, if the newer one is proven to be sound."""
+        """Delete the older checkpoint if the newer one can be read."""
         with suppress(CheckpointError):
             read_container(self.newest)
             self.previous.unlink(missing_ok=True)
 
-    def _sweep(self) -> None:
-        """Remove what a killed process left behind unfinished."""
+    def _remove_leftovers(self) -> None:
+        """Remove incomplete files of a killed process."""
         for path in self._folder.glob(f".{self.newest.stem}.*.part"):
             with suppress(OSError):
                 path.unlink()
         with suppress(OSError):
             self._final.unlink(missing_ok=True)
 
-    def _note_position(self, sections: Mapping[str, object]) -> None:
-        """Beside the file, so that a damaged one still tells how far it was."""
+    def _write_position(self, sections: Mapping[str, object]) -> None:
+        """Write the position to a file of its own, so that it is known even if the checkpoint is damaged."""
         with suppress(OSError):
             self._position.write_text(json.dumps(_position_in(sections)))
 
-    def _loss(self, checkpoint: Checkpoint) -> str:
+    def _lost_steps(self, checkpoint: Checkpoint) -> str:
         try:
             newest = json.loads(self._position.read_text())
         except (OSError, ValueError):
@@ -206,7 +207,7 @@ class CheckpointStore:
 
 
 def describe_loss(newest: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
-    """How far it is back from one position to another: '25 steps are lost (epoch 3 step 5 -> epoch 2 step 80)'."""
+    """The steps between two positions as text: '25 steps are lost (epoch 3 step 5 -> epoch 2 step 80)'."""
     if not {"epoch", "step", "steps_per_epoch"} <= newest.keys() & kept.keys():
         return "the steps since it was saved are lost"
     ahead, behind = (place["epoch"] * place["steps_per_epoch"] + place["step"] for place in (newest, kept))
@@ -222,11 +223,11 @@ def _position_in(sections: Mapping[str, object]) -> dict[str, Any]:
 
 
 def load_on_all_ranks(checkpoints: CheckpointStore | None, world: World) -> Checkpoint | None:
-    """As `CheckpointStore.load`, on every rank; all ask at the same time.
+    """`CheckpointStore.load` on every rank; a collective call.
 
-    The first rank reads, the others get it from there: their machines need not see the run folder, and what one rank
-    has read all have, even if the disk is about to fail.
+    The first rank reads and broadcasts: the other machines need not see the run folder, and all ranks get the same
+    content even if the disk is failing.
     """
     saved = checkpoints.load() if checkpoints is not None and world.is_first else None
-    told: Checkpoint | None = world.broadcast(saved)
-    return told
+    checkpoint: Checkpoint | None = world.broadcast(saved)
+    return checkpoint

@@ -1,4 +1,4 @@
-"""Is compiling a network worth its time in this run? And if it cannot be compiled: go on without."""
+"""torch.compile: whether it pays within a run, and falling back to the plain network where compiling fails."""
 
 import logging
 from typing import Any, NamedTuple
@@ -11,30 +11,30 @@ from flatout.engine.job import IntervalStats
 logger = logging.getLogger(__name__)
 
 GAIN = 0.05
-"""Share of a step that compiling saves beyond our own kernels and CUDA graphs, the least of five cases, rounded down:
-bench/results/model_step_h200_*.md."""
+"""Share of the step time that compiling saves beyond our own kernels and CUDA graphs: the smallest of five measured
+cases, rounded down (bench/results/model_step_h200_*.md)."""
 COST_S = 15.0
 COST_PER_LAYER_S = 0.5
-"""What compiling takes, about: a fixed part and one per convolution, on the machine of that benchmark."""
-SETTLED_AFTER = 60
-"""Steps in which kernels are chosen, compiled and captured: an interval that holds any of them says nothing."""
-ENOUGH_INTERVALS = 2
-"""Intervals after them; the quickest counts, since a single pause may be in any of them."""
+"""Approximate time to compile, fixed and per convolution, on the machine of that benchmark."""
+WARMUP_STEPS = 60
+"""Steps in which kernels are chosen, compiled and captured; intervals that contain any of them are not used."""
+MIN_INTERVALS = 2
+"""Intervals needed after warm-up. The fastest is used, since any of them may contain a pause."""
 
 
-class Decision(NamedTuple):
-    """Whether to compile, and the arithmetic."""
+class CompileDecision(NamedTuple):
+    """Whether to compile, and the calculation as text."""
 
     pays: bool
     text: str
 
 
-def compile_pays(*, step_ms: float, steps_left: int, num_layers: int, gain: float = GAIN) -> Decision:
-    """Compare what compiling saves over the rest of the run with what it costs."""
+def compile_pays(*, step_ms: float, steps_left: int, num_layers: int, gain: float = GAIN) -> CompileDecision:
+    """Compare the time that compiling saves in the rest of the run with the time it costs."""
     cost_s = COST_S + COST_PER_LAYER_S * num_layers
     saved_s = gain * step_ms / 1e3 * steps_left
     pays = saved_s > cost_s
-    return Decision(
+    return CompileDecision(
         pays,
         f"compile auto: {steps_left} steps of {step_ms:.1f} ms, about {100 * gain:.0f} % saved = {saved_s:.0f} s; "
         f"compiling costs about {cost_s:.0f} s: {'it pays' if pays else 'it does not pay'}.",
@@ -42,74 +42,74 @@ def compile_pays(*, step_ms: float, steps_left: int, num_layers: int, gain: floa
 
 
 class Compiled(nn.Module):
-    """A network that is compiled when it is first called; if that fails, it runs as it is, with one warning.
+    """A network that is compiled on its first call; if that fails, it runs uncompiled, with one warning.
 
-    A batch with fewer samples than the first, such as an epoch's last one, goes through the network as it is: compiling
-    once more for one step per epoch took 77 s on an H200.
+    A batch smaller than the largest one so far, such as the last of an epoch, runs uncompiled: compiling again for one
+    step per epoch took 77 s on an H200.
     """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        # In a tuple, so that its weights are not registered twice.
+        # A tuple keeps nn.Module from registering the weights twice.
         self._plain = (network,)
         self._compiled: Any = torch.compile(network)
-        self._is_proven = False
+        self._has_compiled = False
         self._batch_size = 0
 
     def forward(self, x: Tensor) -> Any:
         self._batch_size = max(self._batch_size, len(x))
         if self._compiled is None or len(x) < self._batch_size:
             return self._plain[0](x)
-        if self._is_proven:
+        if self._has_compiled:
             return self._compiled(x)
         try:
             result = self._compiled(x)
-        except Exception as error:  # whatever a compiler, or one that is missing, may raise
+        except Exception as error:  # compilers, and missing ones, raise errors of any type
             self._compiled = None
-            logger.warning("The network cannot be compiled (%s): training goes on without.", _first_line(error))
+            logger.warning("The network cannot be compiled (%s): training goes on uncompiled.", _first_line(error))
             return self._plain[0](x)
-        self._is_proven = True
+        self._has_compiled = True
         logger.info("Model compiled successfully")
         return result
 
 
 class CompileAuto:
-    """`--compile auto`: looks at the intervals of a training until it can tell whether compiling pays, and decides."""
+    """`--compile auto`: measures the step time over some intervals, then decides once whether compiling pays."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
         self._is_decided = False
         self._steps_before = 0
-        """Steps of this process when the interval under way began."""
-        self._settled_ms: list[float] = []
+        """Steps of this process before the current interval."""
+        self._steady_ms: list[float] = []
 
-    def __call__(self, tick: IntervalStats, steps_here: int) -> Compiled | None:
-        """The network to call from now on, once it is decided that compiling pays; None: go on as before."""
-        is_settled, self._steps_before = self._steps_before >= SETTLED_AFTER, steps_here
-        if self._is_decided or not is_settled:
+    def __call__(self, stats: IntervalStats, steps_here: int) -> Compiled | None:
+        """The compiled network to call from now on, if it was decided that compiling pays; None: no change."""
+        is_steady, self._steps_before = self._steps_before >= WARMUP_STEPS, steps_here
+        if self._is_decided or not is_steady:
             return None
-        self._settled_ms.append(tick.step_ms)
-        if len(self._settled_ms) < ENOUGH_INTERVALS:
+        self._steady_ms.append(stats.step_ms)
+        if len(self._steady_ms) < MIN_INTERVALS:
             return None
         self._is_decided = True
         layers = sum(isinstance(module, nn.Conv2d) for module in self._network.modules())
-        decision = compile_pays(step_ms=min(self._settled_ms), steps_left=tick.steps_left, num_layers=layers)
+        decision = compile_pays(step_ms=min(self._steady_ms), steps_left=stats.steps_left, num_layers=layers)
         logger.info("%s", decision.text)
         return Compiled(self._network) if decision.pays else None
 
 
 def explain(network: nn.Module, x: Tensor) -> str:
-    """Where torch.compile would have to leave the graph, and why."""
+    """A report of the graph breaks of torch.compile, with their reasons."""
     report = torch._dynamo.explain(network)(x)
     lines = [
         "DYNAMO EXPLANATION REPORT",
         f"graphs: {report.graph_count}, graph breaks: {report.graph_break_count}, operations: {report.op_count}",
     ]
     for number, reason in enumerate(report.break_reasons, 1):
-        where = reason.user_stack[-1] if reason.user_stack else "unknown place"
+        where = reason.user_stack[-1] if reason.user_stack else "unknown location"
         lines.append(f"break {number}: {reason.reason} ({where})")
     if not report.graph_break_count:
-        lines.append("The whole network is one graph: nothing to mend.")
+        lines.append("The whole network is one graph: nothing to fix.")
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
-"""A step as one CUDA graph: the host launches it once instead of a thousand kernels.
+"""CUDA graphs of training steps: the host launches a graph once instead of a thousand kernels.
 
-Small batches are bound by launches, not by the GPU. A graph needs fixed shapes and fixed places in memory, so inputs
-are copied into buffers of its own; rows of a ragged input are filled up to a capacity.
+Small batches are bound by kernel launches, not by the GPU. A graph needs fixed shapes and fixed memory addresses, so
+inputs are copied into its own buffers; ragged inputs are padded to a fixed number of rows.
 """
 
 import logging
@@ -15,58 +15,59 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 EAGER_RUNS = 3
-"""Of every form before it is captured: kernels are chosen and compiled in them."""
-MOST_GRAPHS = 4
-"""Forms of inputs that get a graph of their own, such as an epoch's short last batch."""
+"""Eager runs of each input signature before it is captured: kernels are chosen and compiled during them."""
+MAX_GRAPHS = 4
+"""Input signatures that get a graph of their own, such as that of the short last batch of an epoch."""
 
 Inputs = Mapping[str, Tensor]
-Work = Callable[[Inputs], Tensor]
+StepFunction = Callable[[Inputs], Tensor]
 
 
 class Padding(NamedTuple):
-    """How a ragged input is brought to a fixed number of rows."""
+    """How a ragged input is padded to a fixed number of rows."""
 
     capacity: int
+    """Rows after padding."""
     value: float
-    """Of every entry in the rows that are not there."""
+    """Fills the padding rows."""
 
 
-class GraphedWork:
-    """`work` on inputs of one form, captured; its result is overwritten by the next call.
+class GraphedStep:
+    """`step` captured for inputs of one signature; its result is overwritten by the next call.
 
-    What `work` changes in place (gradients, statistics) must stay where it is in memory. Capturing runs nothing.
+    What `step` changes in place (gradients, statistics) must stay at its address in memory. Capturing runs nothing.
     """
 
     def __init__(
         self,
-        work: Work,
+        step: StepFunction,
         inputs: Inputs,
         paddings: Mapping[str, Padding],
         *,
         pool: Any = None,
     ) -> None:
-        """Run `work` eagerly a few times before: kernels are chosen and compiled then.
+        """Run `step` eagerly a few times first, so that kernels are chosen and compiled.
 
-        `pool` is the memory of another graph, if the two never run at the same time and nobody reads the other's
-        result after this one has run.
+        `pool` is the memory of another graph. Share it only if the two never run at the same time and the other's
+        result is not read after this one has run.
         """
-        self._fillings = paddings
-        self._form = form_of(inputs, paddings)
+        self._paddings = paddings
+        self._signature = signature_of(inputs, paddings)
         self._inputs = {name: _buffer(tensor, paddings.get(name)) for name, tensor in inputs.items()}
         self._load(inputs)
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(self._graph, pool=pool, stream=torch.cuda.current_stream()):
-            self._result = work(self._inputs)
+            self._result = step(self._inputs)
 
     @property
     def pool(self) -> Any:
-        """Of memory, to share with further graphs."""
+        """The memory pool, to be shared with further graphs."""
         return self._graph.pool()
 
-    def suits(self, inputs: Inputs) -> bool:
-        """Have these inputs the form that was captured? Whether there is room in it says `has_room`."""
-        return form_of(inputs, self._fillings) == self._form
+    def matches(self, inputs: Inputs) -> bool:
+        """Whether these inputs have the captured signature; `fits` checks the number of rows."""
+        return signature_of(inputs, self._paddings) == self._signature
 
     def __call__(self, inputs: Inputs) -> Tensor:
         self._load(inputs)
@@ -76,55 +77,60 @@ class GraphedWork:
     def _load(self, inputs: Inputs) -> None:
         for name, tensor in inputs.items():
             buffer = self._inputs[name]
-            filling = self._fillings.get(name)
-            if filling is not None:
-                buffer[len(tensor) :].fill_(filling.value)
+            padding = self._paddings.get(name)
+            if padding is not None:
+                buffer[len(tensor) :].fill_(padding.value)
             buffer[: len(tensor)].copy_(tensor)
 
 
 class Graphs:
-    """Graphs of one piece of work, one per form of its inputs. They share their memory, as one runs at a time."""
+    """The graphs of one step function, one per input signature. They share memory, as only one runs at a time."""
 
     def __init__(
-        self, work: Work, paddings: Mapping[str, Padding], *, wanted: bool, simplify: Callable[[], bool] = lambda: False
+        self,
+        step: StepFunction,
+        paddings: Mapping[str, Padding],
+        *,
+        enabled: bool,
+        simplify: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`simplify` is called when the work cannot be captured. It returns whether it has put work in its place that
+        """`simplify` is called when the step cannot be captured. It returns whether it has switched back to a step that
         was captured before."""
-        self.wanted = wanted
-        """Whether steps are captured; False for good once that has failed."""
+        self.enabled = enabled
+        """Whether steps are captured; stays False once capturing has failed."""
         self._simplify = simplify
-        self._work = work
-        self._fillings = paddings
-        self._graphs: list[GraphedWork] = []
+        self._step = step
+        self._paddings = paddings
+        self._graphs: list[GraphedStep] = []
         self._num_runs: Counter[str] = Counter()
 
-    def find(self, inputs: Inputs) -> GraphedWork | None:
-        """The graph for inputs of this form, captured once the form has come up often enough; None: run it eagerly."""
-        if not self.wanted or not has_room(inputs, self._fillings):
+    def find(self, inputs: Inputs) -> GraphedStep | None:
+        """The graph for these inputs, captured once their signature was seen often enough; None: run eagerly."""
+        if not self.enabled or not fits(inputs, self._paddings):
             return None
         for graph in self._graphs:
-            if graph.suits(inputs):
+            if graph.matches(inputs):
                 return graph
-        form = str(form_of(inputs, self._fillings))
-        self._num_runs[form] += 1
-        if self._num_runs[form] <= EAGER_RUNS or len(self._graphs) == MOST_GRAPHS:
+        signature = str(signature_of(inputs, self._paddings))
+        self._num_runs[signature] += 1
+        if self._num_runs[signature] <= EAGER_RUNS or len(self._graphs) == MAX_GRAPHS:
             return None
         return self._capture(inputs)
 
-    def forget(self) -> None:
-        """The work is another one from now on."""
+    def clear(self) -> None:
+        """Drop all graphs, because the step computes something else from now on."""
         self._graphs.clear()
         self._num_runs.clear()
 
-    def _capture(self, inputs: Inputs) -> GraphedWork | None:
+    def _capture(self, inputs: Inputs) -> GraphedStep | None:
         pool = self._graphs[0].pool if self._graphs else None
         try:
-            graph = GraphedWork(self._work, inputs, self._fillings, pool=pool)
+            graph = GraphedStep(self._step, inputs, self._paddings, pool=pool)
         except RuntimeError as error:
-            self.forget()  # and with them their memory
+            self.clear()  # frees their memory
             if self._simplify():
                 return None
-            self.wanted = False
+            self.enabled = False
             logger.warning(
                 "A step cannot be captured as a CUDA graph (%s): the host launches every kernel, which is slower for "
                 "small batches.",
@@ -135,19 +141,19 @@ class Graphs:
         return graph
 
 
-def has_room(inputs: Inputs, paddings: Mapping[str, Padding]) -> bool:
-    """Do the rows of all ragged inputs fit? A step with more is no reason to capture anything."""
-    return all(len(inputs[name]) <= filling.capacity for name, filling in paddings.items())
+def fits(inputs: Inputs, paddings: Mapping[str, Padding]) -> bool:
+    """Whether all ragged inputs fit into their padded size; a larger step runs eagerly."""
+    return all(len(inputs[name]) <= padding.capacity for name, padding in paddings.items())
 
 
-def form_of(inputs: Inputs, paddings: Mapping[str, Padding]) -> dict[str, tuple[object, ...]]:
-    """Shapes and dtypes; of ragged inputs, those of a row."""
+def signature_of(inputs: Inputs, paddings: Mapping[str, Padding]) -> dict[str, tuple[object, ...]]:
+    """Shapes and dtypes of inputs; for ragged inputs, the shape of one row."""
     return {
         name: (tuple(tensor.shape)[1 if name in paddings else 0 :], tensor.dtype) for name, tensor in inputs.items()
     }
 
 
-def _buffer(tensor: Tensor, filling: Padding | None) -> Tensor:
-    if filling is None:
+def _buffer(tensor: Tensor, padding: Padding | None) -> Tensor:
+    if padding is None:
         return torch.empty_like(tensor)
-    return tensor.new_empty((filling.capacity, *tensor.shape[1:]))
+    return tensor.new_empty((padding.capacity, *tensor.shape[1:]))

@@ -1,9 +1,4 @@
-"""What the loop asks of those it works for, and what it tells them.
-
-What a schedule says about one iteration: a pure function of where the training stands.
-
-No state means nothing to save: a resumed run asks for the same iteration and gets the same answer.
-"""
+"""Interfaces of the training loop: batches, job, schedule, the work after an epoch, and the numbers it reports."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -15,17 +10,17 @@ from flatout.lazy import renamed
 
 
 class Batches(Protocol):
-    """Where batches come from; the loop says of which epoch, and from which step on."""
+    """A source of batches for any epoch, from any step on."""
 
     @property
     def device_wait_s(self) -> float:
-        """Seconds so far for which `next()` waited for the device, not for data."""
+        """Total seconds for which `next()` has waited for the device rather than for data."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
 
 
 class IntervalStats(NamedTuple):
-    """Progress at a log interval; items are means since the epoch began, times are since the last tick."""
+    """Progress at a log interval. Items are means since the start of the epoch, times are means of this interval."""
 
     epoch: int
     step: int
@@ -34,35 +29,36 @@ class IntervalStats(NamedTuple):
     lr: float
     step_ms: float
     wait_ms: float
-    """Of `step_ms`, spent waiting for a batch."""
+    """The part of `step_ms` spent waiting for a batch."""
     samples_per_s: float
     steps_done: int = 0
-    """Of the whole training, by whichever process."""
+    """Steps done in the whole training, by all processes."""
     steps_left: int = 0
+    """Steps left in the whole training."""
 
 
 class EpochReport(NamedTuple):
-    """What an epoch of training came to."""
+    """Losses, learning rates and times of a trained epoch."""
 
     items: dict[str, float]
-    """Means over the epoch's steps."""
+    """Means over the steps of the epoch."""
     lrs: tuple[float, ...]
     seconds: float
-    """Of training, without validation; of all processes that worked on this epoch."""
+    """Training time without validation, summed over all processes that worked on this epoch."""
     num_samples: int
     num_bad: int
-    """Steps whose loss or gradients were not finite, and which changed nothing."""
+    """Steps whose loss or gradients were not finite and which changed nothing."""
     step_ms: float = 0.0
-    """Of wall time, on average."""
+    """Mean wall time of a step."""
     wait_ms: float = 0.0
-    """Of `step_ms`, spent waiting for a batch."""
+    """The part of `step_ms` spent waiting for a batch."""
 
     @property
     def samples_per_s(self) -> float:
         return self.num_samples / max(self.seconds, 1e-9)
 
     def timing(self) -> dict[str, float]:
-        """For log.jsonl."""
+        """Times and bad steps under their names in log.jsonl."""
         return {
             "seconds": round(self.seconds, 3),
             "images_per_s": self.samples_per_s,
@@ -73,52 +69,52 @@ class EpochReport(NamedTuple):
 
 
 class Job(Protocol):
-    """What a step computes."""
+    """The computation of a training step."""
 
     @property
     def item_names(self) -> tuple[str, ...]:
-        """Of the numbers that a step reports."""
+        """Names of the numbers that a step reports."""
 
     @property
     def paddings(self) -> Mapping[str, Padding]:
-        """Ragged inputs, for CUDA graphs."""
+        """How ragged inputs are padded for CUDA graphs, by name."""
 
     def phase(self, epoch: int) -> object:
-        """Anything that compares unequal once steps begin to compute something else."""
+        """A value that changes between epochs if and only if steps compute something else."""
 
     def inputs(self, batch: Any, epoch: int, step: int) -> dict[str, Tensor]:
-        """Tensors of a step, on the device."""
+        """The tensors of a step, on the device."""
 
     def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Forward and loss: a scalar to differentiate, and float32 [items] to report. Must not wait for the device."""
 
 
 Sections = dict[str, Any]
-"""A saved state: "weights", "training" and "run"."""
+"""The content of a checkpoint: "weights", "training" and "run"."""
 
 
 class EpochEnd(Protocol):
-    """What happens after an epoch, and what is saved beside the loop's own tensors and position."""
+    """The work after an epoch, and what a checkpoint holds besides the loop's own tensors and position."""
 
     def __call__(self, epoch: int, report: EpochReport, sections: Callable[[], Sections]) -> bool:
-        """Validate and record; True ends the training, on all ranks. `sections` gives the whole state, for files of an
-        epoch's own.
+        """Validate and record; True ends the training, on all ranks. `sections` returns the whole training state, for
+        jobs that keep a file per epoch.
 
-        May raise Interrupted: it is called again after the resume.
+        May raise Interrupted; it is then called again after the resume.
         """
 
     def sections(self) -> dict[str, dict[str, object]]:
-        """What a saved file says beside tensors and position: "weights" (how the network is built), "run", "job"."""
+        """The rest of a checkpoint besides tensors and position: "weights" (network structure), "run" and "job"."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the section "job"."""
+        """Restore the state from the section "job"."""
 
     def flush(self) -> None:
-        """Write what is due beside the checkpoint that was just saved, such as the best weights so far."""
+        """Write files that belong to the checkpoint about to be saved, such as the best weights so far."""
 
 
 class NoEpochEnd:
-    """For a loop whose epochs are neither validated nor recorded."""
+    """An `EpochEnd` that neither validates nor records."""
 
     def __call__(self, epoch: int, report: EpochReport, sections: Callable[[], Sections]) -> bool:
         return False
@@ -132,18 +128,18 @@ class NoEpochEnd:
 
 
 class StepSettings(NamedTuple):
-    """The settings of one iteration."""
+    """Learning rates, momentum and accumulation of one iteration."""
 
     lrs: tuple[float, ...]
     """One per parameter group, in the optimizer's order."""
     momentum: float | None
-    """None: leave the optimizer's own alone."""
-    steps: bool
-    """Does the optimizer step after this iteration's backward, or does the gradient go on growing?"""
+    """None: keep the optimizer's own."""
+    step_optimizer: bool
+    """Whether the optimizer steps after this backward pass; otherwise gradients keep accumulating."""
 
 
 class Schedule(Protocol):
-    """StepSettings of the iteration `epoch * steps_per_epoch + step`; pure."""
+    """The settings of any iteration, as a pure function of its position: there is no state to save."""
 
     def __call__(self, epoch: int, step: int) -> StepSettings: ...
 

@@ -1,11 +1,13 @@
-r"""The training loop of every job: batches in, weights out, at any moment resumable.
+r"""The training loop of every job: batches in, weights out, resumable at any time.
 
     batch --inputs--> forward, loss, backward --(where an accumulation window ends)--> optimizer, moving average
-          \-- rows of numbers stay on the device until the log interval --> one line, guards
+          \-- rows of numbers stay on the device until the log interval --> progress, divergence guard
 
-The loop owns the position (epoch, step), number formats, the optimizer and the moving average. It knows no boxes,
-defects or spikes: a `Job` says what a step computes, an `EpochEnd` what happens after an epoch. Its state is complete
-wherever an accumulation window ends; there, and only there, a training is saved or stopped.
+The loop owns the position (epoch, step), the precision, the optimizer and the moving average. What a step computes is
+up to the `Job`, what happens after an epoch is up to the `EpochEnd`. The state of a training is complete wherever an
+accumulation window ends; it is saved and stopped only there.
+
+Dimension key:  N steps of an interval   K numbers of a step
 """
 
 import logging
@@ -24,8 +26,8 @@ from flatout.engine.callbacks import Callbacks, Saved
 from flatout.engine.checkpoints import CheckpointStore, load_on_all_ranks
 from flatout.engine.compile import CompileAuto
 from flatout.engine.job import Batches, EpochEnd, IntervalStats, Job, NoEpochEnd, Schedule
-from flatout.engine.meter import Guard, Meter, StepLog
-from flatout.engine.optim import MovingAverage, apply_knobs, load_optimizer
+from flatout.engine.meter import DivergenceGuard, Meter, StepLog
+from flatout.engine.optim import MovingAverage, apply_settings, load_optimizer
 from flatout.engine.reproducible import random_state, set_random_state
 from flatout.engine.step import Amp, Precision, Step
 from flatout.errors import DivergedError, Interrupted, ResourceError
@@ -34,33 +36,34 @@ from flatout.safefiles import ran_out_of_room
 
 logger = logging.getLogger(__name__)
 
-# A GPU that is too small, in a sentence that says what would fit.
+# Out of GPU memory
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 MARGIN = 0.9
+"""Share of the memory that a suggested batch may use."""
 
 
-def no_room(error: BaseException, *, batch_size: int, device: torch.device) -> ResourceError:
-    """The error to raise for torch's own; the batch is never made smaller in silence."""
+def out_of_memory_error(error: BaseException, *, batch_size: int, device: torch.device) -> ResourceError:
+    """The error to raise instead of torch's own. It suggests a batch size; the batch is never shrunk silently."""
     used, total = _used_and_total(device)
-    asked = _asked(str(error))
-    fitting = fitting_batch(batch_size, used=used + asked, total=total)
-    where = f"{used / 2**30:.1f} GiB of {total / 2**30:.1f} GiB were in use" if total else "its size is unknown"
+    requested = _requested_bytes(str(error))
+    fitting = fitting_batch(batch_size, used=used + requested, total=total)
+    state = f"{used / 2**30:.1f} of {total / 2**30:.1f} GiB in use" if total else "memory size unknown"
     return ResourceError(
-        f"out of GPU memory with {batch_size} pictures per step ({where}, {asked / 2**20:.0f} MiB more were asked). "
+        f"out of GPU memory with {batch_size} images per step ({state}, {requested / 2**20:.0f} MiB more requested). "
         f"About {fitting} would fit: use --batch-size {fitting}, a smaller --img-size, or --amp bf16. "
-        "Everything up to the last saved state is kept; a smaller batch is a new run."
+        "The last checkpoint is kept, but another batch size starts a new run."
     )
 
 
 def fitting_batch(batch_size: int, *, used: int, total: int) -> int:
-    """Memory grows with the batch, near enough; a tenth is left free."""
+    """The batch size that would fit, assuming that memory grows linearly with it; a tenth is left free."""
     if not total or not used:
         return max(1, batch_size // 2)
     return max(1, min(batch_size - 1, int(MARGIN * batch_size * total / used)))
 
 
-def _asked(text: str) -> int:
+def _requested_bytes(text: str) -> int:
     found = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", text)
     return int(float(found[1]) * _UNITS[found[2]]) if found else 0
 
@@ -71,51 +74,53 @@ def _used_and_total(device: torch.device) -> tuple[int, int]:
     return torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
 
 
-ASK_RANKS_EVERY = 10
-"""Least steps between two questions to the other ranks whether a signal came."""
+# The loop
+
+RANK_CHECK_STEPS = 10
+"""Fewest steps between two exchanges in which ranks learn whether any of them received a signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    """How the loop runs."""
+    """Settings of the loop."""
 
     epochs: int
     steps_per_epoch: int
     amp: Amp = "off"
     clip_norm: float | None = None
-    """Largest norm of all gradients together; None: they are not clipped."""
+    """Maximum norm of all gradients together; None: no clipping."""
     log_every: int = 20
-    """Steps between two looks at the device's numbers."""
+    """Steps of a log interval, after which numbers are copied from the device."""
     save_every_s: float = 600
     save_every_steps: int = 1000
     save_apart_s: float = 15
-    """At the end of an epoch nothing is saved if that was done less than this ago: epochs may take a second."""
+    """Shortest time between a save and another one at the end of an epoch: epochs may take only a second."""
     stop_after: int | None = None
-    """Steps of this process after which it saves and ends."""
+    """Steps of this process after which it saves and stops."""
     graphs: bool = False
     """Run steps of fixed shape as one CUDA graph."""
     compile_auto: bool = False
-    """Compile the network once steps have settled, if that pays within the run. With several ranks nothing is."""
+    """Compile the network once the step time is steady, if that pays within the run. Ignored with several ranks."""
 
 
-def stopped_after(steps: int, *, asked: int) -> str:
-    """Steps that were trained, and why there are more than were asked for."""
+def stopped_after(steps: int, *, requested: int) -> str:
+    """How many steps were trained, and why more than requested."""
     trained = f"Stopped after {steps} step{'s' if steps > 1 else ''}"
-    if steps == asked:
-        return f"{trained}, as asked."
-    return f"{trained}: {asked} asked for, but a training stops only where an optimizer step is complete."
+    if steps == requested:
+        return f"{trained}, as requested."
+    return f"{trained}: {requested} were requested, but a training stops only after a complete optimizer step."
 
 
 class StoppedAfter(Exception):
-    """The training ends early, as was asked beforehand; it is saved and can go on. The text says why."""
+    """The training stopped at a limit that was set beforehand; it is saved and can be continued. The text says why."""
 
 
 class _RolledBack(Exception):
-    """Everything was set back to a saved state, the position too."""
+    """Everything, including the position, was set back to a checkpoint."""
 
 
 class Loop:
-    """One training from its position to its end, or to an interruption."""
+    """Trains from the current position to the end, or until it is interrupted."""
 
     def __init__(
         self,
@@ -133,15 +138,17 @@ class Loop:
         interrupts: Interrupts | None = None,
         world: World | None = None,
         forward: nn.Module | None = None,
-        tell: Callable[[IntervalStats], None] = lambda tick: None,
+        on_interval: Callable[[IntervalStats], None] = lambda stats: None,
         callbacks: Callbacks | None = None,
         stop_early: Callable[[], str | None] | None = None,
         between: Callable[[int, int], Callable[[], None] | None] | None = None,
     ) -> None:
-        """`forward` is the network as it is called, compiled or for several ranks; `network` holds the weights.
-        `stop_early` is asked where a training may stop, and says why it has to, or None. `between` is asked after an
-        optimizer step (epoch, steps of it that are done) whether there is something to do, such as a validation within
-        an epoch; all ranks must answer alike, and its time is nobody's."""
+        """`forward` is the network as it is called, compiled or wrapped for several ranks; `network` holds the weights.
+
+        `on_interval` is called at every log interval. `stop_early` is called wherever a training may stop; it returns
+        the reason to stop, or None. `between` is called after an optimizer step with the epoch and its steps done; it
+        returns work to do before the next step, such as a validation within an epoch, or None. All ranks must return
+        alike, and the time of that work counts for no log interval."""
         self.job, self.network, self.optimizer = job, network, optimizer
         self._epoch_end: EpochEnd = epoch_end or NoEpochEnd()
         self.schedule, self.batches, self.config = schedule, batches, config
@@ -149,14 +156,14 @@ class Loop:
         self.world = world or World()
         self.precision = Precision(config.amp, device)
         self.epoch, self.step = 0, 0
-        """The next step to train; `step` = steps per epoch: the end of the epoch has not been worked off."""
+        """The next step to train; `step` equal to the steps per epoch: only the end of the epoch is left to do."""
         self._interrupts = interrupts or Interrupts()
-        self._tell, self._callbacks, self._stop_early = tell, callbacks or Callbacks(), stop_early
+        self._on_interval, self._callbacks, self._stop_early = on_interval, callbacks or Callbacks(), stop_early
         self._between = between
         self._compile_auto = CompileAuto(network) if config.compile_auto and self.world.size == 1 else None
         self._log = StepLog(len(job.item_names) + 2, config.log_every, device)
         self._meter = Meter(job.item_names)
-        self._guard = Guard()
+        self._guard = DivergenceGuard()
         self._training_step = Step(
             job,
             network,
@@ -173,16 +180,17 @@ class Loop:
         self.steps_here = 0
         self._window_ended = True
         self._is_over = False
-        self._asked_steps = self._saved_steps = 0
+        self._checked_steps = self._saved_steps = 0
         self._saved_at = time.monotonic()
 
     def run(self) -> None:
-        """Train to the end. Interrupted or StoppedAfter once all is saved; DivergedError if there is no way on."""
+        """Train to the end. Interrupted or StoppedAfter after everything is saved; DivergedError if rolling back does
+        not help."""
         if self._stop_early is not None:
-            self._stop_if_long_enough()
-        self._note_unsaved()
+            self._stop_if_requested()
+        self._update_unsaved()
         if self.is_complete:
-            logger.info("Every epoch is trained; only the last files of the run are missing.")
+            logger.info("All epochs are trained; only the final files of the run are missing.")
         while not self.is_complete:
             try:
                 with self._training_step.own_stream():
@@ -190,7 +198,7 @@ class Loop:
                 with clock.stage("train.between"):
                     self._finish_epoch()
             except _RolledBack:
-                logger.info("Continuing with epoch %d, step %d.", self.epoch, self.step)
+                logger.info("Continuing at epoch %d, step %d.", self.epoch, self.step)
 
     @property
     def is_complete(self) -> bool:
@@ -216,21 +224,21 @@ class Loop:
             self._meter.begin_epoch()
         if (phase := self.job.phase(self.epoch)) != self._phase:
             self._phase = phase
-            self._training_step.graphs.forget()
+            self._training_step.graphs.clear()
         self._meter.begin_interval()
-        if self.step:  # saved where something was due, and before it was done
-            self._pause_if_due()
+        if self.step:  # the checkpoint may have been saved just before work that was due between steps
+            self._work_between_steps()
         batches = iter(self.batches.epoch(self.epoch, start=self.step))
         while self.step < self.config.steps_per_epoch:
             began, device_wait_s = time.perf_counter(), self.batches.device_wait_s
             batch = self._next_batch(batches)
-            # A host that is ahead of its device waits here too, but not for data.
+            # A host that is ahead of its device also waits here, but not for data.
             self._meter.waited(time.perf_counter() - began - (self.batches.device_wait_s - device_wait_s))
             self._train_step(batch)
-        self._look_at_all()
+        self._process_all_numbers()
 
     def _next_batch(self, batches: Iterator[Any]) -> Any:
-        """Waits for the feed. A signal need not: between two windows everything can be saved."""
+        """Wait for the feed. Between two accumulation windows everything can be saved, so a signal ends the wait."""
         with clock.stage("train.wait"):
             if self.world.size > 1 or not self._window_ended:
                 return next(batches)
@@ -241,128 +249,132 @@ class Loop:
                 self._save_and_stop(self._interrupts.requested)
 
     def _train_step(self, batch: Any) -> None:
-        knobs = self.schedule(self.epoch, self.step)
-        apply_knobs(self.optimizer, knobs)
-        self._meter.lrs = knobs.lrs
+        settings = self.schedule(self.epoch, self.step)
+        apply_settings(self.optimizer, settings)
+        self._meter.lrs = settings.lrs
         try:
             with clock.stage("train.inputs"):
                 inputs = self.job.inputs(batch, self.epoch, self.step)
-            self._log.put(self._training_step.work(inputs, window_ends=knobs.steps))
-            if knobs.steps:
-                self._log.mark(self._training_step.move())
+            self._log.put(self._training_step.forward_backward(inputs, window_ends=settings.step_optimizer))
+            if settings.step_optimizer:
+                self._log.set_flag(self._training_step.optimizer_step())
         except torch.OutOfMemoryError as error:
-            raise no_room(error, batch_size=len(batch) * self.world.size, device=self.device) from error
-        self._guard.remember(self.epoch, self.step, batch.indices, ends_window=knobs.steps)
+            raise out_of_memory_error(error, batch_size=len(batch) * self.world.size, device=self.device) from error
+        self._guard.add_step(self.epoch, self.step, batch.indices, ends_window=settings.step_optimizer)
         self._meter.count(len(batch) * self.world.size)
         self.step += 1
         self.steps_here += 1
-        self._window_ended = knobs.steps
-        self._note_unsaved()
+        self._window_ended = settings.step_optimizer
+        self._update_unsaved()
         if self.steps_here == 1:
-            self.world.settle()
+            self.world.tighten_timeouts()
         if self.step % self.config.log_every == 0:
             with clock.stage("train.log"):
-                self._look(self._log.turn())
-        if knobs.steps:
-            self._at_boundary()
-            self._pause_if_due()
+                self._process_numbers(self._log.swap())
+        if settings.step_optimizer:
+            self._at_window_end()
+            self._work_between_steps()
 
-    # What the numbers say
+    # Numbers of past steps
 
-    def _look(self, rows_NK: np.ndarray) -> None:
-        """Numbers of N steps have arrived: sum up, tell, and act if they are not finite."""
+    def _process_numbers(self, rows_NK: np.ndarray) -> None:
+        """Add the numbers of N steps to the means, report them, and roll back if the training has diverged."""
         bad_loss_N, bad_gradient_N = self.world.all_reduce_max(rows_NK[:, -2:] > 0).astype(bool).T
         self._meter.add(rows_NK[:, :-2], bad_loss_N | bad_gradient_N)
         if len(rows_NK):
-            tick = self._meter.tick(self.epoch, self.step, steps_done=self.steps_done, steps_left=self.steps_left)
-            self._tell(tick)
-            self._callbacks.log(tick)
-            if self._compile_auto is not None and (compiled := self._compile_auto(tick, self.steps_here)) is not None:
+            stats = self._meter.end_interval(
+                self.epoch, self.step, steps_done=self.steps_done, steps_left=self.steps_left
+            )
+            self._on_interval(stats)
+            self._callbacks.log(stats)
+            if self._compile_auto is not None and (compiled := self._compile_auto(stats, self.steps_here)) is not None:
                 self._training_step.use_forward(compiled)
-        if self._guard.is_lost(bad_loss_N, bad_gradient_N, scaled=self.config.amp == "fp16"):
+        if self._guard.has_diverged(bad_loss_N, bad_gradient_N, scaled=self.config.amp == "fp16"):
             self._roll_back()
 
-    def _look_at_all(self) -> None:
-        """Host-device wait: look at the numbers of every step so far."""
+    def _process_all_numbers(self) -> None:
+        """Process the numbers of every step so far; waits for the device."""
         with clock.stage("train.drain"):
             rows_NK = self._log.drain()
         with clock.stage("train.log"):
-            self._look(rows_NK)
+            self._process_numbers(rows_NK)
 
     def _roll_back(self) -> None:
-        """Set everything back to the last good checkpoint, or give up."""
+        """Set everything back to the last good checkpoint; DivergedError if there is none or it has not helped."""
         saved = load_on_all_ranks(self.checkpoints, self.world)
         if not self._guard.roll_back() or saved is None:
             tried = (
-                "There is no saved state to go back to."
+                "There is no checkpoint to go back to."
                 if saved is None
-                else ("Going back to a saved state did not help; the last good one is kept.")
+                else ("Going back to a checkpoint did not help; the last good one is kept.")
             )
             raise DivergedError(
-                f"{self._guard.complaint()} {tried} Look at these samples{self._listed_samples()}, "
-                "or use a smaller lr0."
+                f"{self._guard.description()} {tried} Check these samples{self._list_of_samples()}, "
+                "or use a smaller learning rate."
             )
-        logger.warning("%s Set back to %s.", self._guard.complaint(), saved.path)
+        logger.warning("%s Going back to %s.", self._guard.description(), saved.path)
         self.load_sections(saved.sections)
         raise _RolledBack
 
-    def _listed_samples(self) -> str:
-        """Where all samples of the last bad steps can be found, as a remark."""
+    def _list_of_samples(self) -> str:
+        """Write all samples of the last bad steps to a file; returns its path as a remark, on the first rank."""
         if self.checkpoints is None or not self.world.is_first:
             return ""
-        return f" (all of them: {self.checkpoints.leave_note('diverged.json', self._guard.bad_samples())})"
+        return f" (full list: {self.checkpoints.write_note('diverged.json', self._guard.bad_samples())})"
 
     # Saving and stopping
 
-    def _at_boundary(self) -> None:
-        """Stop or save if that is due. Ranks do both after the same step, so they ask each other now and then."""
+    def _at_window_end(self) -> None:
+        """Stop or save if that is due. Ranks must do so after the same step, so they synchronize every few steps."""
         if self.world.size > 1:
-            # Counted from the last question: windows of two or four steps may never end at a multiple of ten.
-            # A number of steps that was asked for is the same on all ranks.
-            if self.steps_here - self._asked_steps < ASK_RANKS_EVERY and not self._is_long_enough:
+            # Counted from the last exchange: windows of two or four steps may never end at a multiple of ten.
+            # `stop_after` is the same on all ranks and needs no exchange.
+            if self.steps_here - self._checked_steps < RANK_CHECK_STEPS and not self._has_reached_limit:
                 return
-            self._asked_steps = self.steps_here
+            self._checked_steps = self.steps_here
         name = self._interrupts.requested
         if self.world.any(name is not None):
             self._save_and_stop(name)
-        self._stop_if_long_enough()
-        wished = self._interrupts.take_save_request()
-        if self.world.any(wished or self._save_is_due()):
+        self._stop_if_requested()
+        save_requested = self._interrupts.take_save_request()
+        if self.world.any(save_requested or self._save_is_due()):
             self.save()
 
     def _save_and_stop(self, signal_name: str | None) -> NoReturn:
         self.save()
         raise Interrupted(
             f"{signal_name or 'a signal to another rank'}: saved at epoch {self.epoch}, step {self.step}. "
-            "Run the same command again."
+            "Run the same command again to continue."
         )
 
-    def _note_unsaved(self) -> None:
-        """A signal need not wait for the end of a step, if the step is all that would be lost. Ranks stop together."""
+    def _update_unsaved(self) -> None:
+        """Let a signal interrupt the current step if nothing before it is unsaved. With several ranks it never may:
+        they stop together."""
         self._interrupts.nothing_unsaved = self.world.size == 1 and self.steps_here == self._saved_steps
 
-    def _pause_if_due(self) -> None:
-        """Host-device wait, if there is something to do between two steps. An epoch's end is worked off elsewhere."""
+    def _work_between_steps(self) -> None:
+        """Do the work that is due between two steps, if any; waits for the device. Not for the end of an epoch."""
         if self._between is None or self.step >= self.config.steps_per_epoch:
             return
         if (work := self._between(self.epoch, self.step)) is not None:
-            self._look_at_all()
+            self._process_all_numbers()
             with clock.stage("train.between"):
                 work()
-                # Here they may wait for the one that has work; in the next sum of gradients not for long.
+                # The barrier waits as long as the busiest rank takes; the next all-reduce has a short timeout.
                 self.world.wait_for_all()
             self._meter.begin_interval()
 
     @property
-    def _is_long_enough(self) -> bool:
+    def _has_reached_limit(self) -> bool:
         return self.config.stop_after is not None and self.steps_here >= self.config.stop_after
 
-    def _stop_if_long_enough(self) -> None:
+    def _stop_if_requested(self) -> None:
         why = None
-        if self._is_long_enough:
-            why = f"{stopped_after(self.steps_here, asked=self.config.stop_after or 0)} The same command continues."
+        if self._has_reached_limit:
+            limit = self.config.stop_after or 0
+            why = f"{stopped_after(self.steps_here, requested=limit)} Run the same command again to continue."
         elif self._stop_early is not None:
-            # Clocks of several machines differ: what the first one says counts.
+            # Clocks of several machines differ: the first rank decides.
             why = self.world.broadcast(self._stop_early())
         if why is not None:
             self.save()
@@ -376,13 +388,14 @@ class Loop:
         return time.monotonic() - self._saved_at
 
     def _finish_epoch(self) -> None:
-        """Work off the end of an epoch."""
+        """Validate, record and save at the end of an epoch, and go on to the next one."""
         if self.world.size == 1 and self.checkpoints is not None and not self.checkpoints.newest.parent.is_dir():
-            self.save()  # which makes it again; what is done at an epoch's end would fail without it
+            self.save()  # creates the run folder again, which the work below needs
         try:
             if self._interrupts.requested is not None and self.world.size == 1:
                 raise Interrupted(
-                    f"{self._interrupts.requested}: saved at the end of epoch {self.epoch}. Run the same command again."
+                    f"{self._interrupts.requested}: saved at the end of epoch {self.epoch}. "
+                    "Run the same command again to continue."
                 )
             stop = self._epoch_end(self.epoch, self._meter.report(), self.sections)
         except Interrupted:
@@ -391,49 +404,49 @@ class Loop:
         self.epoch, self.step = self.epoch + 1, 0
         self._is_over = stop or self.epoch == self.config.epochs
         if not self._is_over:
-            self._stop_if_long_enough()
+            self._stop_if_requested()
         if self.world.any(self._is_over or self._unsaved_s() >= self.config.save_apart_s):
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint, unless a weight is not finite: a broken state is never saved. Waits for the device.
+        """Write a checkpoint; roll back instead if a weight is not finite. Waits for the device.
 
-        All ranks wait for the one that writes: a launcher ends all of them as soon as one ends.
+        All ranks wait for the one that writes, because a launcher ends all of them as soon as one ends.
         """
         if self.step > 0:
-            self._look_at_all()
+            self._process_all_numbers()
         with clock.stage("train.save"):
-            if self.checkpoints is not None and self.world.any(not self._is_sound()):
+            if self.checkpoints is not None and self.world.any(not self._is_finite()):
                 self._roll_back()
             if self.checkpoints is not None and self.world.is_first:
                 self._write_checkpoint(self.checkpoints)
                 self._callbacks.checkpoint(Saved(path=self.checkpoints.newest, epoch=self.epoch, step=self.step))
-            # Here they may wait as long as a slow disk takes; in the next sum of gradients they may not.
+            # The barrier waits as long as a slow disk takes; the next all-reduce has a short timeout.
             self.world.wait_for_all()
         self._saved_at, self._saved_steps = time.monotonic(), self.steps_here
-        self._note_unsaved()
+        self._update_unsaved()
 
     def _write_checkpoint(self, checkpoints: CheckpointStore) -> None:
-        was_gone = checkpoints.restore_folder()
+        was_removed = checkpoints.restore_folder()
         try:
-            # First what lies beside the checkpoint: killed in between, the epoch it comes from is trained again.
-            checkpoints.retrying(self._epoch_end.flush)
+            # Files that belong to the checkpoint come first: a process killed in between trains their epoch again.
+            checkpoints.write_with_retry(self._epoch_end.flush)
             checkpoints.save(self.sections())
         except ResourceError as error:
             if not ran_out_of_room(error):
                 raise
-            raise ResourceError(f"{error} The same command then continues.") from error.__cause__
-        if was_gone:
+            raise ResourceError(f"{error} Then run the same command again to continue.") from error.__cause__
+        if was_removed:
             raise ResourceError(
-                f"{checkpoints.newest.parent} was removed or moved while the training was running. It was made again, "
-                f"with the state of epoch {self.epoch}, step {self.step} in it, and the training ended; its other "
-                "files are gone. Run the same command again to continue."
+                f"{checkpoints.newest.parent} was removed or moved while the training was running. It was created "
+                f"again with a checkpoint of epoch {self.epoch}, step {self.step}; its other files are gone. "
+                "Training stopped. Run the same command again to continue."
             )
 
     def sections(self) -> dict[str, Any]:
-        """All that a training is: tensors, position, random states, and what the end of an epoch adds."""
-        beside = self._epoch_end.sections()
-        weights: dict[str, object] = beside["weights"] | {"state": self.network.state_dict()}
+        """The whole state of the training: tensors, position, random states, and the sections of the `EpochEnd`."""
+        extra = self._epoch_end.sections()
+        weights: dict[str, object] = extra["weights"] | {"state": self.network.state_dict()}
         if self.average is not None:
             weights |= {"ema": self.average.network.state_dict(), "updates": self.average.updates}
         training = {
@@ -442,13 +455,13 @@ class Loop:
             "precision": self.precision.state_dict(),
             "random": random_state(self.device),
             "meter": self._meter.state_dict(),
-            "job": beside["job"],
+            "job": extra["job"],
             "over_at": self.config.epochs if self._is_over else None,
         }
-        return {"weights": weights, "training": training, "run": beside["run"]}
+        return {"weights": weights, "training": training, "run": extra["run"]}
 
     def load_sections(self, sections: Mapping[str, Any]) -> None:
-        """Continue from what `sections` gave."""
+        """Restore the state that `sections` returned."""
         weights, training = sections["weights"], sections["training"]
         self.network.load_state_dict(weights["state"])
         if self.average is not None:
@@ -457,18 +470,19 @@ class Loop:
         self.precision.load_state_dict(training["precision"])
         set_random_state(training["random"], self.device)
         self.epoch, self.step = training["position"]["epoch"], training["position"]["step"]
-        # Out of patience, and not asked for more epochs since.
+        # Ended by patience, and no more epochs were requested since.
         self._is_over = training.get("over_at") == self.config.epochs
         self._log.drain()
         self._meter.load_state_dict(training["meter"])
         self._epoch_end.load_state(training["job"])
-        self._training_step.graphs.forget()
+        self._training_step.graphs.clear()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _is_sound(self) -> bool:
+    def _is_finite(self) -> bool:
+        """Whether all weights and their moving average are finite."""
         tensors = list(self.network.state_dict().values())
         if self.average is not None:
             tensors += self.average.network.state_dict().values()
         floating = [tensor for tensor in tensors if tensor.is_floating_point()]
-        # A norm is finite only if every entry is; one that overflows is a divergence as well.
+        # A norm is finite only if every entry is; an overflowing norm is a divergence as well.
         return bool(torch.isfinite(torch.stack(torch._foreach_norm(floating, 1))).all())

@@ -1,4 +1,9 @@
-"""Numbers of steps and epochs: fetched from the device many steps at a time, made into means, judged for divergence."""
+"""Numbers of steps and epochs: copied from the device many steps at a time, averaged, and checked for divergence.
+
+    step --row--> StepLog, buffer A | B --one copy per interval--> host, an interval later --> Meter, DivergenceGuard
+
+Dimension key:  N steps of an interval   K numbers of a step
+"""
 
 import time
 from collections import deque
@@ -10,9 +15,11 @@ from torch import Tensor
 
 from flatout.engine.job import EpochReport, IntervalStats
 
+# Means
+
 
 class Meter:
-    """Sums of an epoch's steps. They are added one after the other, so that a mean does not depend on where a
+    """Sums of the numbers of an epoch's steps. Steps are added one by one, so that means do not depend on where the
     training was interrupted."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -38,14 +45,14 @@ class Meter:
         self._waited_s += seconds
 
     def count(self, num_samples: int) -> None:
-        """A step was queued."""
+        """Count a step whose work has been queued on the device."""
         self._steps += 1
         self._num_steps += 1
         self._samples += num_samples
         self._num_samples += num_samples
 
     def add(self, items_NK: np.ndarray, bad_N: np.ndarray) -> None:
-        """The numbers of N steps have arrived."""
+        """Add the numbers of N steps; bad ones are only counted."""
         for items_K in items_NK[~bad_N]:
             self._sum_K += items_K
         self._num_good += int((~bad_N).sum())
@@ -54,8 +61,8 @@ class Meter:
     def means(self) -> dict[str, float]:
         return dict(zip(self._names, (self._sum_K / max(1, self._num_good)).tolist(), strict=True))
 
-    def tick(self, epoch: int, step: int, *, steps_done: int, steps_left: int) -> IntervalStats:
-        """The interval since the last tick, which ends here; one without steps has the speed of the one before."""
+    def end_interval(self, epoch: int, step: int, *, steps_done: int, steps_left: int) -> IntervalStats:
+        """Statistics of the interval that ends here; one without steps repeats the speed of the interval before."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
         self._seconds += seconds
         if self._steps:
@@ -98,15 +105,11 @@ class Meter:
         self.begin_interval()
 
 
-# Numbers of every step, written on the device and fetched many steps at a time.
-#
-#     step --row--> buffer A | B --one copy per interval--> host, read an interval later
-#
-# Dimension key:  N steps of an interval   K numbers of a step
+# Numbers on the device
 
 
 class StepLog:
-    """Collects one row of K numbers per step, the last of them a flag; nobody waits for the device but `drain`."""
+    """Collects one row of K numbers per step, the last of them a flag; only `drain` waits for the device."""
 
     def __init__(self, num_columns: int, capacity: int, device: torch.device) -> None:
         self._device = device
@@ -114,29 +117,31 @@ class StepLog:
         self._on_host = [self._host_rows(capacity, num_columns) for _ in range(2)]
         self._copied: list[torch.cuda.Event | None] = [None, None]
         self._counts = [0, 0]
-        self._turn = 0
+        self._side = 0
+        """The buffer that is being filled."""
 
     def put(self, row_K: Tensor) -> None:
-        """Keep the first K - 1 numbers of a step; at most `capacity` between two calls of `turn`."""
-        row = self._on_device[self._turn][self._counts[self._turn]]
+        """Append the first K - 1 numbers of a step; at most `capacity` rows between two swaps."""
+        row = self._on_device[self._side][self._counts[self._side]]
         row[:-1].copy_(row_K)
         row[-1].zero_()
-        self._counts[self._turn] += 1
+        self._counts[self._side] += 1
 
-    def mark(self, flag: Tensor) -> None:
-        """Set the last column of the row that was put last."""
-        self._on_device[self._turn][self._counts[self._turn] - 1, -1].copy_(flag)
+    def set_flag(self, flag: Tensor) -> None:
+        """Set the last column of the last row."""
+        self._on_device[self._side][self._counts[self._side] - 1, -1].copy_(flag)
 
-    def turn(self) -> np.ndarray:
-        """Begin the copy of what came since the last turn; returns what came before that, float64 [N, K]."""
-        earlier = self._read(1 - self._turn)
-        self._begin_copy(self._turn)
-        self._turn = 1 - self._turn
+    def swap(self) -> np.ndarray:
+        """Swap the buffers and start copying the filled one to the host; returns the rows of the swap before, float64
+        [N, K]."""
+        earlier = self._read(1 - self._side)
+        self._begin_copy(self._side)
+        self._side = 1 - self._side
         return earlier
 
     def drain(self) -> np.ndarray:
-        """Everything that was put and not yet returned, in order; waits for the device."""
-        return np.concatenate((self.turn(), self.turn()))
+        """All rows that were not returned yet, in order; waits for the device."""
+        return np.concatenate((self.swap(), self.swap()))
 
     def _begin_copy(self, side: int) -> None:
         count = self._counts[side]
@@ -147,7 +152,7 @@ class StepLog:
 
     def _read(self, side: int) -> np.ndarray:
         if (event := self._copied[side]) is not None:
-            event.synchronize()  # recorded an interval ago: long past
+            event.synchronize()  # recorded an interval ago, so it has usually happened
         rows_NK = self._on_host[side][: self._counts[side]].numpy().astype(np.float64)
         self._counts[side] = 0
         return rows_NK
@@ -156,75 +161,77 @@ class StepLog:
         return torch.zeros(capacity, num_columns, pin_memory=self._device.type == "cuda")
 
 
-# When is a training lost? Decided from flags of past steps; nothing here touches tensors or files.
+# Divergence
 #
-# One step that is not finite is left out and forgotten. Several in a row mean that the weights are ruined, and that
-# only an earlier state can help. If that does not help either, somebody has to look at the data.
+# A single step that is not finite is skipped and has no consequences. Several in a row mean that the weights are ruined
+# and only an earlier checkpoint can help. If going back does not help either, the data has to be checked by a person.
 
-PATIENCE = 3
-"""Bad steps in a row that are taken for bad luck, one less."""
-PATIENCE_WITH_SCALE = 40
-"""The same while float16's loss scale may be the cause: it is halved each time, from 65536 to far below 1."""
+MAX_BAD_STEPS = 3
+"""Consecutive bad steps at which a training counts as diverged."""
+MAX_BAD_STEPS_FP16 = 40
+"""The same for bad gradients in float16, where the loss scale may be the cause: it is halved each time, from 65536 to
+far below 1."""
 MAX_ROLLBACKS = 2
-SHOWN = 8
+MAX_SHOWN = 8
+"""Samples named per step in a message."""
 
 
 class TrainedStep(NamedTuple):
-    """Which samples a step saw."""
+    """The position of a step and the samples it was trained on."""
 
     epoch: int
     step: int
     indices: np.ndarray
     ends_window: bool
-    """Whether the optimizer stepped after it, and so looked at the gradients."""
+    """Whether the optimizer stepped after it, so that its gradients were checked."""
 
 
-class Guard:
-    """Watches flags, in the order of the steps they belong to."""
+class DivergenceGuard:
+    """Decides whether a training has diverged, from the flags of its steps in order; touches no tensors or files."""
 
     def __init__(self) -> None:
         self._pending: deque[TrainedStep] = deque()
-        self._bad: deque[TrainedStep] = deque(maxlen=PATIENCE)
+        self._bad: deque[TrainedStep] = deque(maxlen=MAX_BAD_STEPS)
         self._bad_losses = 0
         self._bad_gradients = 0
         self._rollbacks = 0
 
-    def remember(self, epoch: int, step: int, indices: np.ndarray, *, ends_window: bool = True) -> None:
-        """A step was queued; its flags come later."""
-        # A batch is a borrowed view: by then it would show other samples.
+    def add_step(self, epoch: int, step: int, indices: np.ndarray, *, ends_window: bool = True) -> None:
+        """Add a step that was queued; its flags come later."""
+        # Copied, because a batch is a view of a slot, which is refilled before the flags arrive.
         self._pending.append(TrainedStep(epoch, step, indices.copy(), ends_window))
 
-    def is_lost(self, bad_loss_N: np.ndarray, bad_gradient_N: np.ndarray, *, scaled: bool) -> bool:
-        """Take the flags of the next N steps; True if a run of bad ones is too long."""
-        lost = False
+    def has_diverged(self, bad_loss_N: np.ndarray, bad_gradient_N: np.ndarray, *, scaled: bool) -> bool:
+        """Take the flags of the next N steps; True if too many bad ones follow each other. `scaled`: float16."""
+        diverged = False
         for bad_loss, bad_gradient in zip(bad_loss_N.tolist(), bad_gradient_N.tolist(), strict=True):
             trained = self._pending.popleft()
             if bad_loss or bad_gradient:
                 self._bad.append(trained)
             self._bad_losses = self._bad_losses + 1 if bad_loss else 0
-            # Inside an accumulation window nobody has looked, which does not mean that gradients are fine.
+            # Inside an accumulation window gradients are not checked, which does not mean that they are finite.
             if trained.ends_window:
                 self._bad_gradients = self._bad_gradients + 1 if bad_gradient else 0
-            patience = PATIENCE_WITH_SCALE if scaled else PATIENCE
-            lost = lost or self._bad_losses >= PATIENCE or self._bad_gradients >= patience
-        return lost
+            max_gradients = MAX_BAD_STEPS_FP16 if scaled else MAX_BAD_STEPS
+            diverged = diverged or self._bad_losses >= MAX_BAD_STEPS or self._bad_gradients >= max_gradients
+        return diverged
 
     def roll_back(self) -> bool:
-        """Count a return to an earlier state; False if there were too many."""
+        """Count a return to an earlier checkpoint; False if there were too many."""
         self._rollbacks += 1
         self._pending.clear()
         self._bad_losses = self._bad_gradients = 0
         return self._rollbacks <= MAX_ROLLBACKS
 
-    def complaint(self) -> str:
-        """What happened, with the samples of the last bad steps."""
+    def description(self) -> str:
+        """What happened, with samples of the last bad steps, as a sentence."""
         steps = "; ".join(
-            f"epoch {bad.epoch} step {bad.step}: samples {', '.join(map(str, bad.indices[:SHOWN].tolist()))}"
-            f"{', ...' if len(bad.indices) > SHOWN else ''}"
+            f"epoch {bad.epoch} step {bad.step}: samples {', '.join(map(str, bad.indices[:MAX_SHOWN].tolist()))}"
+            f"{', ...' if len(bad.indices) > MAX_SHOWN else ''}"
             for bad in self._bad
         )
-        return f"Loss, gradients or weights are not finite ({steps or 'no single step to blame'})."
+        return f"Loss, gradients or weights are not finite ({steps or 'no single bad step'})."
 
     def bad_samples(self) -> list[dict[str, object]]:
-        """The same for a file: every sample of the last bad steps."""
+        """All samples of the last bad steps, for a JSON file."""
         return [{"epoch": bad.epoch, "step": bad.step, "samples": bad.indices.tolist()} for bad in self._bad]

@@ -1,4 +1,4 @@
-"""Optimizers whose step can be left out on the device, and the moving average of a network's weights."""
+"""Optimizers whose step can be skipped on the device, and the moving average of a network's weights."""
 
 import copy
 import math
@@ -16,14 +16,17 @@ Kind = Literal["sgd", "adam"]
 def make_optimizer(
     kind: Kind, groups: Sequence[Sequence[nn.Parameter]], *, lr: float, momentum: float, decays: Sequence[float]
 ) -> torch.optim.Optimizer:
-    """Nesterov SGD, or Adam with betas (momentum, 0.999) and coupled decay; fused, one group per entry of `decays`."""
-    described = [
+    """Nesterov SGD, or Adam with betas (momentum, 0.999) and coupled decay; fused, one group per entry of `decays`.
+
+    Groups without parameters are left out.
+    """
+    param_groups = [
         {"params": list(group), "weight_decay": decay} for group, decay in zip(groups, decays, strict=True) if group
     ]
     if kind == "adam":
-        return torch.optim.Adam(described, lr=lr, betas=(momentum, 0.999), fused=True)
-    optimizer = torch.optim.SGD(described, lr=lr, momentum=momentum, nesterov=True, fused=True)
-    # torch makes these at the first step without filling them; were that step left out, garbage would remain.
+        return torch.optim.Adam(param_groups, lr=lr, betas=(momentum, 0.999), fused=True)
+    optimizer = torch.optim.SGD(param_groups, lr=lr, momentum=momentum, nesterov=True, fused=True)
+    # torch allocates these uninitialized at the first step; if that step were skipped, they would stay garbage.
     for parameter in parameters_of(optimizer):
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
@@ -34,10 +37,10 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Continue from a state_dict, also one of parameters with another memory layout.
+    """Load a state_dict, also one of parameters with another memory layout.
 
-    Fused kernels walk through parameter and state side by side, as they lie in memory: on a CPU a state in another
-    layout would move the wrong weights without a word. A run may go from a GPU with channels_last to one without.
+    Fused kernels walk through parameter and state in memory order: on a CPU, a state in another layout would silently
+    update the wrong weights. A run may move from a GPU with channels_last to one without.
     """
     optimizer.load_state_dict(saved)
     for parameter, state in optimizer.state.items():
@@ -46,34 +49,34 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
                 state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
-def apply_knobs(optimizer: torch.optim.Optimizer, knobs: StepSettings) -> None:
-    """Set learning rates and momentum; plain numbers on the host."""
-    for group, lr in zip(optimizer.param_groups, knobs.lrs, strict=True):
+def apply_settings(optimizer: torch.optim.Optimizer, settings: StepSettings) -> None:
+    """Set learning rates and momentum, which are plain numbers on the host."""
+    for group, lr in zip(optimizer.param_groups, settings.lrs, strict=True):
         group["lr"] = lr
-        if knobs.momentum is not None and "momentum" in group:
-            group["momentum"] = knobs.momentum
+        if settings.momentum is not None and "momentum" in group:
+            group["momentum"] = settings.momentum
 
 
 def step_unless(optimizer: torch.optim.Optimizer, found_bad: Tensor) -> None:
-    """An optimizer step, unless `found_bad` is 1: the kernel looks, the host does not."""
+    """Step the optimizer unless `found_bad` is 1. The kernel checks this, so the host does not wait."""
     optimizer.found_inf = found_bad  # type: ignore[attr-defined]
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     optimizer.step()
 
 
-# The moving average of a network's weights: what is evaluated, and what a training leaves behind.
+# The moving average of a network's weights, which is validated and saved
 
 
 def decay_at(update: int, *, decay: float = 0.9999, ramp: float = 2000) -> float:
-    """Share of the average that the `update`-th update (from 1) keeps: little at first, when weights change fast."""
+    """Share of the average that update number `update` (from 1) keeps: small at first, while weights change fast."""
     return decay * (1 - math.exp(-update / ramp))
 
 
 class MovingAverage:
-    """A copy of a network whose floating-point state follows the original's; counters stay as they were copied.
+    """An exponential moving average (EMA) of a network's floating-point state; counters stay as they were copied.
 
-    Parameters, batch-norm statistics and anchors all follow. An update is one pass over all of them, in a few kernel
-    launches, and reads nothing back.
+    Parameters, batch-norm statistics and anchors are all averaged. An update takes a few kernel launches and does not
+    wait for the device.
     """
 
     def __init__(self, network: nn.Module, *, decay: float = 0.9999, ramp: float = 2000) -> None:
@@ -82,14 +85,14 @@ class MovingAverage:
         self._decay = decay
         self._ramp = ramp
         self._own = _floating(self.network)
-        self._followed = _floating(network)
+        self._source = _floating(network)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Follow the network by one optimizer step."""
+        """Average in the weights after an optimizer step."""
         self.updates += 1
         share = 1 - decay_at(self.updates, decay=self._decay, ramp=self._ramp)
-        torch._foreach_lerp_(self._own, self._followed, share)
+        torch._foreach_lerp_(self._own, self._source, share)
 
     def state_dict(self) -> dict[str, Any]:
         return {"state": self.network.state_dict(), "updates": self.updates}
@@ -100,5 +103,5 @@ class MovingAverage:
 
 
 def _floating(network: nn.Module) -> list[Tensor]:
-    """The tensors themselves, not copies: the lists hold as long as a network's tensors are changed in place."""
+    """The tensors themselves, not copies: valid as long as the network's tensors are only changed in place."""
     return [tensor for tensor in network.state_dict(keep_vars=True).values() if tensor.is_floating_point()]

@@ -1,8 +1,7 @@
-"""What a result may depend on beside code, config and data: versions, processor, threads, kernels, random generators.
+"""Reproducibility: versions, processor, threads, kernels and random generators that results may depend on.
 
-A saved state remembers it. When it is continued elsewhere that is said in a line and is no error: the stream of samples
-and the schedule stay the same, the last bits of sums do not. The data stream needs no generator; dropout, and whatever
-a job's own code draws, do.
+A checkpoint records them. Continuing under other ones is not an error but is logged: samples and schedule stay the
+same, the last bits of sums do not. The data stream uses no random generator; dropout and a job's own code may.
 """
 
 import logging
@@ -24,7 +23,7 @@ _OPENCV = ("opencv-python-headless", "opencv-python", "opencv-contrib-python-hea
 
 _MEANING = {
     "world_size": "samples and their order per step stay the same; sums over ranks round differently",
-    "opencv": "pictures may differ in single values",
+    "opencv": "single pixel values may differ",
     "threads": "sums round differently from here on; samples and schedule stay the same",
     "cpu_capability": "sums round differently from here on; samples and schedule stay the same",
     "gpu": "sums round differently from here on; samples and schedule stay the same",
@@ -34,11 +33,11 @@ _MEANING = {
 }
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _HARMLESS = frozenset({"python", "numpy"})
-"""Recorded for those who wonder later: nothing that is computed depends on them."""
+"""Recorded for later reference: no result depends on them."""
 
 
 def environment() -> dict[str, str | int | bool | None]:
-    """Of this process, in plain values. Asks the GPU for its name where there is one."""
+    """Versions, processor, threads, GPU and ranks of this process, in plain values."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -54,27 +53,26 @@ def environment() -> dict[str, str | int | bool | None]:
 
 
 def warn_of_waiting_threads(device: torch.device) -> None:
-    """One warning if torch is about to compute on the CPU with more threads than there are free cores.
+    """Warn if torch is about to compute on the CPU with more threads than there are free cores.
 
-    Their number is not changed: the last bits of a result depend on it, and a choice by the load of the moment could be
-    neither repeated nor continued. Whoever has set it, knows.
+    The number of threads is not changed: the last bits of a result depend on it, and a choice by the current load could
+    not be reproduced. No warning if the user has set it.
     """
     if device.type != "cpu" or os.environ.keys() & {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}:
         return
     cores, num_threads = machine.cores(), torch.get_num_threads()
-    # Programs on cores that we may not use take nothing away.
+    # Programs on cores that this process may not use take nothing away.
     free = min(cores.usable, cores.machine - busy_cores())
     if (fitting := fitting_threads(num_threads, free)) is not None:
         logger.warning(
-            "Torch computes with %d threads, and for %d of them a core is free: those that run wait for those that do "
-            "not, and a step may take several times as long. If that lasts, start with OMP_NUM_THREADS=%d in front of "
-            "the command.",
+            "torch uses %d threads, but there is a free core for only %d of them: threads wait for each other, and a "
+            "step may take several times as long. If that lasts, put OMP_NUM_THREADS=%d in front of the command.",
             num_threads, fitting, fitting,
         )  # fmt: skip
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """One line per difference that may change results: 'threads 2 -> 1: sums round differently ...'."""
+    """A line for each difference that may change results: 'threads 2 -> 1: sums round differently ...'."""
     return [
         f"{key} {old.get(key)} -> {new.get(key)}: {_MEANING.get(key, 'results may differ from here on')}."
         for key in sorted((old.keys() | new.keys()) - _HARMLESS)
@@ -83,7 +81,7 @@ def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[st
 
 
 def _opencv_version() -> str | None:
-    """Without importing it: training on the GPU path does without OpenCV."""
+    """The installed version, without importing OpenCV, which training on the GPU does not need."""
     for name in _OPENCV:
         try:
             return metadata.version(name)
@@ -95,27 +93,27 @@ def _opencv_version() -> str | None:
 # Kernels and generators
 
 
-def set_determinism(wanted: bool, *, long_run: bool = True) -> None:
-    """For this process: deterministic kernels, or in a long run for every shape the fastest that cuDNN finds by trying.
+def set_determinism(deterministic: bool, *, long_run: bool = True) -> None:
+    """Use deterministic kernels in this process; otherwise, in a long run, let cuDNN benchmark for the fastest ones.
 
-    Trying takes half a minute for a network of 60 convolutions, which a short run would not earn back.
+    Benchmarking takes half a minute for a network of 60 convolutions, which does not pay in a short run.
     """
-    torch.backends.cudnn.benchmark = long_run and not wanted
-    torch.backends.cudnn.deterministic = wanted
-    torch.use_deterministic_algorithms(wanted, warn_only=True)
-    if wanted and torch.cuda.is_available() and os.environ.setdefault(_WORKSPACE, ":4096:8") == "":
+    torch.backends.cudnn.benchmark = long_run and not deterministic
+    torch.backends.cudnn.deterministic = deterministic
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    if deterministic and torch.cuda.is_available() and os.environ.setdefault(_WORKSPACE, ":4096:8") == "":
         logger.warning("%s is empty: matrix products may differ from run to run.", _WORKSPACE)
 
 
 def seed_all(seed: int) -> None:
-    """Python's, NumPy's and torch's generators."""
+    """Seed the generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """All generators, as plain values and tensors."""
+    """The states of all generators, as plain values and tensors."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
     state: dict[str, Any] = {
@@ -129,7 +127,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Continue where `random_state` was taken; a state without a GPU's leaves that of the GPU as it is."""
+    """Restore the states that `random_state` returned; the GPU's generator is left alone if its state is missing."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]

@@ -1,14 +1,12 @@
-"""What one training step computes, between a batch on the device and weights that have moved; batch norm included.
+"""One training step, from a batch on the device to updated weights: precision, batch norm, optimizer, CUDA graphs.
 
     inputs --> forward, loss, backward --(where an accumulation window ends)--> optimizer, moving average
 
-Forward, loss and backward run as one CUDA graph where that is wanted and the shapes are those of an earlier step.
-Nothing here waits for the device.
+Forward, loss and backward run as one CUDA graph if that is enabled and the shapes have occurred before. Gradients are
+checked on the device before every optimizer step; if any is not finite, the optimizer's kernel changes nothing. In
+float16 the loss is also scaled, so that small gradients do not underflow. Nothing here waits for the device.
 
-In which number format a step computes, and how a step that went wrong is left out.
-
-Gradients are checked on the device before every optimizer step. If any is not finite, the optimizer's kernel changes
-nothing; nobody waits to learn of it. In float16 the loss is also multiplied, so that small gradients survive.
+Dimension key:  N running means and variances, concatenated
 """
 
 import logging
@@ -28,12 +26,17 @@ from flatout.engine.optim import MovingAverage, parameters_of, step_unless
 from flatout.errors import ConfigError
 from flatout.ranks import World
 
+logger = logging.getLogger(__name__)
+
 Amp = Literal["off", "fp16", "bf16"]
 DTYPES: dict[str, torch.dtype] = {"off": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 FIRST_SCALE = 2.0**16
 GROWTH_INTERVAL = 2000
-"""Steps without an overflow after which the loss is multiplied by twice as much (torch's own defaults)."""
+"""Steps without an overflow after which the loss scale is doubled (torch's own defaults)."""
+
+
+# Precision
 
 
 class Precision:
@@ -52,17 +55,17 @@ class Precision:
         self._inverse = torch.full((), 1 / first, device=device)
         self._streak = torch.zeros((), dtype=torch.int32, device=device)
         self.found_bad = torch.zeros((), device=device)
-        """1 if a gradient of the last optimizer step was not finite."""
+        """On the device: 1 if a gradient of the last optimizer step was not finite."""
 
     def autocast(self, *, cached: bool = True) -> AbstractContextManager[object]:
-        """`cached=False` while a CUDA graph is captured: a cast made before would not be part of it."""
+        """Use `cached=False` while a CUDA graph is captured: a cached cast would not become part of the graph."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.amp != "off", cache_enabled=cached)
 
     def scaled(self, loss: Tensor) -> Tensor:
         return loss * self._scale if self.amp == "fp16" else loss
 
     def check(self, gradients: Iterable[Tensor]) -> Tensor:
-        """Undo the scaling in place; returns `found_bad`, on the device."""
+        """Undo the loss scaling in place; returns `found_bad`, on the device."""
         self.found_bad.zero_()
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for gradient in gradients:
@@ -72,7 +75,7 @@ class Precision:
         return self.found_bad
 
     def update(self) -> None:
-        """After an optimizer step: half the scale if it overflowed, twice after long success."""
+        """Update the loss scale after an optimizer step: halve it on overflow, double it after a long success."""
         if self.amp == "fp16":
             torch._amp_update_scale_(self._scale, self._streak, self.found_bad, 2.0, 0.5, GROWTH_INTERVAL)
             torch.reciprocal(self._scale, out=self._inverse)
@@ -81,7 +84,7 @@ class Precision:
         return {"amp": self.amp, "scale": float(self._scale), "streak": int(self._streak)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """A run that goes on in another format, such as a GPU's on the CPU, begins with that format's own scale."""
+        """Restore the loss scale. A run that continues in another precision starts with that precision's own scale."""
         if state.get("amp", self.amp) != self.amp:
             return
         self._scale.fill_(state["scale"])
@@ -90,26 +93,24 @@ class Precision:
 
 
 def default_fast_amp(device: torch.device) -> Amp:
-    """bf16 where the GPU computes in it, else fp16; nothing on the CPU."""
+    """bf16 if the GPU supports it natively, else fp16; off on the CPU."""
     if device.type != "cuda":
         return "off"
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-logger = logging.getLogger(__name__)
-
-# Batch norm learns in the forward pass already: what a bad batch taught it must be unlearned.
+# Batch norm
 #
-# A step whose loss is not finite changes no weight, because the optimizer leaves it out. But running means and
-# variances have taken the batch in by then, would stay NaN for ever, and the moving average with them. So they are
-# copied before every forward pass, and put back on the device where the loss turns out bad; the host does not look.
+# A step whose loss is not finite changes no weight, because the optimizer skips it. But batch norm updates its running
+# means and variances in the forward pass: they would stay NaN forever, and the moving average with them. So they are
+# copied before every forward pass and restored, on the device, if the loss is not finite.
 
 
 class RunningStatistics:
-    """All running means and variances of a network: a few small kernels per step.
+    """Saves and restores all running means and variances of a network, with a few small kernels per step.
 
-    They stay where they are in memory. One block for all of them would save a kernel or two, but torch 2.11 compiles
-    code for buffers in the middle of a block that reads other memory than theirs (operators that change them in place).
+    They stay at their addresses in memory. One block for all of them would save a kernel or two, but for buffers inside
+    a block torch 2.11 compiles code that reads other memory than theirs (operators that change them in place).
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -120,25 +121,29 @@ class RunningStatistics:
             for buffer in (module.running_mean, module.running_var)
             if buffer is not None
         ]
-        self._kept_N = self._all() if self._buffers else None
+        self._saved_N = self._all() if self._buffers else None
 
-    def keep(self) -> None:
-        """Before the forward pass."""
-        if self._kept_N is not None:
-            self._kept_N.copy_(self._all())
+    def save(self) -> None:
+        """Copy the current values; call before the forward pass."""
+        if self._saved_N is not None:
+            self._saved_N.copy_(self._all())
 
-    def put_back_if(self, bad: Tensor) -> None:
-        """After it: back to what was kept if `bad` is True, a bool with one element on the device."""
-        if self._kept_N is not None:
-            right_N = torch.where(bad, self._kept_N, self._all())
+    def restore_if(self, bad: Tensor) -> None:
+        """Restore the saved values if `bad`, a bool with one element on the device, is True; call after the forward
+        pass."""
+        if self._saved_N is not None:
+            right_N = torch.where(bad, self._saved_N, self._all())
             torch._foreach_copy_(self._buffers, right_N.split([buffer.numel() for buffer in self._buffers]))
 
     def _all(self) -> Tensor:
         return torch.cat(self._buffers)
 
 
+# The step
+
+
 class Step:
-    """The step of a training: network, optimizer and moving average move together."""
+    """The training step: forward and backward, and the update of network, optimizer and moving average."""
 
     def __init__(
         self,
@@ -159,17 +164,18 @@ class Step:
         self._precision, self._clip_norm, self._world = precision, clip_norm, world
         self._statistics = RunningStatistics(network)
         self.graphs = Graphs(
-            partial(self._forward_backward, cached=False),
+            partial(self._compute, cached=False),
             job.paddings,
-            wanted=graphs and world.size == 1 and device.type == "cuda",
-            simplify=self._take_back_forward,
+            enabled=graphs and world.size == 1 and device.type == "cuda",
+            simplify=self._revert_forward,
         )
         self._forward_before: nn.Module | None = None
-        self._stream = torch.cuda.Stream(device) if self.graphs.wanted else None
+        self._stream = torch.cuda.Stream(device) if self.graphs.enabled else None
 
     @contextmanager
     def own_stream(self) -> Iterator[None]:
-        """A graph is captured on the stream its gradients are made on, and that may not be the default one."""
+        """Run the block on a stream of its own: a graph cannot be captured on the default stream, and must be captured
+        on the stream its gradients were created on."""
         if self._stream is None:
             yield
             return
@@ -179,30 +185,36 @@ class Step:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def use_forward(self, forward: nn.Module) -> None:
-        """From the next step on, call the network through `forward`, as long as its steps can be captured too."""
+        """Call the network through `forward` from the next step on, unless its steps cannot be captured."""
         self._forward_before, self._forward = self._forward, forward
-        self.graphs.forget()
+        self.graphs.clear()
 
-    def _take_back_forward(self) -> bool:
-        """A graph of the plain network is faster than a compiled one whose kernels the host launches one by one: on an
-        H200, yolov7-tiny at 256 px took 11 ms against 42 (bench/results/coco256_first_try_h200_202611.md)."""
+    def _revert_forward(self) -> bool:
+        """Undo `use_forward`, if it was used; returns whether it was.
+
+        A graph of the plain network is faster than a compiled one whose kernels the host launches one by one: on an
+        H200, yolov7-tiny at 256 px took 11 ms instead of 42 (bench/results/coco256_first_try_h200_202611.md).
+        """
         if self._forward_before is None:
             return False
         self._forward, self._forward_before = self._forward_before, None
-        logger.warning("A step of the compiled network cannot be captured as a CUDA graph: it goes on uncompiled.")
+        logger.warning(
+            "A step of the compiled network cannot be captured as a CUDA graph: training goes on uncompiled."
+        )
         return True
 
-    def work(self, inputs: dict[str, Tensor], *, window_ends: bool) -> Tensor:
-        """Forward and backward. Numbers of the step, float32 [items + 1] on the device; the last is 1 if the loss is
-        not finite."""
+    def forward_backward(self, inputs: dict[str, Tensor], *, window_ends: bool) -> Tensor:
+        """Forward, loss and backward. Returns the numbers of the step, float32 [items + 1] on the device; the last is 1
+        if the loss is not finite."""
         if (graph := self.graphs.find(inputs)) is not None:
             with clock.stage("train.graph"):
                 return graph(inputs)
-        with self._apart_from_ranks(not window_ends):
-            return self._forward_backward(inputs)
+        with self._without_sync(not window_ends):
+            return self._compute(inputs)
 
-    def move(self) -> Tensor:
-        """The optimizer's step, unless a gradient is not finite: then the result, on the device, is not 0."""
+    def optimizer_step(self) -> Tensor:
+        """Update weights and moving average. If a gradient is not finite, weights stay as they are, and the result, on
+        the device, is not 0."""
         with clock.stage("train.optimizer"):
             parameters = parameters_of(self._optimizer)
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -218,22 +230,22 @@ class Step:
         return found_bad
 
     def clear_gradients(self) -> None:
-        """Zeros while a graph adds to them where they are; else they are dropped, which saves a pass."""
-        self._optimizer.zero_grad(set_to_none=not self.graphs.wanted)
+        """Zero the gradients in place if a graph adds to them there; otherwise drop them, which saves a pass."""
+        self._optimizer.zero_grad(set_to_none=not self.graphs.enabled)
 
-    def _forward_backward(self, inputs: Mapping[str, Tensor], *, cached: bool = True) -> Tensor:
-        self._statistics.keep()
+    def _compute(self, inputs: Mapping[str, Tensor], *, cached: bool = True) -> Tensor:
+        self._statistics.save()
         with self._precision.autocast(cached=cached):
             loss, items = self._job.step(self._forward, inputs)
         with clock.stage("train.backward"):
             self._precision.scaled(loss * self._world.size).backward()
         bad = ~torch.isfinite(loss.detach()).reshape(1)
-        self._statistics.put_back_if(bad)
+        self._statistics.restore_if(bad)
         return torch.cat((items.detach().float(), bad.float()))
 
-    def _apart_from_ranks(self, inside_window: bool) -> AbstractContextManager[object]:
-        """Ranks add up their gradients once per accumulation window."""
+    def _without_sync(self, inside_window: bool) -> AbstractContextManager[object]:
+        """Ranks all-reduce their gradients once per accumulation window, not inside of it."""
         if inside_window and self._world.size > 1:
-            apart: AbstractContextManager[object] = self._forward.no_sync()  # type: ignore[operator]
-            return apart
+            no_sync: AbstractContextManager[object] = self._forward.no_sync()  # type: ignore[operator]
+            return no_sync
         return nullcontext()

@@ -1,11 +1,11 @@
-"""`flatout monitor RUN`: curves, state, speed, time left and the machine's load, in a browser. Reads, never writes.
+"""Show curves, state, speed, remaining time and machine load of a run in a browser, without writing anything.
 
-The page is served to this machine only, under an address that cannot be guessed; `ssh -L` brings it to yours.
+The page is served to this machine only, under an address that cannot be guessed. To see it elsewhere, use `ssh -L`.
 
 Files:
 
-    run_state  What a run folder says about its run, at any moment: while files are being written, and after a crash
-    server     A small read-only server for one run: the page, and what it asks for
+    run_state  The state of a run, read from its folder at any time: while files are being written, and after a crash
+    server     A small read-only HTTP server for one run: the page and its data
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 from flatout.errors import ConfigError
 
 RECORDS = ("run.json", "log.jsonl", "results.csv")
-"""Files of a run that the page is made of."""
+"""Files by which a run folder is recognized."""
 
 
 def main(argv: list[str]) -> int:
@@ -29,15 +29,17 @@ def main(argv: list[str]) -> int:
     try:
         opened = make_server(folder, token, port=args.port, price_per_hour=args.price_per_hour)
     except (OSError, OverflowError) as error:
-        why = f"cannot be listened on: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(f"--port {args.port} {why}. Use another, or none for any that is free.") from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"--port {args.port}: cannot listen there: {why}. Use another port, or leave out --port for a free one."
+        ) from error
     with opened as server:
         port = server.server_address[1]
         print(f"{folder}: http://127.0.0.1:{port}/{token}/")
         print(
             f"From another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}   and open the same address"
         )
-        print("Ctrl-C ends it; the training does not notice.")
+        print("Press Ctrl-C to end the monitor; the training is not affected.")
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
@@ -46,12 +48,14 @@ def main(argv: list[str]) -> int:
 
 
 def find_run(path: Path) -> Path:
-    """A run folder, or the newest one below a folder of runs."""
+    """The run folder itself, or the newest one below a folder."""
     if _is_run(path):
         return path
     runs = [record for record in path.glob("**/run.json") if record.is_file()] if path.is_dir() else []
     if not runs:
-        raise ConfigError(f"{path}: no run is there (a folder with {' or '.join(RECORDS)}). Name one: runs/train/exp")
+        raise ConfigError(
+            f"{path}: no run found (a folder with {' or '.join(RECORDS)}). Give a run folder such as runs/train/exp."
+        )
     return max(runs, key=lambda record: record.stat().st_mtime).parent
 
 
@@ -65,9 +69,14 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__.partition("\n\nFiles:")[0],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", type=Path, nargs="?", default=Path("runs"), help="run folder, or where to look for one")
-    parser.add_argument("--port", type=int, default=0, help="default: any free one")
     parser.add_argument(
-        "--price-per-hour", type=float, default=None, help="of this machine, to show what the run costs"
+        "run", type=Path, nargs="?", default=Path("runs"), help="run folder, or a folder with runs (default: runs)"
+    )
+    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
+    parser.add_argument(
+        "--price-per-hour",
+        type=float,
+        default=None,
+        help="cost of an hour of this machine, to show that of the run",
     )
     return parser

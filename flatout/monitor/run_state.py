@@ -1,7 +1,7 @@
-"""What a run folder says about its run, at any moment: while files are being written, and after a crash.
+"""The state of a run, read from its folder at any time: while files are being written, and after a crash.
 
-Pure reading: half a line at the end of a file is left for the next look, a file that is missing or damaged is reported
-as missing, and nothing here raises for what it finds (fault F35).
+Read-only and tolerant: an incomplete last line is ignored until it is complete, a damaged file is treated as missing,
+and the content of files never causes an exception (fault F35).
 """
 
 import json
@@ -14,15 +14,15 @@ from typing import Any
 
 Row = dict[str, float]
 READY_ENOUGH = 0.9
-"""Below this share of steps' time with a batch at hand, the input is worth a word."""
+"""Share of the step time with a batch ready, below which there is a warning about the input."""
 LARGEST = 1e300
-"""Numbers beyond this are none: sums of them, and integers of thousands of digits, would not be."""
+"""Larger numbers are ignored: sums of them would overflow, and integers may have thousands of digits."""
 TAIL_BYTES = 4 << 20
-"""Of a log: enough for tens of thousands of epochs."""
+"""Bytes read from the end of a log: enough for tens of thousands of epochs."""
 
 
 def run_state(folder: Path, *, price_per_hour: float | None = None, now_s: float | None = None) -> dict[str, Any]:
-    """Everything the page shows about the run, in values that JSON knows."""
+    """Everything that the page shows about the run, in values that JSON can hold."""
     now_s = time.time() if now_s is None else now_s
     record = read_json(folder / "run.json")
     holder = read_json(folder / ".lock")
@@ -35,7 +35,7 @@ def run_state(folder: Path, *, price_per_hour: float | None = None, now_s: float
     return {
         "name": folder.name,
         "state": state,
-        "told": told_about(state, holder, changed_s, now_s),
+        "summary": summary_of(state, holder, changed_s, now_s),
         "epoch": int(rows[-1]["epoch"]) + 1 if rows and "epoch" in rows[-1] else 0,
         "epochs": config.get("epochs"),
         "rows": rows,
@@ -49,7 +49,7 @@ def run_state(folder: Path, *, price_per_hour: float | None = None, now_s: float
 
 
 def state_of(record: Mapping[str, Any], holder: Mapping[str, Any]) -> str:
-    """running | finished | stopped; a lock of another host is believed."""
+    """running | finished | stopped; a lock of another host counts as running."""
     if record.get("finished"):
         return "finished"
     if not holder:
@@ -59,28 +59,28 @@ def state_of(record: Mapping[str, Any], holder: Mapping[str, Any]) -> str:
     return "running" if _is_alive(holder.get("pid")) else "stopped"
 
 
-def told_about(state: str, holder: Mapping[str, Any], changed_s: float | None, now_s: float) -> str:
-    """One sentence for a tired person."""
-    ago = f"last sign of life {_duration(now_s - changed_s)} ago" if changed_s else "nothing was written yet"
+def summary_of(state: str, holder: Mapping[str, Any], changed_s: float | None, now_s: float) -> str:
+    """The state in one sentence."""
+    ago = f"last file written {_duration(now_s - changed_s)} ago" if changed_s else "nothing was written yet"
     if state == "running":
         return f"running as process {holder.get('pid')} on {holder.get('host')}; {ago}"
     if state == "finished":
         return "finished"
-    how = f"process {holder.get('pid')} is gone" if holder else "no process holds it"
-    return f"stopped before its end: {how}; {ago}. The same command continues it."
+    how = f"process {holder.get('pid')} no longer exists" if holder else "no process is training it"
+    return f"unfinished: {how}; {ago}. Run the same command again to continue."
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object, empty if there is none that can be read."""
+    """The object in a JSON file; empty if it is missing or cannot be read."""
     try:
-        content = json.loads(path.read_text() or "{}", parse_constant=_no_number)
+        content = json.loads(path.read_text() or "{}", parse_constant=_null)
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Objects of a JSON-lines file, numbers only; lines that are half written or no object are left out."""
+    """The objects of a JSON-lines file, numbers only; incomplete lines and other values are left out."""
     rows = []
     for line in whole_lines(path):
         try:
@@ -93,7 +93,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Rows of a table with names in its first line."""
+    """The rows of a CSV table with names in its first line, numbers only."""
     header, *lines = whole_lines(path) or [""]
     names = header.split(",")
     rows = []
@@ -105,7 +105,7 @@ def read_csv(path: Path) -> list[Row]:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Lines that end; of a very long file the last ones."""
+    """The complete lines of a file; of a very long file only the last ones."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -118,7 +118,7 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def series_of(rows: Sequence[Row]) -> dict[str, list[list[float]]]:
-    """Name -> points [epoch, value], in order of first appearance; what never changes its place is left out."""
+    """Points [epoch, value] of every column but the epoch, by name, in order of first appearance."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {
         name: [[row.get("epoch", number), row[name]] for number, row in enumerate(rows) if name in row]
@@ -128,7 +128,7 @@ def series_of(rows: Sequence[Row]) -> dict[str, list[list[float]]]:
 
 
 def seconds_left(rows: Sequence[Row], epochs: Any, seconds: Sequence[float]) -> float | None:
-    """From the last epochs' length; None if nothing is known yet."""
+    """Remaining time, from the median of the last five epochs; None if it is not known yet."""
     if not rows or not seconds or not isinstance(epochs, int) or "epoch" not in rows[-1]:
         return None
     latest = sorted(seconds[-5:])
@@ -138,7 +138,7 @@ def seconds_left(rows: Sequence[Row], epochs: Any, seconds: Sequence[float]) -> 
 def cost_of(
     seconds: Sequence[float], started_s: float | None, changed_s: float | None, price_per_hour: float | None
 ) -> float | None:
-    """Price of the time from the first to the last file, or of the epochs where that is longer."""
+    """Cost of the time between the first and the last written file, or of all epochs if that is longer."""
     if price_per_hour is None:
         return None
     wall_s = changed_s - started_s if started_s and changed_s else 0.0
@@ -146,26 +146,26 @@ def cost_of(
 
 
 def readiness_of(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """How much of the last epoch's time a batch was ready when the step wanted one; None if nobody measured it."""
+    """Share of the last epoch's time in which steps did not wait for a batch; None if it was not measured."""
     row = rows[-1] if rows else {}
     if not row.get("step_ms") or "wait_ms" not in row:
         return None
     share = min(1.0, max(0.0, 1 - row["wait_ms"] / row["step_ms"]))
     waits = f"a step waits {row['wait_ms']:.1f} of {row['step_ms']:.1f} ms"
-    said = f"batches were ready {100 * share:.0f} % of the time: {waits}"
-    return {"share": share, "said": said}
+    text = f"batches were ready {100 * share:.0f} % of the time: {waits}"
+    return {"share": share, "text": text}
 
 
 def input_warnings(rows: Sequence[Row]) -> list[str]:
-    """From the second epoch on (in the first, files come from the disk): a step that waits too long for data."""
+    """A warning if steps wait too long for data; from the second epoch on, as the first reads files from the disk."""
     found = readiness_of(rows)
     if found is None or len(rows) < 2 or found["share"] >= READY_ENOUGH:
         return []
-    return [f"input is the bottleneck: {found['said']}. `flatout profile` says why and what would help."]
+    return [f"input is the bottleneck: {found['text']}. `flatout profile` shows why and what would help."]
 
 
 def warnings_of(folder: Path, rows: Sequence[Row]) -> list[str]:
-    """The last warnings: lines of run.log if there is one, gaps, steps whose loss was not finite."""
+    """The last warnings: lines of run.log, steps whose loss was not finite, missing rows."""
     found = [line for line in whole_lines(folder / "run.log") if "WARNING" in line or "ERROR" in line][-8:]
     bad = [row for row in rows if row.get("bad_steps")]
     found += [f"epoch {row.get('epoch', 0):.0f}: loss not finite in {row['bad_steps']:.0f} steps" for row in bad[-3:]]
@@ -174,7 +174,7 @@ def warnings_of(folder: Path, rows: Sequence[Row]) -> list[str]:
 
 
 def last_change_s(folder: Path) -> float | None:
-    """When anything in the folder was written last."""
+    """Time of the last change of any file in the folder."""
     times = [_mtime_s(path) for path in _files(folder)]
     return max((time_s for time_s in times if time_s), default=None)
 
@@ -199,7 +199,7 @@ def _mtime_s(path: Path) -> float | None:
 
 
 def _is_alive(pid: Any) -> bool:
-    if not isinstance(pid, int) or pid <= 0:  # 0 and below are groups of processes, this one among them
+    if not isinstance(pid, int) or pid <= 0:  # 0 and below mean process groups, including this one's
         return False
     try:
         os.kill(pid, 0)
@@ -213,7 +213,7 @@ def _is_alive(pid: Any) -> bool:
 def _is_number(value: Any) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return abs(value) < LARGEST  # false for NaN, too
+    return abs(value) < LARGEST  # also False for NaN
 
 
 def _is_text_number(text: str) -> bool:
@@ -223,8 +223,8 @@ def _is_text_number(text: str) -> bool:
         return False
 
 
-def _no_number(name: str) -> None:
-    """NaN and infinities, which JSON does not know: a page that is sent one shows nothing at all."""
+def _null(name: str) -> None:
+    """None for NaN and infinities, which are not valid JSON: a browser would show nothing at all."""
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""A small read-only server for one run: the page, and what it asks for. This machine only, behind a random token."""
+"""A small read-only HTTP server for one run: the page and its data, for this machine only and behind a random token."""
 
 import hmac
 import json
@@ -15,11 +15,11 @@ from flatout.monitor.run_state import run_state
 
 logger = logging.getLogger(__name__)
 
-# How busy is this machine? For a page that asks every few seconds.
+# Load of this machine
 
 
 def machine_load() -> dict[str, Any]:
-    """CPU and RAM in per cent of the machine; per GPU use, memory and temperature, where NVIDIA's library answers."""
+    """CPU and RAM use of the machine; per GPU use, memory and temperature, if NVIDIA's library is available."""
     memory = psutil.virtual_memory()
     return {
         "cpu_percent": psutil.cpu_percent(interval=None),
@@ -34,7 +34,7 @@ def _gpus() -> list[dict[str, Any]]:
     import pynvml
 
     found: list[dict[str, Any]] = []
-    # No driver, no permission, a GPU that fell off: the page shows what is left.
+    # No driver, no permission, a GPU that has failed: the page shows the rest.
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -52,6 +52,8 @@ def _gpus() -> list[dict[str, Any]]:
     return found
 
 
+# Server
+
 PAGE = Path(__file__).with_name("page.html")
 HEADERS = {
     "Cache-Control": "no-store",
@@ -63,7 +65,7 @@ HEADERS = {
 
 
 def make_server(folder: Path, token: str, *, port: int = 0, price_per_hour: float | None = None) -> ThreadingHTTPServer:
-    """Bound to the loopback address; a context manager. Answers only below /TOKEN/."""
+    """A server bound to the loopback address, which answers only below /TOKEN/; a context manager."""
 
     class Handler(_Handler):
         run, secret, price = folder, token, price_per_hour
@@ -73,7 +75,7 @@ def make_server(folder: Path, token: str, *, port: int = 0, price_per_hour: floa
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes its tab in mid-answer is nothing to show a person."""
+        """Not printed: browsers close connections at any time."""
         logger.debug("No answer to %s", client_address, exc_info=True)
 
 
@@ -82,22 +84,22 @@ class _Handler(BaseHTTPRequestHandler):
     secret: str
     price: float | None
     timeout = 30.0
-    """Seconds that a client may be silent: browsers open connections ahead of time, and each has a thread here."""
+    """Seconds after which an idle connection is closed: browsers open them in advance, and each has a thread here."""
 
     def do_GET(self) -> None:
         parts = self.path.partition("?")[0].split("/")
-        # A page of another site could reach 127.0.0.1 under a name of its own; it does not know this name.
+        # Another site could reach 127.0.0.1 under a host name of its own (DNS rebinding), so the name is checked.
         host = (self.headers.get("Host") or "").rpartition(":")[0]
         known = len(parts) == 3 and hmac.compare_digest(parts[1].encode(), self.secret.encode())
         if not known or host not in ("127.0.0.1", "localhost"):
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"not here\n")
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
         elif parts[2] == "":
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", PAGE.read_bytes())
         elif parts[2] == "state.json":
             state = run_state(self.run, price_per_hour=self.price) | {"machine": machine_load()}
             self._answer(HTTPStatus.OK, "application/json", json.dumps(state).encode())
         else:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"not here\n")
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
 
     def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)

@@ -1,11 +1,11 @@
-"""Several processes as one training: which device and rank this one is, how ranks meet, and how they end together.
+"""Ranks: several processes that train together, their devices, signals, and how they end together.
 
 Files:
 
-    launch   One process per GPU without a launcher: `--device 0,1` starts them here, on this machine
-    signals  Signals that ask a training to end, wherever it is, and what is answered within seconds
-    watch    Ranks look after each other: one that is gone, stopped or has failed is noticed by all within seconds
-    world    Which of several processes is this one? Started by torchrun, by an older launcher, or alone
+    launch   Start one process per GPU on this machine, without a launcher: `--device 0,1`
+    signals  Signals that stop a training at any point, each answered within seconds
+    watch    Ranks monitor each other: one that is gone, stopped or has failed is noticed by all within seconds
+    world    Devices and ranks: what `--device` selects, which rank this process is, and the process group of all ranks
 """
 
 from typing import TYPE_CHECKING

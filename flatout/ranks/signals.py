@@ -1,14 +1,14 @@
-"""Signals that ask a training to end, wherever it is, and what is answered within seconds.
+"""Signals that stop a training at any point, each answered within seconds.
 
-    before the first step, between trainings   StopSignals: raises StopRequested there; exit code 75
-    in the loop, something is unsaved          Interrupts: a flag; the loop saves where it can, then ends; exit code 75
-    in the loop, nothing is unsaved            Interrupts: raises StopRequested there; exit code 75
-    SIGINT a second time                       ends now, exit code 130
-    SIGUSR1 in the loop                        save, then go on
+    before the first step, between trainings   StopSignals: raises StopRequested; exit code 75
+    in the loop, with unsaved steps            Interrupts: sets a flag; the loop saves as soon as it can; exit code 75
+    in the loop, everything saved              Interrupts: raises StopRequested; exit code 75
+    SIGINT a second time                       ends immediately, exit code 130
+    SIGUSR1 in the loop                        saves and continues
 
-A handler of Python's runs between two of its instructions: not while torch computes a step that takes a minute. A
-command therefore has a thread that hears of signals from the kernel (`watched`). A signal that was ignored when the
-training began stays ignored: that is how nohup, and shells with their background jobs, ask for it. No torch here.
+Python runs signal handlers between two of its instructions: not while torch computes a step that takes a minute. A
+command therefore has a thread that learns of signals from the kernel (`watched`). A signal that is ignored when the
+training starts stays ignored, as nohup and background jobs of shells require. Does not import torch.
 """
 
 import atexit
@@ -24,95 +24,95 @@ from typing import Any, Self
 
 from flatout.errors import FlatoutError, Interrupted
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-SAVING = signal.SIGUSR1
-STOPPED_AT_ONCE = 130
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SAVE_SIGNAL = signal.SIGUSR1
+FORCED_STOP_CODE = 130
 ANSWER_S = 3.0
-"""How long the watching thread leaves the answer to the main thread."""
-SAME_WISH_S = 2.0
-"""Signals that come so soon after the first are the same wish: launchers signal processes and their groups."""
-STEP_FIRST = "the step under way is finished first, then everything is saved"
-LAST_FILES = "training is over, only its last files are being written"
+"""How long the watching thread waits for the main thread to react."""
+SAME_REQUEST_S = 2.0
+"""Signals that follow the first this soon are one request: launchers signal processes and also their groups."""
+STEP_FIRST = "finishing the current step, then saving"
+LAST_FILES = "training is finished; writing the final files"
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
 class StopRequested(KeyboardInterrupt):
-    """A signal asked for the end, where nothing is unsaved. The text is the whole story.
+    """A signal requested the end while nothing was unsaved. The text is the message for the user.
 
-    No Exception: what goes on after errors must not go on after this.
+    Not an Exception: code that continues after errors must not continue after this.
     """
 
     exit_code = Interrupted.exit_code
 
 
-class _Listener:
-    """Takes over the signals for a block, and gives them back."""
+class _SignalBlock:
+    """Base of context managers that handle signals inside a block and restore the handlers afterwards."""
 
     nothing_unsaved = True
-    """Whether the process may end here and now without losing anything."""
+    """Whether the process may end immediately without losing anything."""
     meanwhile: str | None = None
-    """What to say while a request is being obeyed, and takes long."""
+    """Message for a user who has to wait for the end."""
 
     def __init__(self) -> None:
         self.requested: str | None = None
-        """Name of the first signal that asked for the end, such as "SIGTERM"."""
+        """Name of the first signal that requested the end, such as "SIGTERM"."""
         self._num_ctrl_c = 0
         self._pid = os.getpid()
         self._before: dict[signal.Signals, Any] = {}
 
-    def _listen(self, *numbers: signal.Signals) -> None:
-        """Only the main thread can receive signals. Elsewhere this does nothing, and nothing is ever requested."""
+    def _install_handlers(self, *numbers: signal.Signals) -> None:
+        """Handle these signals. Does nothing outside of the main thread, the only one that can receive signals."""
         if threading.current_thread() is threading.main_thread():
-            _listeners.append(self)
+            _blocks.append(self)
             for number in numbers:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._receive)
 
-    def _hand_back(self) -> None:
+    def _restore_handlers(self) -> None:
         while self._before:
             number, handler = self._before.popitem()
-            # None: it was set by code other than Python's, which cannot be restored from here.
+            # None: the handler was set by C code and cannot be restored from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if self in _listeners:
-            _listeners.remove(self)
+        if self in _blocks:
+            _blocks.remove(self)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            # A child that was forked off: it has nothing to save.
+            # A forked child has nothing to save.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        global _heard_s
-        _heard_s = time.monotonic()
+        global _handled_s
+        _handled_s = time.monotonic()
         self._num_ctrl_c += number == signal.SIGINT
         if self._num_ctrl_c > 1:
             stop_at_once()
-        self._obey(signal.Signals(number))
+        self._on_stop_signal(signal.Signals(number))
 
-    def _obey(self, number: signal.Signals) -> None:
-        """A signal asked for the end."""
+    def _on_stop_signal(self, number: signal.Signals) -> None:
+        """Called for each signal that requests the end."""
         raise NotImplementedError
 
 
-class StopSignals(_Listener):
-    """Context manager: inside the block SIGTERM, SIGINT and SIGHUP end it with Interrupted (exit code 75).
+class StopSignals(_SignalBlock):
+    """Context manager: SIGTERM, SIGINT and SIGHUP end the block with Interrupted (exit code 75).
 
-    For wherever nothing is unsaved: before a training's loop, and between two trainings of one job. A loop takes the
-    signals over while it trains (`Interrupts`) and gives them back.
+    For code with nothing unsaved: before the training loop, and between two trainings of one job. While the loop runs,
+    its `Interrupts` handle the signals instead.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._obeyed_s = float("-inf")
+        self._raised_s = float("-inf")
         self.has_trained = False
 
     def __enter__(self) -> Self:
-        self._listen(*ENDING)
+        self._install_handlers(*STOP_SIGNALS)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._hand_back()
-        # C code that is interrupted while it calls Python, such as an import, makes an error of its own of it.
+        self._restore_handlers()
+        # C code that calls Python, such as an import, may turn the exception into an error of its own.
         is_ours = isinstance(error, StopRequested) or not isinstance(error, FlatoutError | SystemExit)
         if self.requested is not None and error is not None and is_ours:
             raise Interrupted(self.text()) from None
@@ -122,24 +122,24 @@ class StopSignals(_Listener):
             return str(Interrupted.by(self.requested or ""))
         return nothing_lost(self.requested or "")
 
-    def _obey(self, number: signal.Signals) -> None:
+    def _on_stop_signal(self, number: signal.Signals) -> None:
         self.requested = self.requested or number.name
-        if time.monotonic() - self._obeyed_s > SAME_WISH_S:
-            self._obeyed_s = time.monotonic()
+        if time.monotonic() - self._raised_s > SAME_REQUEST_S:
+            self._raised_s = time.monotonic()
             raise StopRequested(self.text())
 
 
-class Interrupts(_Listener):
-    """Context manager: inside the block signals set flags; afterwards they do what they did before.
+class Interrupts(_SignalBlock):
+    """Context manager: inside the block signals set flags, which the training loop checks.
 
-    While `nothing_unsaved` is set, a signal that asks for the end does not wait for the step: the block ends with
+    While `nothing_unsaved` is set, a signal that requests the end does not wait for the step: the block ends with
     Interrupted (exit code 75).
     """
 
     nothing_unsaved = False
 
     def __init__(self, meanwhile: str = STEP_FIRST) -> None:
-        """`meanwhile` is said to somebody who has to wait for the end."""
+        """`meanwhile` is the message for a user who has to wait for the end."""
         super().__init__()
         self.save_requested = False
         """Set by SIGUSR1; see `take_save_request`."""
@@ -147,13 +147,14 @@ class Interrupts(_Listener):
         self.meanwhile = meanwhile
 
     def take_save_request(self) -> bool:
-        """Whether a save was asked for since the last call. Ask before saving: a signal during the save then counts."""
-        wanted, self.save_requested = self.save_requested, False
-        return wanted
+        """Whether a save was requested since the last call. Call it before saving, so that a signal during the save
+        causes another one."""
+        requested, self.save_requested = self.save_requested, False
+        return requested
 
     @contextmanager
     def stopping_at_once(self) -> Iterator[None]:
-        """Inside this block too, a signal that asks for the end raises StopRequested; the caller saves."""
+        """Inside this block, too, a signal that requests the end raises StopRequested; the caller saves."""
         self._stops_at_once = True
         try:
             if self.requested is not None:
@@ -163,63 +164,63 @@ class Interrupts(_Listener):
             self._stops_at_once = False
 
     def __enter__(self) -> Self:
-        # An exception that is raised while C code calls Python may be lost; the wish must not be.
-        self.requested = next((each.requested for each in _listeners if each.requested), None)
-        self._listen(*ENDING, SAVING)
+        # An exception raised while C code calls Python may be lost; the request must not be.
+        self.requested = next((each.requested for each in _blocks if each.requested), None)
+        self._install_handlers(*STOP_SIGNALS, SAVE_SIGNAL)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._hand_back()
-        for outer in _listeners:
+        self._restore_handlers()
+        for outer in _blocks:
             if isinstance(outer, StopSignals):
                 outer.has_trained = True
         if isinstance(error, StopRequested):
             raise Interrupted(str(error)) from None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == SAVING:
+        if number == SAVE_SIGNAL:
             self.save_requested = True
         else:
             super()._receive(number, frame)
 
-    def _obey(self, number: signal.Signals) -> None:
+    def _on_stop_signal(self, number: signal.Signals) -> None:
         is_first, self.requested = self.requested is None, self.requested or number.name
         if is_first and (self.nothing_unsaved or self._stops_at_once):
             raise StopRequested(str(Interrupted.by(number.name)))
 
 
-class PassedOn(_Listener):
-    """Context manager: inside the block signals are for others, which save and end, or save and go on."""
+class ForwardedSignals(_SignalBlock):
+    """Context manager: inside the block signals are forwarded to other processes, which save and end or continue."""
 
     nothing_unsaved = False
 
-    def __init__(self, pass_on: Callable[[signal.Signals], None]) -> None:
+    def __init__(self, forward: Callable[[signal.Signals], None]) -> None:
         super().__init__()
-        self._pass_on = pass_on
+        self._forward = forward
 
     def __enter__(self) -> Self:
-        self._listen(*ENDING, SAVING)
+        self._install_handlers(*STOP_SIGNALS, SAVE_SIGNAL)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._hand_back()
+        self._restore_handlers()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._pass_on(signal.Signals(number))
+        self._forward(signal.Signals(number))
 
 
-_heard_s = float("-inf")
-"""When a handler of Python's last ran, by the monotonic clock."""
-_listeners: list[_Listener] = []
-"""Blocks that have taken over the signals of this process, the innermost last."""
+_handled_s = float("-inf")
+"""When a Python signal handler last ran, by the monotonic clock."""
+_blocks: list[_SignalBlock] = []
+"""The active blocks that handle signals of this process, the innermost last."""
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """From here to the end of the block a training command answers signals, even while C code keeps the main thread.
+    """Inside the block a training command answers signals, even while C code occupies the main thread.
 
-    Until a `StopSignals` or `Interrupts` takes over there is nothing to clean up, and the process ends at once. While
-    the interpreter shuts down, which takes a second with torch, signals no longer change the exit code.
+    Until a `StopSignals` or `Interrupts` block begins there is nothing to clean up, and the process ends immediately.
+    While the interpreter shuts down, which takes a second with torch, signals no longer change the exit code.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -227,35 +228,35 @@ def watched() -> Iterator[None]:
     thread = threading.Thread(target=_watch, args=(reader,), name="flatout-signals", daemon=True)
     thread.start()
     try:
-        with _AtOnce():
+        with _EndImmediately():
             yield
     finally:
         signal.set_wakeup_fd(before)
         os.close(writer)
         thread.join(ANSWER_S)
-        # Now and not before the block: what is registered last runs first. Once, however many commands a process runs.
-        atexit.unregister(ignore_ending)
-        atexit.register(ignore_ending)
+        # Registered after the block, because what is registered last runs first; only once per process.
+        atexit.unregister(ignore_stop_signals)
+        atexit.register(ignore_stop_signals)
 
 
-class _AtOnce(_Listener):
-    """While a command imports what it needs."""
+class _EndImmediately(_SignalBlock):
+    """Used while a command imports its modules: a signal ends the process, as nothing is lost."""
 
     def __enter__(self) -> None:
-        self._listen(*ENDING)
+        self._install_handlers(*STOP_SIGNALS)
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._hand_back()
+        self._restore_handlers()
 
-    def _obey(self, number: signal.Signals) -> None:
+    def _on_stop_signal(self, number: signal.Signals) -> None:
         _end_now(nothing_lost(number.name), Interrupted.exit_code)
 
 
 def _watch(reader: int) -> None:
-    """In a thread: the kernel tells of a signal by a byte, which is its number. Ends when nobody writes any more."""
-    num_ctrl_c, asked_s, asked = 0, 0.0, None
+    """Runs in a thread. For each signal the kernel writes a byte, its number, to the pipe; ends when that is closed."""
+    num_ctrl_c, received_s, received = 0, 0.0, None
     while True:
-        left_s = None if asked is None else max(0.0, asked_s + ANSWER_S - time.monotonic())
+        left_s = None if received is None else max(0.0, received_s + ANSWER_S - time.monotonic())
         if select.select([reader], [], [], left_s)[0]:
             numbers = os.read(reader, 64)
             if not numbers:
@@ -263,41 +264,42 @@ def _watch(reader: int) -> None:
             num_ctrl_c += numbers.count(signal.SIGINT)
             if num_ctrl_c > 1:
                 stop_at_once()
-            if asked is None and (found := [number for number in numbers if number in ENDING]):
-                asked, asked_s = signal.Signals(found[0]), time.monotonic()
-        elif asked is not None:
-            _see_that_it_is_answered(asked, asked_s)
-            asked = None
+            if received is None and (found := [number for number in numbers if number in STOP_SIGNALS]):
+                received, received_s = signal.Signals(found[0]), time.monotonic()
+        elif received is not None:
+            _react_if_unanswered(received, received_s)
+            received = None
     os.close(reader)
 
 
-def _see_that_it_is_answered(number: signal.Signals, asked_s: float) -> None:
-    if not _listeners:
+def _react_if_unanswered(number: signal.Signals, received_s: float) -> None:
+    """End the process if nothing is unsaved and the main thread has not reacted; tell the user who has to wait."""
+    if not _blocks:
         return
-    listener = _listeners[-1]
-    # The handler may run a moment before this thread hears of the signal.
-    was_heard = _heard_s > asked_s - 1
-    if listener.nothing_unsaved and not was_heard:
+    block = _blocks[-1]
+    # The handler may run a moment before this thread learns of the signal.
+    was_handled = _handled_s > received_s - 1
+    if block.nothing_unsaved and not was_handled:
         _end_now(nothing_lost(number.name), Interrupted.exit_code)
-    if not listener.nothing_unsaved and listener.meanwhile is not None:
-        _write(f"{number.name}: {listener.meanwhile}.")
+    if not block.nothing_unsaved and block.meanwhile is not None:
+        _write(f"{number.name}: {block.meanwhile}.")
 
 
 def nothing_lost(name: str) -> str:
-    """For a signal that came before anything was trained."""
-    return f"{name}: stopped before the first step, nothing is lost. Run the same command again."
+    """The message for a signal that came before anything was trained."""
+    return f"{name}: stopped before the first step; nothing is lost. Run the same command again."
 
 
-def ignore_ending() -> None:
-    """For a process that is about to end by itself: SIGTERM and SIGHUP change nothing any more."""
+def ignore_stop_signals() -> None:
+    """Ignore SIGTERM and SIGHUP in a process that is about to end by itself."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def stop_at_once() -> None:
-    """End without another thought: files on disk are whole at any moment, and workers end with us."""
-    _end_now("stopped at once; what was saved is untouched. Run the same command again.", STOPPED_AT_ONCE)
+    """End immediately. Files on disk are complete at any time, and workers end with this process."""
+    _end_now("stopped immediately; everything saved so far is kept. Run the same command again.", FORCED_STOP_CODE)
 
 
 def _end_now(text: str, code: int) -> None:
@@ -306,7 +308,7 @@ def _end_now(text: str, code: int) -> None:
 
 
 def _write(text: str) -> None:
-    """Without Python's buffers, which the main thread may have locked."""
-    # A progress bar may have hidden the cursor, and nobody else will bring it back.
+    """Write to stderr without Python's buffers, which the main thread may have locked."""
+    # A progress bar may have hidden the cursor, and will not restore it.
     is_terminal = os.isatty(2)
     os.write(2, (_SHOW_CURSOR + b"\n" if is_terminal else b"") + f"flatout: {text}\n".encode())

@@ -1,12 +1,12 @@
-"""Which of several processes is this one? Started by torchrun, by an older launcher, or alone.
+"""Devices and ranks: what `--device` selects, which rank this process is, and the process group of all ranks.
 
-    with process_group(world, device):   ranks meet; an error of one ends all, and each says why
+    --device  cpu | 0 (one GPU) | 0,1 (several) | empty (all GPUs, else the CPU)
+    with process_group(world, device):   ranks join; an error of one ends all of them, and each says why
 
-Two groups of connections: one for gradients, impatient once training goes, and one for small words between hosts, which
-waits as long as saving, opening data or the slowest rank may take. Ranks that are gone are not noticed by timeouts, but
-by `rank_watch`.
-
-Which devices does `--device` mean? `cpu`, one GPU (`0`), several (`0,1`), or all there are (nothing).
+Ranks come from torchrun, an older launcher or `launch_ranks`; a process without a launcher is a world of one. There are
+two groups of connections: one for gradients, with a short timeout once training runs, and one between hosts for small
+values, which waits as long as saving, opening data or the slowest rank may take. Ranks that are gone are noticed by
+heartbeats (`RankWatch`), not by timeouts.
 """
 
 import logging
@@ -23,42 +23,44 @@ import torch.distributed as dist
 from torch import nn
 
 from flatout.errors import ConfigError, Interrupted, ResourceError
-from flatout.ranks.signals import ignore_ending
+from flatout.ranks.signals import ignore_stop_signals
 from flatout.ranks.watch import LOST_AFTER_S, RankWatch, is_of_collective, store_of_launcher
 
 logger = logging.getLogger(__name__)
 
 
+# Devices
+
+
 def choose_devices(text: str) -> list[torch.device]:
-    """The devices in the order of their numbers as written; the CPU alone where there is no GPU and none was named."""
-    wanted = text.strip().lower()
-    if wanted == "cpu":
+    """The devices that `--device` selects, in the given order; the CPU if it is empty and there is no GPU."""
+    selection = text.strip().lower()
+    if selection == "cpu":
         return [torch.device("cpu")]
     present = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not wanted:
+    if not selection:
         return [torch.device("cuda", number) for number in range(present)] or [torch.device("cpu")]
-    numbers = [_gpu_number(part, text) for part in wanted.split(",")]
+    numbers = [_gpu_number(part, text) for part in selection.split(",")]
     if len(set(numbers)) != len(numbers):
-        raise ConfigError(f"--device {text}: a GPU is named twice.")
+        raise ConfigError(f"--device {text}: a GPU is listed twice.")
     if missing := [number for number in numbers if number >= present]:
-        there = f"this machine has {present}, numbered from 0" if present else "torch sees no GPU here"
+        there = f"this machine has {present}, numbered from 0" if present else "torch finds no GPU on this machine"
         raise ResourceError(
-            f"--device {text}: there is no GPU {missing[0]}: {there}. Use --device cpu, or see: flatout doctor"
+            f"--device {text}: there is no GPU {missing[0]}: {there}. Use --device cpu, or run: flatout doctor"
         )
     return [torch.device("cuda", number) for number in numbers]
 
 
 def choose_device(text: str) -> torch.device:
-    """The first of them, for work that one device does."""
+    """The first device that `--device` selects, for work on one device."""
     first, *others = choose_devices(text)
     if others and text.strip():
-        logger.info("An evaluation runs on one GPU: of --device %s only %s is used.", text, first)
+        logger.info("Evaluation runs on one GPU: of --device %s only %s is used.", text, first)
     return first
 
 
 def make_current(device: torch.device) -> None:
-    """Let this process mean `device` where none is named: events, streams and kernels of Triton would else be those of
-    GPU 0."""
+    """Make `device` the default GPU of this process: events, streams and Triton kernels would otherwise use GPU 0."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -70,21 +72,24 @@ def _gpu_number(part: str, text: str) -> int:
     return int(digits)
 
 
+# Ranks
+
 PATIENCE_S = 1800
-"""Scanning data, decoding it into a store, fetching a mirrored state, compiling: one rank does it, the others wait."""
+"""Timeout for work that one rank does while the others wait: scanning data, decoding it into a store, fetching a
+mirrored checkpoint, compiling."""
 STEP_TIMEOUT_S = 120
-"""For sums of gradients, from the first step on."""
+"""Timeout of the all-reduce of gradients, after the first step."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a training; one alone unless a launcher says otherwise."""
+    """The ranks of a training and collective operations on them; a single rank unless there is a launcher."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 0
-    """Ranks on this machine; 0: the launcher does not say."""
+    """Ranks on this machine; 0: unknown, because the launcher does not set it."""
 
     @property
     def is_first(self) -> bool:
@@ -92,55 +97,55 @@ class World:
 
     @property
     def size_here(self) -> int:
-        """Ranks that share the cores of this machine; all of them, where nothing better is known."""
+        """Ranks that share the cores of this machine; all of them if that is unknown."""
         return self.local_size or self.size
 
     def share_of(self, total_batch: int) -> int:
-        """Samples per step of one rank."""
+        """Samples per step on one rank; ConfigError if the total is not divisible."""
         if total_batch % self.size:
             raise ConfigError(
-                f"--batch-size {total_batch} is for all {self.size} ranks together and cannot be divided among them: "
+                f"--batch-size {total_batch} counts over all {self.size} ranks and is not divisible by {self.size}: "
                 f"use {total_batch - total_batch % self.size or self.size} or another multiple of {self.size}."
             )
         return total_batch // self.size
 
     def all_reduce_max(self, numbers: np.ndarray) -> np.ndarray:
-        """Entry by entry, the largest of all ranks. All ask at the same step; over the host, so no GPU waits."""
+        """Element-wise maximum over all ranks, as integers. Runs between hosts, so no GPU waits; a collective call."""
         if self.size == 1 or not numbers.size:
             return numbers
-        told = torch.from_numpy(numbers.astype(np.int64))
-        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=_host_group())
-        return told.numpy()
+        largest = torch.from_numpy(numbers.astype(np.int64))
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=_host_group())
+        return largest.numpy()
 
     def any(self, flag: bool) -> bool:
-        """Has any rank raised its flag?"""
+        """Whether the flag is set on any rank; a collective call."""
         return bool(self.all_reduce_max(np.array([flag]))[0])
 
     def broadcast(self, value: Any) -> Any:
-        """The first rank's value, on every rank; plain values only. All ranks ask at the same time."""
+        """The first rank's value, on every rank; plain values only. A collective call."""
         if self.size == 1:
             return value
-        told = [value]
-        dist.broadcast_object_list(told, src=0, group=_host_group())
-        return told[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=_host_group())
+        return values[0]
 
     def gather(self, value: Any) -> list[Any] | None:
-        """The values of all ranks in their order, for the first rank; None for the others. All tell at the same time.
+        """The values of all ranks in order, on the first rank; None on the others. A collective call.
 
-        Pickled: for values of our own making that went through no file.
+        Values are pickled: use it only for values that do not come from a file.
         """
         if self.size == 1:
             return [value]
-        told: list[Any] | None = [None] * self.size if self.is_first else None
-        dist.gather_object(value, told, dst=0, group=_host_group())
-        return told
+        values: list[Any] | None = [None] * self.size if self.is_first else None
+        dist.gather_object(value, values, dst=0, group=_host_group())
+        return values
 
     def broadcast_weights(self, network: nn.Module) -> None:
-        """Give a network the first rank's weights and buffers: running statistics are each rank's own between steps."""
+        """Copy the first rank's weights and buffers to all ranks: running statistics differ between ranks."""
         if self.size == 1:
             return
         tensors = list(network.state_dict().values())
-        # One copy per number format, whatever the memory formats are.
+        # One broadcast per dtype, for any memory format.
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             alike = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat = torch.cat([tensor.reshape(-1) for tensor in alike])
@@ -149,56 +154,58 @@ class World:
                 tensor.copy_(part.view(tensor.shape))
 
     def wait_for_all(self) -> None:
-        """Returns when every rank has come here, however long that takes."""
+        """A barrier: wait until every rank has called it, up to `PATIENCE_S`."""
         if self.size > 1:
             dist.barrier(group=_host_group())
 
-    def settle(self) -> None:
-        """The first step is done: from here on nobody has a reason to be silent or late."""
+    def tighten_timeouts(self) -> None:
+        """Use short timeouts from here on; called after the first step, when no rank has a reason to be slow."""
         if self.size > 1 and dist.is_initialized():
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=STEP_TIMEOUT_S))
             for watch in _watches:
-                watch.settle()
+                watch.tighten_timeouts()
 
 
 def read_world(local_rank: int = -1) -> World:
-    """From torchrun's environment; `local_rank` is what older launchers pass as a flag (-1: none)."""
+    """The world that the environment variables of torchrun describe; older launchers pass `local_rank` as a flag (-1:
+    not given)."""
     size = _number("WORLD_SIZE", 1)
     if size == 1:
         return World()
     local = local_rank if local_rank >= 0 else _number("LOCAL_RANK", -1)
     if local < 0:
         raise ConfigError(
-            "WORLD_SIZE is set, but neither LOCAL_RANK nor --local_rank says which GPU is this process's."
+            "WORLD_SIZE is set, but neither LOCAL_RANK nor --local_rank says which GPU this process uses. "
+            "Start with torchrun, or unset WORLD_SIZE."
         )
     return World(rank=_number("RANK", local), size=size, local_rank=local, local_size=_number("LOCAL_WORLD_SIZE", 0))
 
 
 @contextmanager
 def process_group(world: World, device: torch.device, *, lost_after_s: float = LOST_AFTER_S) -> Iterator[None]:
-    """Meet the other ranks, and part at the end of the block.
+    """Join the other ranks for the block.
 
-    An error of this rank is told to the others, which end with ChildLostError (exit code 7); so do all if a rank shows
-    no sign of life for `lost_after_s` after the first step.
+    An error of this rank is reported to the others, which end with ChildLostError (exit code 7). So do all ranks if one
+    sends no heartbeat for `lost_after_s` after the first step.
     """
     join(world, device, lost_after_s=lost_after_s)
     try:
         yield
     except Interrupted:
-        _leave_with_all(world)
+        _leave_together(world)
         raise
-    except BaseException as error:
-        # Not parted from properly: taking connections down together needs everybody.
+    except BaseException as error:  # also KeyboardInterrupt: the other ranks must learn of any end
+        # The process group is not destroyed here, because that needs all ranks.
         while _watches:
             watch = _watches.pop()
-            watch.tell(error)
+            watch.report_failure(error)
             if is_of_collective(error):
-                # A launcher wants us to end, as we do; first we say why.
-                ignore_ending()
+                # A launcher sends SIGTERM now. This process ends anyway, but first says why.
+                ignore_stop_signals()
                 cause = watch.explain(error)
                 watch.stop()
                 raise cause from error
-            watch.wait_until_heard()
+            watch.wait_until_seen()
             watch.stop()
         raise
     leave(world)
@@ -206,19 +213,19 @@ def process_group(world: World, device: torch.device, *, lost_after_s: float = L
 
 @contextmanager
 def reporting_errors() -> Iterator[None]:
-    """Report an error of the block to the other ranks at once, while this one may still take long to end."""
+    """Report an error in the block to the other ranks immediately, as this one may take long to end."""
     try:
         yield
     except Interrupted:
         raise
-    except BaseException as error:
+    except BaseException as error:  # also KeyboardInterrupt: the other ranks must learn of any end
         for watch in _watches:
-            watch.tell(error)
+            watch.report_failure(error)
         raise
 
 
 def join(world: World, device: torch.device, *, lost_after_s: float = LOST_AFTER_S) -> None:
-    """Make `device` this process's own, and meet the other ranks; blocks until all are there."""
+    """Make `device` the default of this process and join the other ranks; blocks until all have joined."""
     make_current(device)
     if world.size > 1 and not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -230,21 +237,21 @@ def join(world: World, device: torch.device, *, lost_after_s: float = LOST_AFTER
 
 
 def leave(world: World) -> None:
-    """Part from the other ranks."""
+    """Leave the process group."""
     if world.size > 1 and dist.is_initialized():
         _stop_watches()
         dist.destroy_process_group()
         _groups.clear()
 
 
-def _leave_with_all(world: World) -> None:
-    """All have come to the same end. A launcher ends all as soon as one has ended, so none may be the first."""
+def _leave_together(world: World) -> None:
+    """Leave after all ranks have come to the same end: a launcher ends all of them as soon as one has ended."""
     try:
         world.wait_for_all()
     except RuntimeError as error:
         if not is_of_collective(error):
             raise
-        # One is gone already. Everything is saved, and to end is what was asked for.
+        # Another rank has already ended. Everything is saved, and this one was to end anyway.
         _stop_watches()
         return
     leave(world)
@@ -257,22 +264,22 @@ def _stop_watches() -> None:
 
 _groups: dict[str, dist.ProcessGroup] = {}
 _watches: list[RankWatch] = []
-"""One while ranks are together, else none."""
+"""Holds the one watch while the process group exists, else nothing."""
 
 
 def _host_group() -> "dist.ProcessGroup":
-    """A group for small words between hosts: NCCL's own would make the GPU's stream wait."""
+    """The group for small values between hosts: NCCL would make the GPU's stream wait."""
     if "host" not in _groups:
         _groups["host"] = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S))
     return _groups["host"]
 
 
-def _number(name: str, otherwise: int) -> int:
+def _number(name: str, default: int) -> int:
     text = os.environ.get(name)
     if text is None:
-        return otherwise
+        return default
     if not text.isdigit():
         raise ConfigError(
-            f"the environment variable {name}={text!r} is no number. The launcher sets it: unset it, or use torchrun."
+            f"environment variable {name}={text!r}: not a number. Launchers set it: unset it, or start with torchrun."
         )
     return int(text)

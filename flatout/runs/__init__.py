@@ -1,19 +1,19 @@
-"""The life of a training run: its folder and lock, records, progress, budget, loggers, mirror, and its end.
+"""Training runs, the same for every job: folder and lock, records, progress, budget, loggers, mirror, and the end.
 
 Files:
 
-    budget     What a training costs
-    command    `flatout JOB train`
-    ends       After every epoch: validate, write the results down, keep the best, decide whether to go on
-    folder     Where a run lives, and whether a command begins a new one or continues one
-    lock       One training per run folder: a lock that says who holds it, and that no crash leaves behind
-    options    What every training can be asked for, whatever it trains
-    preflight  Before a training begins
-    profiled   A training that is looked at for some steps and leaves nothing behind
-    recipe     What a job hands to a run, and what it learns from it
-    run        The life of a training run, the same for every job
-    loggers/   Callbacks that pass a training's numbers on to other programs
-    mirror/    Copies of a run elsewhere, so that a machine may be taken away: `--mirror s3://bucket/folder`
+    budget     Time and cost of a training, over all processes that worked on it, and the budget that stops it
+    command    The command `flatout JOB train`, the same for every job
+    ends       Ends: the work after every epoch, and the end of a training with its callbacks, `--on-done` and run.log
+    folder     Run folders: which run a command starts or continues, and the text files that a run appends to
+    lock       The lock of a run folder, so that only one process trains in it at a time
+    options    The options that every job has, and which changes of options allow a run to be continued
+    preflight  Checks before a training starts: a usable GPU, enough disk space, enough file descriptors
+    profiled   Short trainings for `flatout profile`, of any job
+    recipe     The interface between a job and a run: the job's `Recipe`, and the objects passed between them
+    run        A training run from options to finished files, the same for every job and resumable at any time
+    loggers/   Loggers: callbacks that send the numbers of a training to files or other programs
+    mirror/    Copies of a run behind a URL, from which another machine can continue it: `--mirror s3://bucket/folder`
 """
 
 from typing import TYPE_CHECKING

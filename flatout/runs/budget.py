@@ -1,10 +1,10 @@
-"""What a training costs: time, over all processes that worked on it, and money where an hour has a price.
+"""Time and cost of a training, over all processes that worked on it, and the budget that stops it.
 
-    --price 2.10 --budget 5.00     money, in whatever currency the price is
+    --price 2.10 --budget 5.00     money, in the currency of the price
     --budget 2h30m                 time
 
-What was spent lies in the run folder (spent.json), not in the saved state: going back to an earlier state does not give
-money back. Time between two processes of a run is not counted: the machine was not rented then, or not for this.
+The time spent is kept in the run folder (spent.json), not in the checkpoint: going back to an earlier checkpoint does
+not refund it. Time between two processes of a run is not counted.
 """
 
 import json
@@ -25,44 +25,47 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that may be spent: seconds, and how it was written."""
+    """The most time that may be spent, in seconds, and the text of the option."""
 
     seconds: float
     text: str
 
 
 def read_budget(text: str, price: float | None) -> Budget | None:
-    """`5.00` is money and needs a price per hour; `2h30m`, `90m`, `1d` are time. Empty: no budget."""
+    """Parse a budget: `5.00` is money and needs a price per hour; `2h30m`, `90m`, `1d` are times. Empty: None."""
     if not text:
         return None
     if re.fullmatch(r"\d+(\.\d+)?|\.\d+", text):
         if not price:
             raise ConfigError(
-                f"--budget {text} is money: say what an hour costs with --price, or write a time like 2h30m."
+                f"--budget {text} is an amount of money and needs --price, the cost of an hour. For a time, write for "
+                "example 2h30m."
             )
         return Budget(3600 * float(text) / price, text)
     found = _DURATION.fullmatch(text)
     if not found or not any(found.groups()):
-        raise ConfigError(f"--budget {text}: write money like 5.00 (with --price), or a time like 2h30m, 90m or 1d.")
+        raise ConfigError(
+            f"--budget {text}: use an amount of money such as 5.00 (with --price), or a time such as 2h30m, 90m or 1d."
+        )
     return Budget(sum(float(n) * unit for n, unit in zip(found.groups(), _UNITS_S.values(), strict=True) if n), text)
 
 
 class Spending(Callback):
-    """Counts from its making on; `start` adds what earlier processes of the run have spent."""
+    """Counts time and cost since it was created; `start` adds those of earlier processes of the run."""
 
     def __init__(
         self, price: float | None = None, budget: str = "", *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`price` of an hour, in any currency."""
+        """`price`: of an hour, in any currency."""
         if price is not None and price < 0:
-            raise ConfigError(f"--price {price} must not be negative.")
+            raise ConfigError(f"--price {price} must be 0 or more.")
         self.price, self._budget, self._clock = price, read_budget(budget, price), clock
         self._began, self._before_s = clock(), 0.0
         self._file: Path | None = None
 
     @property
     def folder(self) -> Path | None:
-        """Of the run or job that this account is about; None until it is opened."""
+        """The folder of the run or job whose time is counted; None until `open`."""
         return None if self._file is None else self._file.parent
 
     @property
@@ -74,14 +77,14 @@ class Spending(Callback):
         return self._before_s + self._clock() - self._began
 
     def cost(self, seconds: float | None = None) -> float | None:
-        """Of so many seconds, or of those so far; None without a price."""
+        """The cost of these seconds, by default of those so far; None without a price."""
         return None if self.price is None else self.price * (self.seconds if seconds is None else seconds) / 3600
 
     def start(self, run: RunStart) -> None:
         self.open(run.folder, continues=run.continues)
 
     def open(self, folder: Path, *, continues: bool) -> None:
-        """Keep the account in this folder; of several, in the first: that is the one the command is about."""
+        """Keep spent.json in this folder. Of several calls only the first counts: that is the folder of the command."""
         if self._file is not None:
             return
         self._file = folder / FILE_NAME
@@ -97,28 +100,28 @@ class Spending(Callback):
         self._write()
 
     def over(self) -> str | None:
-        """Why a training has to stop now; None while there is something left."""
+        """The reason to stop the training now; None while budget is left."""
         if self._budget is None or self.seconds < self._budget.seconds:
             return None
         return (
-            f"The budget of {self._budget.text} is used up ({self.line()}). Everything is saved: the same command with "
-            "a larger --budget continues."
+            f"The budget of {self._budget.text} is used up ({self.line()}). Everything is saved: run the same command "
+            "with a larger --budget to continue."
         )
 
     def figures(self, left_s: float) -> dict[str, str]:
-        """For the progress line: what was spent, and what it will be at the end of the remaining seconds."""
+        """Cost so far and expected total cost for the progress line, given the remaining seconds."""
         if self.price is None:
             return {}
         return {"cost": f"{self.cost():.2f} of about {self.cost(self.seconds + left_s):.2f}"}
 
     def line(self) -> str:
-        """'1:02:03, cost 2.17 at 2.10 an hour'."""
+        """Time and cost as text: '1:02:03, cost 2.17 at 2.10 an hour'."""
         minutes, seconds = divmod(round(self.seconds), 60)
         took = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
         return took if self.price is None else f"{took}, cost {self.cost():.2f} at {self.price:.2f} an hour"
 
     def _write(self) -> None:
-        """A full disk must not matter here: the account then lacks a little."""
+        """Write spent.json. A full disk is ignored; the record is then a little out of date."""
         if self._file is not None:
             with suppress(OSError):
                 part = self._file.with_name(f".{FILE_NAME}.part")

@@ -1,7 +1,7 @@
-"""`flatout JOB train`: from the words of a command line to a training that has ended, the same for every job.
+"""The command `flatout JOB train`, the same for every job.
 
-words --flags--> options --(before torch is imported)--> one process, or one per GPU
-      --> signals are answered, --on-done is run, warnings are kept --> train(options)
+command line --flags--> options --(before torch is imported)--> one process, or one per GPU
+             --> handle signals, run --on-done at the end, keep warnings in run.log --> train(options)
 """
 
 import os
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from flatout.runs.budget import Spending
 
 Given = Mapping[str, Any]
-"""Options by name: what was typed, and what the environment says."""
+"""Option values by name, from the command line and the environment."""
 
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """The training command of a job. Nothing that needs torch is imported before it trains."""
+    """The training command of a job. Imports nothing that needs torch before it trains."""
 
     job: str
     model: type[RunOptions]
-    """Its options; flags are made of their fields."""
+    """The dataclass of its options; each field is a flag."""
     trainer: str
-    """'module:name' of the job's Recipe, or of train(options, callbacks, *, spending, seams, typed)."""
+    """'module:name' of the job's Recipe, or of a function train(options, callbacks, *, spending, seams, typed)."""
     description: str = ""
     epilog: str = ""
     profile: str = ""
-    """'module:class' of what `flatout profile` knows of this job beyond what it knows of any."""
+    """'module:class' of the job's subclass of `ProfiledTraining`; empty: that class itself."""
 
     def main(self, argv: Sequence[str]) -> int:
         """Train; returns the exit code."""
@@ -48,8 +48,8 @@ class TrainCommand:
         from flatout.runs.budget import Spending
         from flatout.runs.ends import OnDone, RunLog
 
-        # Imported while a signal simply ends the process: from StopSignals on it is an exception, which imports may
-        # lose.
+        # Imported here, where a signal simply ends the process. Inside StopSignals it raises an exception, which an
+        # import may swallow.
         import_module(self.trainer.partition(":")[0])
         spending = Spending(options.price, options.budget)
         with StopSignals(), OnDone(options.on_done, spending) as done:
@@ -57,33 +57,33 @@ class TrainCommand:
         return 0
 
     def parser(self, prog: str) -> FlagParser:
-        """Reads the flags of a command of this name."""
+        """The parser of the training flags, for a command called `prog`."""
         parser, defaults = FlagParser(prog, self.description, self.epilog), self.model()
         own, of_runs = own_and_run_options(self.model)
-        parser.add_flags("the training", flags_of(self.model, own, converts=False), defaults)
-        parser.add_flags("its run, as in every job", flags_of(self.model, of_runs, converts=False), defaults)
+        parser.add_flags("training options", flags_of(self.model, own, converts=False), defaults)
+        parser.add_flags("run options, the same for every job", flags_of(self.model, of_runs, converts=False), defaults)
         return parser
 
     def options(self, given: Given) -> Any:
-        """From what was given to options; ConfigError names every mistake."""
-        from flatout.config import build_config  # now, because help does not need pydantic
+        """Options from values by name; ConfigError lists every mistake."""
+        from flatout.config import build_config  # imported late, because help does not need pydantic
 
         return build_config(dict(given), self.model)
 
     def parse(self, argv: Sequence[str], prog: str) -> tuple[Any, frozenset[str]]:
-        """The options of a command line, and the names of those that were typed."""
+        """The options of a command line, and the names of those that were given on it."""
         typed = self.parser(prog).parse_typed(argv)
         return self.options(from_environment(os.environ) | typed), frozenset(typed)
 
     def look(self, options: Any) -> None:
-        """Look at what can be wrong before torch is imported, which takes longer."""
+        """Check what can be checked before torch is imported, which takes longer."""
 
     def images_per_step(self, options: Any) -> int:
-        """Samples of a step, for speeds."""
+        """Samples per step, to compute speeds."""
         return 1
 
     def ranks_to_start(self, options: RunOptions) -> int:
-        """GPUs that `--device 0,1` names, each of which gets a process; 1 if a launcher has done that."""
+        """Number of processes to start: one per GPU in `--device 0,1`; 1 if a launcher has started them already."""
         if "," not in options.device or "WORLD_SIZE" in os.environ or options.profile:
             return 1
         from flatout.ranks import choose_devices
@@ -93,7 +93,7 @@ class TrainCommand:
     def answer(
         self, options: Any, typed: frozenset[str], callbacks: "list[Callback]", spending: "Spending"
     ) -> None:  # fmt: skip
-        """Train as asked; with `--profile`, and say what the first steps were like."""
+        """Train; with `--profile`, also print and save a profile of the first steps."""
         if not options.profile:
             self.train(options, callbacks, spending=spending, typed=typed)
             return
@@ -103,15 +103,15 @@ class TrainCommand:
         with observation.observing():
             result = self.train(options, callbacks, spending=spending, typed=typed)
         if result is None:
-            return  # only a report was asked for
+            return  # the options requested only a report
         if observation.is_complete:
             print(observation.profile.text())
-            print(f"The same as a page: {observation.profile.save(result.folder)}")
+            print(f"Saved as a page: {observation.profile.save(result.folder)}")
         else:
             print(f"--profile: {observation.too_short} Train more epochs or images, or use a smaller batch.")
 
     def train(self, options: Any, callbacks: "Sequence[Callback]" = (), **more: Any) -> Any:
-        """Train, with whatever `trainer` names."""
+        """Train with the recipe or function that `trainer` names."""
         module, _, name = self.trainer.partition(":")
         found = getattr(import_module(module), name)
         if not isinstance(found, type):

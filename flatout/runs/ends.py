@@ -1,6 +1,6 @@
-"""After every epoch: validate, write the results down, keep the best, decide whether to go on.
+"""Ends: the work after every epoch, and the end of a training with its callbacks, `--on-done` and run.log.
 
-The end of a training: its last files, how it ended, `--on-done`, and the warnings kept in run.log.
+After an epoch: validate, record the results, keep the best weights, decide whether to stop early.
 """
 
 import logging
@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from flatout.clock import clock
-from flatout.engine import Callback, Callbacks, End, EpochReport, How, RunStart, Scores, Sections
+from flatout.engine import Callback, Callbacks, End, EpochReport, RunOutcome, RunStart, Scores, Sections
 from flatout.errors import FlatoutError, Interrupted, ResourceError
 from flatout.ranks import LAST_FILES, Interrupts, StopRequested
 from flatout.runs.budget import Spending
@@ -24,21 +24,23 @@ from flatout.safefiles import write_container
 
 logger = logging.getLogger(__name__)
 
-NOTHING_YET = float("-inf")
+# The end of an epoch
+
+NO_SCORE = float("-inf")
 COLLAPSE = 0.5
-"""A score that falls below this share of the best one is worth a loud word, if the best was worth anything."""
-WORTH = 0.1
+"""A score below this share of the best one causes a warning, if the best was above `MIN_SCORE_TO_WARN`."""
+MIN_SCORE_TO_WARN = 0.1
 
 
 class BestTracker:
     """The best epoch so far. Of equally good ones the newest counts, as in YOLOv7: it has been trained for longer."""
 
     def __init__(self) -> None:
-        self.score, self.epoch = NOTHING_YET, -1
+        self.score, self.epoch = NO_SCORE, -1
 
-    def takes(self, epoch: int, score: float | None) -> bool:
-        """Whether this epoch is the best so far, and remembers it then; of epochs without a score, the newest is."""
-        if score is not None and not score >= self.score:  # what is no number is never the best
+    def update(self, epoch: int, score: float | None) -> bool:
+        """Record this epoch if it is the best so far; returns whether it is. Without scores, the newest is the best."""
+        if score is not None and not score >= self.score:  # NaN is never the best
             return False
         self.epoch = epoch
         if score is not None:
@@ -47,7 +49,7 @@ class BestTracker:
 
 
 class EpochEnd:
-    """Called by the loop on every rank; the first one writes down what all have found. Its state is saved."""
+    """Called by the loop after every epoch, on all ranks; the first one records the results. Saved in checkpoints."""
 
     def __init__(
         self,
@@ -60,20 +62,22 @@ class EpochEnd:
         run: Mapping[str, Any],
         steps_per_epoch: int,
     ) -> None:
-        """`records` None: not the first rank. `weights`: the folder of weights. `run`: what files say about the run."""
+        """`records`: None on all ranks but the first. `weights`: the folder of weights. `run`: the section "run" of
+        checkpoints."""
         self._recipe, self._model, self._records = recipe, model, records
         self._steps_per_epoch = steps_per_epoch
         self._weights, self._callbacks, self._run = weights, callbacks, dict(run)
         self._pending: tuple[list[str], dict[str, Any]] | None = None
-        """The best weights, on the device, until they are written."""
+        """File names and content of the best weights, on the device, until they are written."""
         self.best = BestTracker()
         self.epoch = -1
-        """Last epoch that was worked off."""
+        """The last epoch that was completed."""
         self.found: ValidationResult | None = None
+        """The result of the last validation."""
         self.losses: Mapping[str, float] = {}
 
     def __call__(self, epoch: int, report: EpochReport, sections: Callable[[], Sections]) -> bool:
-        """Work off the end of an epoch; True if training is over."""
+        """Complete an epoch; returns whether the training stops early."""
         recipe, last = self._recipe, epoch + 1 == self._model.epochs
         with clock.stage("train.pictures"):
             recipe.plot_batches()
@@ -84,7 +88,7 @@ class EpochEnd:
                 logger.info("Epoch %d: %s", epoch, found.text)
             rows = recipe.rows(epoch, report, found)
             self._record(rows, report)
-            stops = self._judge(epoch, found, last=last)
+            stops = self._keep_best(epoch, found, last=last)
             at = epoch if rows.at is None else rows.at
             done = (epoch + 1) * self._steps_per_epoch
             self._callbacks.validation(Scores(epoch=epoch, at=at, steps_done=done, scalars=rows.scalars))
@@ -94,17 +98,17 @@ class EpochEnd:
         return stops
 
     def score_again(self) -> None:
-        """For a run whose epochs are all trained, by a process that is gone, and with it what it found."""
+        """Validate again, for a run whose last epoch was validated by a process that ended before it finished."""
         self.found = self._recipe.validate(self._model, self._model.epochs - 1, last=True)
 
     def between(self, epoch: int, step: int) -> Callable[[], None] | None:
-        """A validation within an epoch, if one is due after `step`; see `Loop`."""
+        """A validation within the epoch, if one is due after `step`, as `Loop` expects it."""
         steps = self._recipe.due_mid_epoch(epoch, step)
         done = epoch * self._steps_per_epoch + step
         return None if steps is None else partial(self._validate_within, epoch, steps, done)
 
     def flush(self) -> None:
-        """Write the best weights, if there are new ones."""
+        """Write the best weights if there are new ones."""
         if self._pending is not None:
             names, content = self._pending
             for name in names:
@@ -124,8 +128,8 @@ class EpochEnd:
         return {"weights": about, "run": self._run, "job": state | self._recipe.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        # Older versions of yolo called it best_fitness, and began with 0.
-        self.best.score = state.get("best_score", state.get("best_fitness", NOTHING_YET))
+        # Older versions of yolo called it best_fitness and started with 0.
+        self.best.score = state.get("best_score", state.get("best_fitness", NO_SCORE))
         self.best.epoch, self.epoch = state["best_epoch"], state["epoch"]
         self.losses = state.get("losses", {})
         if self._records is not None:
@@ -142,41 +146,41 @@ class EpochEnd:
         self._records.event("log.jsonl", known | report.timing())
 
     def _validate_within(self, epoch: int, steps: int, steps_done: int) -> None:
-        """`steps` as the job counts them, `steps_done` as the loop does."""
+        """Validate within an epoch. `steps` as the job counts them, `steps_done` as the loop does."""
         try:
             found = self._recipe.validate(self._model, epoch, last=False)
         except Interrupted:
-            return  # the loop hears of the signal at its next step, and saves there
+            return  # the loop checks for the signal after its next step, and saves there
         if found is None:
             return
         self.found = found
         logger.info("Step %d: %s", steps, found.text)
-        # Epochs that are complete are one fewer than the one under way.
+        # The last completed epoch is the one before.
         scalars = self._recipe.mid_epoch_scalars(steps, found)
         self._callbacks.validation(Scores(epoch=epoch - 1, at=steps, steps_done=steps_done, scalars=scalars))
-        self._keep(epoch, found, last=False)
+        self._keep_if_best(epoch, found, last=False)
 
-    def _judge(self, epoch: int, found: ValidationResult | None, *, last: bool) -> bool:
-        """Keep the best; True if nothing got better for too long."""
+    def _keep_best(self, epoch: int, found: ValidationResult | None, *, last: bool) -> bool:
+        """Keep the weights if they are the best so far; returns whether there was no improvement for too long."""
         before = self.best.score
-        self._keep(epoch, found, last=last)
+        self._keep_if_best(epoch, found, last=last)
         if found is None:
             return False
-        if before > WORTH and found.score < COLLAPSE * before:
+        if before > MIN_SCORE_TO_WARN and found.score < COLLAPSE * before:
             logger.warning(
                 "Epoch %d scored %.3f after %.3f in epoch %d: the training may have collapsed. best.pt is kept.",
                 epoch, found.score, before, self.best.epoch,
             )  # fmt: skip
         patience, waited = self._recipe.options.patience, epoch - self.best.epoch
         if patience and waited >= patience:
-            logger.info("No epoch was better than %d for %d epochs: training ends.", self.best.epoch, waited)
+            logger.info("No improvement for %d epochs since epoch %d: training stops.", waited, self.best.epoch)
             return True
         return False
 
-    def _keep(self, epoch: int, found: ValidationResult | None, *, last: bool) -> None:
-        """Remember the weights as they are now, if they are the best so far; `flush` writes them."""
-        is_judged = found is not None or not self._recipe.validates
-        is_best = is_judged and self.best.takes(epoch, None if found is None else found.score)
+    def _keep_if_best(self, epoch: int, found: ValidationResult | None, *, last: bool) -> None:
+        """Copy the current weights if they are the best so far; `flush` writes them."""
+        counts = found is not None or not self._recipe.validates
+        is_best = counts and self.best.update(epoch, None if found is None else found.score)
         if is_best and (last or self._recipe.saves):
             with clock.stage("train.save"):
                 content = self._recipe.describe_network(self._model) | self._recipe.best_weights(
@@ -185,46 +189,48 @@ class EpochEnd:
                 self._pending = [*self._recipe.best_names(epoch)], content
 
 
+# The end of a training
+
 INTERNAL_ERROR = 70
 CTRL_C = 130
 
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """Inside the block the last files of a training are written: all is trained and saved, so signals wait for it.
+    """For the block that writes the final files: everything is trained and saved, so signals wait for its end.
 
-    A disk that does not take them costs nothing but time: the message says how the run is completed.
+    If the disk is full nothing is lost, and the message says how to complete the run.
     """
     with Interrupts(LAST_FILES):
         try:
             yield
         except ResourceError as error:
             raise ResourceError(
-                f"{error} Every step is trained and saved: the same command then completes the run."
+                f"{error} All steps are trained and saved: run the same command again to complete the run."
             ) from error.__cause__
 
 
-class Ending:
-    """Filled in by a training that stops early, as it was asked to."""
+class EarlyStop:
+    """Why a training stopped before its end; empty if it did not. Set by the caller of `reporting_end`."""
 
     why = ""
 
 
 @contextmanager
-def reporting_end(callbacks: Callbacks, folder: Path) -> Iterator[Ending]:
-    """Tell the callbacks how the block ended. Exceptions go on their way."""
-    ending = Ending()
+def reporting_end(callbacks: Callbacks, folder: Path) -> Iterator[EarlyStop]:
+    """Notify the callbacks of how the block ended. Exceptions are passed on."""
+    early_stop = EarlyStop()
     try:
-        yield ending
-    except BaseException as error:
-        callbacks.end(End(how=end_by(error)[0], why=one_line(str(error)), folder=folder, epoch=callbacks.epoch))
+        yield early_stop
+    except BaseException as error:  # also KeyboardInterrupt: callbacks must learn of any end
+        callbacks.end(End(how=outcome_of(error)[0], why=single_line(str(error)), folder=folder, epoch=callbacks.epoch))
         raise
-    how: How = "stopped" if ending.why else "finished"
-    callbacks.end(End(how=how, why=one_line(ending.why), folder=folder, epoch=callbacks.epoch))
+    how: RunOutcome = "stopped" if early_stop.why else "finished"
+    callbacks.end(End(how=how, why=single_line(early_stop.why), folder=folder, epoch=callbacks.epoch))
 
 
-def end_by(error: BaseException) -> tuple[How, int]:
-    """What an exception makes of a training, and the exit code of a process that ends with it."""
+def outcome_of(error: BaseException) -> tuple[RunOutcome, int]:
+    """The outcome of a training that ends with this exception, and the exit code of its process."""
     if isinstance(error, Interrupted | StopRequested):
         return "interrupted", error.exit_code
     if isinstance(error, KeyboardInterrupt):
@@ -232,26 +238,29 @@ def end_by(error: BaseException) -> tuple[How, int]:
     return "failed", error.exit_code if isinstance(error, FlatoutError) else INTERNAL_ERROR
 
 
-def one_line(text: str) -> str:
-    """Without line ends, and without the zero byte, which no environment variable can hold."""
+def single_line(text: str) -> str:
+    """The text without line breaks, and without null bytes, which environment variables cannot hold."""
     return " ".join(text.replace("\0", " ").split())
 
 
-# `--on-done COMMAND`: a command of the user's, run when a training has ended, however it did.
+# `--on-done COMMAND`: a shell command of the user, run when a training has ended, whatever the outcome
 #
-# What happened is told in environment variables and nowhere else, so that no name or message of ours is ever read as
-# shell code. The exit code of the training stays what it is.
+# Details are passed only in environment variables, so that no file name or message is ever interpreted as shell code.
+# The exit code of the training does not change.
 #
 #     FLATOUT_OUTCOME    finished, stopped (by a budget or a number of steps), interrupted or failed
-#     FLATOUT_EXIT_CODE  what this process is about to end with
-#     FLATOUT_RUN        folder of the run; empty if it failed before there was one
-#     FLATOUT_EPOCH      epochs that are complete
-#     FLATOUT_MESSAGE    one line; empty where everything went as planned
+#     FLATOUT_EXIT_CODE  the exit code of this process
+#     FLATOUT_RUN        the run folder; empty if the training failed before there was one
+#     FLATOUT_EPOCH      completed epochs
+#     FLATOUT_MESSAGE    the reason in one line; empty if the training finished normally
 #     FLATOUT_SECONDS, FLATOUT_COST   spent on this run so far; the cost is empty without --price
 
 
 class OnDone(Callback):
-    """Context manager around a training, and a callback of it, to hear where it is. Without a command, nothing."""
+    """Runs the command of `--on-done` after a training: a context manager around it, and one of its callbacks.
+
+    Does nothing if the command is empty.
+    """
 
     def __init__(self, command: str, spending: Spending) -> None:
         self._command, self._spending = command, spending
@@ -269,26 +278,26 @@ class OnDone(Callback):
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._command and os.environ.get("RANK", "0") in ("", "0"):
-            self._run(self.described(error))
+            self._run(self.variables(error))
 
-    def described(self, error: BaseException | None) -> dict[str, str]:
-        """The environment variables."""
-        how, code = end_by(error) if error is not None else (self._end.how if self._end else "finished", 0)
+    def variables(self, error: BaseException | None) -> dict[str, str]:
+        """The environment variables for the command."""
+        how, code = outcome_of(error) if error is not None else (self._end.how if self._end else "finished", 0)
         cost = self._spending.cost()
         return {
             "FLATOUT_OUTCOME": how,
             "FLATOUT_EXIT_CODE": str(code),
             "FLATOUT_RUN": self._folder,
             "FLATOUT_EPOCH": str(self._end.epoch if self._end is not None else self._epoch),
-            "FLATOUT_MESSAGE": one_line(str(error) if error is not None else self._end.why if self._end else ""),
+            "FLATOUT_MESSAGE": single_line(str(error) if error is not None else self._end.why if self._end else ""),
             "FLATOUT_SECONDS": f"{self._spending.seconds:.0f}",
             "FLATOUT_COST": "" if cost is None else f"{cost:.2f}",
         }
 
     def _run(self, variables: dict[str, str]) -> None:
         try:
-            # A shell, because it is the user's own line; what we add to it is data.
-            # It outlives us if a signal ends us meanwhile: `subprocess.run` would kill it.
+            # A shell, because it is the user's own command line; nothing of ours is inserted into it.
+            # Not `subprocess.run`, which would kill the command if a signal ends this process meanwhile.
             code = subprocess.Popen(self._command, shell=True, env=os.environ | variables).wait()
         except (OSError, ValueError) as error:
             logger.warning("--on-done could not be run: %s.", error)
@@ -297,21 +306,22 @@ class OnDone(Callback):
             logger.warning("--on-done ended with exit code %d: %s", code, self._command)
 
 
-# Warnings of a training, kept in its run folder (run.log): `flatout monitor` shows the last of them.
-#
-# A command asks for it by adding this callback; the library itself installs no handlers.
+# Warnings in run.log
 
 FILE_NAME = "run.log"
 
 
 class RunLog(Callback):
-    """From the start of a run to its end; a continued run goes on in the same file."""
+    """Appends the warnings of a training to run.log in its run folder; `flatout monitor` shows the last of them.
+
+    Commands add this callback; the library itself installs no logging handlers.
+    """
 
     def __init__(self) -> None:
-        self._handler: _Lines | None = None
+        self._handler: _RunLogHandler | None = None
 
     def start(self, run: RunStart) -> None:
-        self._handler = _Lines(run.folder / FILE_NAME)
+        self._handler = _RunLogHandler(run.folder / FILE_NAME)
         logging.getLogger("flatout").addHandler(self._handler)
 
     def end(self, end: End) -> None:
@@ -320,8 +330,8 @@ class RunLog(Callback):
             self._handler = None
 
 
-class _Lines(logging.Handler):
-    """One line per warning, appended and closed again: a run may be killed at any moment, and warnings are rare."""
+class _RunLogHandler(logging.Handler):
+    """Appends one line per warning, opening the file each time: a run may be killed, and warnings are rare."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.WARNING)
@@ -329,6 +339,6 @@ class _Lines(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A full disk must not end a training for want of a warning.
+        # A full disk must not end a training because of a warning.
         with suppress(OSError), self._path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(" ".join(self.format(record).split()) + "\n")

@@ -1,17 +1,14 @@
-"""Where a run lives, and whether a command begins a new one or continues one.
+"""Run folders: which run a command starts or continues, and the text files that a run appends to.
 
     runs/train/exp, exp2, exp3 ...      run.json: the config a run was started with, and whether it is finished
+    results.txt, results.csv, log.jsonl  <--append--  Records  --lengths--> checkpoint --> truncated on resume
 
-The same command continues the newest unfinished run of its name that is the same training (`runs.resume`). Anything
-else begins the next number: nothing that was trained is overwritten unless a flag says so. With `--once` a finished run
-of that training is the end of it (`finished_run`).
+The same command continues the newest unfinished run of its name that is the same training (`options.Identity`). Any
+other command starts a run with the next number: results are never overwritten unless a flag says so. With `--once`,
+nothing is done if that training has a finished run (`finished_run`).
 
-What a run writes down as it goes: lines at the end of text files, CSV tables and JSON lines.
-
-    results.txt, results.csv, log.jsonl  <--append--  Records  --lengths--> saved state --> cut back on resume
-
-A saved state remembers how long each file was. Continued from it, the files are cut back to that, so that no row is
-there twice. A full disk costs rows and never the training: one warning, and a mark where rows are missing.
+A checkpoint records the length of each text file. On resume, files are truncated to that length, so that no row appears
+twice. A full disk costs rows but never the training: there is one warning, and a mark where rows are missing.
 """
 
 import csv
@@ -37,10 +34,14 @@ from flatout.safefiles import remove_stale_parts, replacing
 logger = logging.getLogger(__name__)
 
 
-class RunFolder:
-    """A locked run folder. `continues`: load the newest checkpoint in it; else begin at the beginning.
+# Choosing the run
 
-    As a context: a run that fails before it has made anything, such as one with a mistyped flag, leaves no new folder.
+
+class RunFolder:
+    """A locked run folder. `continues`: load its newest checkpoint; otherwise start from the beginning.
+
+    As a context manager, it removes a new folder again if the run fails before it has produced anything, for example
+    because of a mistyped flag.
     """
 
     def __init__(self, folder: Path, lock: RunLock, *, continues: bool, is_new: bool = False) -> None:
@@ -52,12 +53,12 @@ class RunFolder:
         self._record = read_record(folder)
 
     def finish(self) -> None:
-        """Note that training is complete, and all its files are on the disk: the same command then begins a new run."""
+        """Mark the run as finished, once all files are on disk: the same command then starts a new run."""
         record = read_record(self.folder) or {}
         _write_record(self.folder, record | {"finished": True})
 
     def close(self) -> None:
-        """Give the lock back; may be called twice."""
+        """Release the lock; may be called twice."""
         self.lock.close()
 
     def __enter__(self) -> Self:
@@ -76,25 +77,25 @@ class RunFolder:
             if isinstance(error, FlatoutError) or not isinstance(error, Exception):
                 return
             raise ResourceError(
-                f"{self.folder} was removed or moved while the training was running, and its saved states with it. "
-                "Put it back if you can: the same command then continues; otherwise it begins again."
+                f"{self.folder} was removed or moved while the training was running, with its checkpoints. "
+                "Restore it if you can, and run the same command again to continue; otherwise training starts over."
             ) from error
         if self._is_new and set(self.folder.iterdir()) <= self._at_first:
             shutil.rmtree(self.folder, ignore_errors=True)
         elif self._record is not None and not (self.folder / RECORD_NAME).exists():
-            # Somebody removed the folder, and what could be saved was saved in a new one.
+            # The folder was removed during the training, and the last checkpoint was saved in a new one.
             _write_record(self.folder, self._record)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What a command says about the run it means."""
+    """The run that a command refers to."""
 
     project: Path
     name: str
     identity: Identity = field(default_factory=lambda: Identity({}))
     exist_ok: bool = False
-    """Exactly project/name, whatever is there."""
+    """Use exactly the folder project/name."""
     fresh: bool = False
     resume: Path | None = None
     """A checkpoint in a run folder, or the folder."""
@@ -102,7 +103,7 @@ class RunRequest:
 
     @property
     def folders(self) -> list[Path]:
-        """Those that may hold it, the newest first, by number: clocks jump."""
+        """Folders that may hold the run, newest first; by number, since clocks may jump."""
         if self.resume is not None:
             return [run_of(self.resume)]
         if self.exist_ok:
@@ -113,70 +114,70 @@ class RunRequest:
         return self.identity.compare(record["config"], is_named=self.resume is not None)
 
 
-def choose_run(wanted: RunRequest) -> RunFolder:
-    """The run that a command is about, locked.
+def choose_run(request: RunRequest) -> RunFolder:
+    """The locked folder of the run that a command starts or continues.
 
-    ConfigError if the run is in use, or if `exist_ok` or `resume` meet an unfinished run of another config; it lists
-    what changed. ResourceError if nothing can be written there.
+    ConfigError if the run is in use, or if the folder of `exist_ok` or `resume` holds an unfinished run with another
+    config; it lists what differs. ResourceError if the folder cannot be written.
     """
-    if wanted.resume is not None:
-        return _resume(run_of(wanted.resume), wanted)
-    if wanted.exist_ok:
-        return _in_this_folder(wanted.project / wanted.name, wanted)
-    if not wanted.fresh and (run := _unfinished(wanted)):
+    if request.resume is not None:
+        return _resume(run_of(request.resume), request)
+    if request.exist_ok:
+        return _in_this_folder(request.project / request.name, request)
+    if not request.fresh and (run := _unfinished(request)):
         return run
-    _settle_finished(wanted.project, wanted.name)
-    folder = new_run_folder(wanted.project, wanted.name, exist_ok=False)
-    return _begin(folder, RunLock(folder), wanted, is_new=True)
+    _promote_finals(request.project, request.name)
+    folder = new_run_folder(request.project, request.name, exist_ok=False)
+    return _begin(folder, RunLock(folder), request, is_new=True)
 
 
-def finished_run(wanted: RunRequest) -> Path | None:
-    """For `--once`: the complete run that a command is about, which then has nothing to do; None if there is none.
+def finished_run(request: RunRequest) -> Path | None:
+    """For `--once`: the finished run of this training, so that the command has nothing to do; None if there is none.
 
-    `fresh` begins a new one in any case. Of several runs of this training the newest counts. Locked if that one is
-    being trained by another process.
+    Of several runs of this training only the newest counts; `Locked` is raised if another process is training it.
+    With `fresh`, always None.
     """
-    if wanted.fresh:
+    if request.fresh:
         return None
-    for folder in wanted.folders:
+    for folder in request.folders:
         record = read_record(folder)
         if record is None:
             continue
-        comparison = wanted.compare(record)
-        if wanted.resume is None and not comparison.is_same_training:
+        comparison = request.compare(record)
+        if request.resume is None and not comparison.is_same_training:
             continue
         if record.get("finished"):
-            if wanted.resume is None and comparison.extends:
-                continue  # more epochs than it was trained for
-            _settle(folder)
-            logger.info("%s: this training is complete; nothing to do (--once).", folder)
+            if request.resume is None and comparison.extends:
+                continue  # the command requests more epochs
+            _promote_final(folder)
+            logger.info("%s: this training is finished; nothing to do (--once).", folder)
             return folder
-        RunLock(folder, break_lock=wanted.break_lock).close()
+        RunLock(folder, break_lock=request.break_lock).close()
         return None
     return None
 
 
 def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
-    """Make project/name, or with the next number behind it (`exp`, `exp2`, `exp3`) unless the old one is fine."""
+    """Create project/name; if it exists, append the next number (`exp`, `exp2`, `exp3`), or with `exist_ok` use it."""
     while True:
         taken = numbered(project, name)
         folder = project / (f"{name}{max(taken) + 1}" if taken and not exist_ok else name)
         try:
             folder.mkdir(parents=True, exist_ok=exist_ok)
         except FileExistsError:
-            # Somebody was faster, or a file is in the way.
+            # Another process has just created it, or it is a file.
             if not folder.is_dir():
-                raise ConfigError(f"{folder} is a file. Choose another folder with --name.") from None
+                raise ConfigError(f"{folder} is a file. Choose another name with --name.") from None
         except OSError as error:
             raise ResourceError(
-                f"{folder}: cannot be made: {error.strerror}. Choose another place with --project."
+                f"{folder}: cannot be created: {error.strerror}. Choose another folder with --project."
             ) from error
         else:
             return folder
 
 
 def numbered(project: Path, name: str) -> dict[int, Path]:
-    """The existing folders of a name by number, rising; plain `exp` counts as 1, and `exp0` is another name."""
+    """The existing folders of a name by number, ascending; plain `exp` counts as 1, and `exp0` is another name."""
     matches = (
         (re.fullmatch(rf"{re.escape(name)}([2-9]|[1-9]\d+)?", path.name), path)
         for path in (project.iterdir() if project.is_dir() else ())
@@ -185,7 +186,7 @@ def numbered(project: Path, name: str) -> dict[int, Path]:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """What run.json says: `config` and `finished`; None if there is none, or none that can be read."""
+    """The content of run.json, with `config` and `finished`; None if it is missing or cannot be read."""
     try:
         record = json.loads((folder / RECORD_NAME).read_text())
     except (OSError, ValueError):
@@ -193,86 +194,86 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and isinstance(record.get("config"), dict) else None
 
 
-def _unfinished(wanted: RunRequest) -> RunFolder | None:
-    """The newest run that this command may continue."""
+def _unfinished(request: RunRequest) -> RunFolder | None:
+    """The newest unfinished run that this command may continue."""
     others: list[tuple[Path, Comparison]] = []
-    for folder in wanted.folders:
+    for folder in request.folders:
         record = read_record(folder)
         if not record or record.get("finished"):
             continue
-        comparison = wanted.compare(record)
+        comparison = request.compare(record)
         if not comparison.is_same_training:
             others.append((folder, comparison))
             continue
         try:
-            lock = RunLock(folder, break_lock=wanted.break_lock)
+            lock = RunLock(folder, break_lock=request.break_lock)
         except Locked as error:
             logger.info("%s", error)
             continue
-        return _continue(folder, lock, wanted)
+        return _continue(folder, lock, request)
     if others:
         folder, comparison = others[0]
-        more = f" ({len(others) - 1} older unfinished of this name)" if len(others) > 1 else ""
+        more = f" ({len(others) - 1} older unfinished runs of this name)" if len(others) > 1 else ""
         logger.info(
-            "%s is unfinished, but its config differs: %s. To continue it: --resume %s%s",
+            "%s is unfinished, but its settings differ: %s. To continue it, use --resume %s%s",
             folder, ", ".join(comparison.different), folder, more,
         )  # fmt: skip
     return None
 
 
-def _settle_finished(project: Path, name: str) -> None:
+def _promote_finals(project: Path, name: str) -> None:
     for folder in numbered(project, name).values():
         if (record := read_record(folder)) and record.get("finished"):
-            _settle(folder)
+            _promote_final(folder)
 
 
-def _settle(folder: Path) -> None:
-    """Give the final files of a finished run their names, if it was killed before it could do that itself."""
+def _promote_final(folder: Path) -> None:
+    """Rename the final weights of a finished run to last.pt, if it was killed before it could do so itself."""
     for weights in {path.parent for path in folder.glob("*/last.pt")}:
         checkpoints = CheckpointStore(weights)
-        if checkpoints.is_unsettled():
+        if checkpoints.has_pending_final():
             with suppress(Locked, OSError), RunLock(folder):
-                checkpoints.settle()
+                checkpoints.promote_final()
 
 
-def _in_this_folder(folder: Path, wanted: RunRequest) -> RunFolder:
+def _in_this_folder(folder: Path, request: RunRequest) -> RunFolder:
     new_run_folder(folder.parent, folder.name, exist_ok=True)
-    lock = RunLock(folder, break_lock=wanted.break_lock)
+    lock = RunLock(folder, break_lock=request.break_lock)
     try:
         record = read_record(folder)
-        if wanted.fresh or not record or record.get("finished"):
-            return _begin(folder, lock, wanted)
-        if not (comparison := wanted.compare(record)).is_same_training:
+        if request.fresh or not record or record.get("finished"):
+            return _begin(folder, lock, request)
+        if not (comparison := request.compare(record)).is_same_training:
             raise ConfigError(refused(folder, comparison))
-        return _continue(folder, lock, wanted)
-    except BaseException:
+        return _continue(folder, lock, request)
+    except BaseException:  # whatever ends it, the lock must be released
         lock.close()
         raise
 
 
-def _resume(folder: Path, wanted: RunRequest) -> RunFolder:
+def _resume(folder: Path, request: RunRequest) -> RunFolder:
     record = read_record(folder)
-    if record and not (comparison := wanted.compare(record)).is_same_training:
+    if record and not (comparison := request.compare(record)).is_same_training:
         raise ConfigError(
-            f"--resume {folder}: {', '.join(comparison.different)} would make another training of it. Leave these "
-            "options out to continue it as it was, or begin a new run without --resume."
+            f"--resume {folder}: {', '.join(comparison.different)} would make it a different training. Leave these "
+            "options out to continue the run as it was, or start a new run without --resume."
         )
-    return _continue(folder, RunLock(folder, break_lock=wanted.break_lock), wanted)
+    return _continue(folder, RunLock(folder, break_lock=request.break_lock), request)
 
 
-def _begin(folder: Path, lock: RunLock, wanted: RunRequest, *, is_new: bool = False) -> RunFolder:
-    _write_record(folder, {"config": dict(wanted.identity.config), "finished": False})
+def _begin(folder: Path, lock: RunLock, request: RunRequest, *, is_new: bool = False) -> RunFolder:
+    _write_record(folder, {"config": dict(request.identity.config), "finished": False})
     return RunFolder(folder, lock, continues=False, is_new=is_new)
 
 
-def _continue(folder: Path, lock: RunLock, wanted: RunRequest) -> RunFolder:
+def _continue(folder: Path, lock: RunLock, request: RunRequest) -> RunFolder:
     remove_stale_parts(folder)
     record = read_record(folder)
     if record:
-        comparison = wanted.compare(record)
+        comparison = request.compare(record)
         if comparison.extends:
             logger.info(
-                "%s: %s. From here on the schedule is the one of the new length.", folder, ", ".join(comparison.extends)
+                "%s: %s. From here on, the schedule is that of the new length.", folder, ", ".join(comparison.extends)
             )
         if comparison.rounding:
             logger.info(
@@ -280,7 +281,7 @@ def _continue(folder: Path, lock: RunLock, wanted: RunRequest) -> RunFolder:
                 folder, ", ".join(comparison.rounding),
             )  # fmt: skip
         if comparison.extends or comparison.rounding:
-            _write_record(folder, record | {"config": dict(wanted.identity.config)})
+            _write_record(folder, record | {"config": dict(request.identity.config)})
     return RunFolder(folder, lock, continues=True)
 
 
@@ -290,57 +291,59 @@ def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
         sink.write(content)
 
 
+# Text files of a run
+
 NAMES = ("results.txt", "results.csv", "log.jsonl")
 
 
 class Records:
-    """The text files of a run folder, appended to by name; they are made when first written to.
+    """The text files of a run folder; a file is created when it is first written to.
 
-    All names are given beforehand: a file that was begun after the state was saved must be cut back as well.
+    All names are given in advance, because a file that was created after the checkpoint must be truncated as well.
     """
 
     def __init__(self, folder: Path, names: Sequence[str] = NAMES) -> None:
         self._files = {name: _AppendedFile(folder / name) for name in names}
 
     def line(self, name: str, text: str) -> None:
-        """One line as it is, such as a row of results.txt."""
+        """Append a line, such as a row of results.txt."""
         self._files[name].append(f"{text}\n".encode())
 
     def row(self, name: str, values: Mapping[str, object]) -> None:
-        """A row of a CSV table whose first line holds the names."""
+        """Append a row to a CSV table whose first line holds the names."""
         self.rows(name, [values])
 
     def rows(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Several at once, all or none of them.
+        """Append several rows to a CSV table, all or none of them.
 
-        A table keeps the columns that it was begun with, perhaps by an older version: of a row that has others only
-        those are written that the table has, and what a row lacks stays empty.
+        A table keeps the columns that it was created with, perhaps by an older version: further values of a row are
+        left out, and missing ones stay empty.
         """
         if not rows:
             return
         file = self._files[name]
-        begun = file.columns()
-        columns = begun or list(rows[0])
+        existing = file.columns()
+        columns = existing or list(rows[0])
         text = "".join(_csv_line(row.get(column) for column in columns) for row in rows)
-        file.append((text if begun else _csv_line(columns) + text).encode())
+        file.append((text if existing else _csv_line(columns) + text).encode())
 
     def event(self, name: str, values: Mapping[str, object]) -> None:
-        """An object on a line of its own. Numbers that are not finite become null, which every reader understands."""
+        """Append a JSON object on a line of its own. Numbers that are not finite become null, since JSON has no NaN."""
         self.line(name, json.dumps({key: _finite(value) for key, value in values.items()}))
 
     def state_dict(self) -> dict[str, Any]:
-        """How long each file is, in bytes that are on the disk."""
+        """The length of each file in bytes, after syncing it to disk."""
         for file in self._files.values():
             file.sync()
         return {"bytes": {name: file.length for name, file in self._files.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Cut all files back to what they were."""
+        """Truncate all files to their recorded lengths."""
         for name, file in self._files.items():
-            file.cut_back(state["bytes"].get(name, 0))
+            file.truncate(state["bytes"].get(name, 0))
 
     def clear(self) -> None:
-        """Begin anew: all files become empty."""
+        """Empty all files."""
         self.load_state_dict({"bytes": {}})
 
     def close(self) -> None:
@@ -356,7 +359,7 @@ class Records:
 
 
 class _AppendedFile:
-    """A file that only ever holds whole entries; trouble with it is told once and does not spread."""
+    """A file that holds only complete entries. Errors cause one warning and are otherwise ignored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -375,18 +378,18 @@ class _AppendedFile:
             self._num_missing = 0
 
     def columns(self) -> list[str]:
-        """Names in the first line, if this is a table that was begun; a mark of missing rows may stand before it."""
+        """The names in the first line of a table, which a mark of missing rows may precede; empty if there is none."""
         if not self.length:
             return []
         with suppress(OSError), self._path.open(newline="") as file:
             return next(csv.reader(line for line in file if not line.startswith("#")), [])
         return []
 
-    def cut_back(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         if length == self.length:
             return
         if length > self.length:
-            logger.warning("%s is shorter than it was when the state was saved: rows are missing.", self._path)
+            logger.warning("%s is shorter than when the checkpoint was saved: rows are missing.", self._path)
             return
         try:
             os.ftruncate(self._open(), length)
@@ -411,16 +414,16 @@ class _AppendedFile:
 
     def _write(self, content: bytes) -> None:
         fd = self._open()
-        taken = 0
+        written = 0
         try:
-            while taken < len(content):
-                taken += os.pwrite(fd, content[taken:], self.length + taken)
+            while written < len(content):
+                written += os.pwrite(fd, content[written:], self.length + written)
         except OSError:
-            # Half a row is worse than none, and shortening a file needs no room.
+            # Half a row is worse than none, and truncating a file needs no space.
             with suppress(OSError):
                 os.ftruncate(fd, self.length)
             raise
-        self.length += taken
+        self.length += written
 
     def _warn(self, error: OSError) -> None:
         if not self._has_warned:
@@ -432,7 +435,7 @@ class _AppendedFile:
 
 
 def gap_mark(name: str, num_missing: int) -> bytes:
-    """What stands in a file where rows are missing: a comment, or an object among JSON lines."""
+    """The mark for missing rows: a comment, or an object in a file of JSON lines."""
     if num_missing == 0:
         return b""
     text = json.dumps({"missing": num_missing}) if name.endswith(".jsonl") else f"# {num_missing} missing"
@@ -446,5 +449,5 @@ def _csv_line(values: Iterable[object]) -> str:
 
 
 def _finite(value: object) -> object:
-    """JSON knows no NaN."""
+    """None for NaN and infinities, which JSON does not have."""
     return None if isinstance(value, float) and value - value != 0 else value

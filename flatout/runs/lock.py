@@ -1,7 +1,7 @@
-"""One training per run folder: a lock that says who holds it, and that no crash leaves behind.
+"""The lock of a run folder, so that only one process trains in it at a time; it names its holder and survives no crash.
 
-The kernel drops the lock with the process that holds it, however that ends. The text in the file is for people, and for
-file systems shared with hosts whose processes cannot be seen from here.
+The kernel releases the lock when the holding process ends, however that happens. The text in the file is for people,
+and for file systems shared with other hosts, whose processes are not visible from here.
 """
 
 import errno
@@ -23,18 +23,18 @@ logger = logging.getLogger(__name__)
 LOCK_NAME = ".lock"
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _held_here: dict[tuple[int, int], dict[str, Any]] = {}
-"""Locks of this process by device and inode. The kernel would grant them again, and drop them when any descriptor of
+"""Locks of this process by device and inode. The kernel would grant them again, and release them when any descriptor of
 the file is closed: such a file must not even be opened a second time."""
 
 
 class Locked(ConfigError):
-    """Another training uses the folder."""
+    """The run folder is in use by another training."""
 
 
 class RunLock:
-    """The lock of a run folder; taken at once, given back by `close` or at the end of the process.
+    """The lock of a run folder; acquired on creation, released by `close` or at the end of the process.
 
-    Locked (exit code 2) if another process holds it. With `break_lock` the word of another host is not believed.
+    Locked (exit code 2) if another process holds it. With `break_lock`, a lock of another host is taken over.
     """
 
     def __init__(self, folder: Path, *, break_lock: bool = False) -> None:
@@ -44,20 +44,20 @@ class RunLock:
         try:
             self._take_over(_read(self._fd), break_lock)
             _held_here[self._key] = _write(self._fd)
-        except BaseException:
-            self._let_go()
+        except BaseException:  # whatever ends it, the lock must be released
+            self._release()
             raise
 
     def close(self) -> None:
-        """Give the lock back; may be called twice."""
+        """Release the lock; may be called twice."""
         if self._fd is not None:
             _held_here.pop(self._key, None)
-            # While it is still ours, so that nobody else's is removed.
+            # Removed before it is released: afterwards the file may belong to another process.
             with suppress(OSError):
                 self._path.unlink()
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         assert self._fd is not None
         os.close(self._fd)
         self._fd = None
@@ -69,20 +69,20 @@ class RunLock:
         self.close()
 
     def _take_over(self, holder: dict[str, Any], break_lock: bool) -> None:
-        """Nobody here holds the lock: what the file says is about a process that is gone, or on another host."""
+        """Check the holder in the file: the kernel's lock is free, so that process has ended or is on another host."""
         if not holder:
             return
         if holder.get("host") == socket.gethostname():
-            logger.info("%s: process %s ended without giving it back; taken over.", self._path, holder.get("pid"))
+            logger.info("%s: process %s ended without releasing the lock; taking over.", self._path, holder.get("pid"))
         elif not break_lock:
             raise Locked(
-                f"{self._path.parent} was locked by {describe(holder)}, which cannot be seen from here. "
-                "If it has ended, add --break-lock; otherwise choose another folder with --name."
+                f"{self._path.parent} is locked by {describe(holder)}, which cannot be checked from this host. "
+                "If that process has ended, add --break-lock; otherwise choose another name with --name."
             )
 
 
 def describe(holder: dict[str, Any]) -> str:
-    """'process 4711 on host gpu7, started 2026-03-01 14:02:11'."""
+    """The holder of a lock as text: 'process 4711 on host gpu7, started 2026-03-01 14:02:11'."""
     pid, host, started = (holder.get(key, "unknown") for key in ("pid", "host", "started"))
     return f"process {pid} on host {host}, started {started}"
 
@@ -93,10 +93,10 @@ def _open_locked(path: Path) -> int:
         fd = _open(path)
         try:
             _lock(fd, path)
-        except BaseException:
+        except BaseException:  # whatever ends it, the file must be closed
             os.close(fd)
             raise
-        # Whoever held it before us may have removed the file between our opening and locking it.
+        # The previous holder may have removed the file after we opened it and before we locked it.
         with suppress(FileNotFoundError):
             if _key(fd) == _key(path):
                 return fd
@@ -114,22 +114,22 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ResourceError(
-            f"{path.parent}: cannot be written: {error.strerror}. Choose another place with --project."
+            f"{path.parent}: cannot be written: {error.strerror}. Choose another folder with --project."
         ) from error
 
 
 def _lock(fd: int, path: Path) -> None:
     try:
-        # POSIX locks: unlike those of flock, they do not live on in forked children.
+        # POSIX locks: unlike those of flock, they are not inherited by forked children.
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise _in_use(path, _read(fd)) from None
-        logger.warning("%s: the file system knows no locks; do not start two trainings in one folder.", path)
+        logger.warning("%s: this file system does not support locks; do not run two trainings in one folder.", path)
 
 
 def _in_use(path: Path, holder: dict[str, Any]) -> Locked:
-    return Locked(f"{path.parent} is in use by {describe(holder)}. Wait for it, or choose another folder with --name.")
+    return Locked(f"{path.parent} is in use by {describe(holder)}. Wait for it, or choose another name with --name.")
 
 
 def _key(file: int | Path) -> tuple[int, int]:
@@ -148,7 +148,7 @@ def _read(fd: int) -> dict[str, Any]:
 def _write(fd: int) -> dict[str, Any]:
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
     os.ftruncate(fd, 0)
-    # On a full disk it stays empty; the kernel's lock does not need it.
+    # On a full disk the file stays empty, which the kernel's lock does not mind.
     with suppress(OSError):
         os.pwrite(fd, json.dumps(holder).encode(), 0)
     return holder

@@ -1,15 +1,14 @@
-"""What every training can be asked for, whatever it trains: where its run is, what it costs, who hears of it.
+"""The options that every job has, and which changes of options allow a run to be continued.
 
-Jobs add their own options by inheritance. The defaults live here and nowhere else. No torch: help must answer at once.
+Jobs inherit from `RunOptions` and add their own options; defaults are defined only there. A changed option is in one of
+three classes, the same in all jobs:
 
-May a run go on under other options? Every change belongs to one of three classes, the same in all jobs.
+    exact       workers, caches, logs, device, price ...     the run continues
+    rounding    number format, memory layout, compile ...    the run continues, and a log line says so
+    different   data, recipe, size, batch ...                another training: refused, with a list and alternatives
 
-    exact       workers, caches, logs, device, price ...     it goes on
-    rounding    number format, memory layout, compile ...    it goes on, and a line says so
-    different   data, recipe, size, batch ...                it is another training: refused, with a list and a way out
-
-What is compared are settings as they were typed, with shortcuts spelled out and defaults filled in: an option that did
-not exist when a run was begun does not keep the run from going on.
+Settings are compared as given, after expanding shortcuts and filling in defaults: an option that did not exist when a
+run was started does not keep it from being continued. Does not import torch, so that help is fast.
 """
 
 import json
@@ -34,82 +33,84 @@ class RunOptions:
     }  # fmt: skip
 
     # Which run
-    project: str = option("runs", "folder of the folders of runs", change="exact", metavar="FOLDER")
-    name: str = option("exp", "name of the run; a number is added if that name is taken", change="exact")
-    exist_ok: bool = option(False, "use the folder of that name even if it exists", change="exact")
+    project: str = option("runs", "folder that holds the run folders", change="exact", metavar="FOLDER")
+    name: str = option("exp", "name of the run folder; a number is appended if it exists", change="exact")
+    exist_ok: bool = option(False, "use exactly this folder, even if it exists", change="exact")
     resume: bool | str = option(
         False,
-        "go on with this run folder or checkpoint, or with the newest run below this folder",
+        "continue this run folder or checkpoint; without a value, the newest run below the current folder",
         change="call",
         nargs="?",
         const=True,
         metavar="PATH",
     )
-    """True: the newest run; a text: that checkpoint or folder."""
-    fresh: bool = option(False, "begin again even if a run of that name could be continued", change="exact")
+    """True: the newest run; a path: that checkpoint or folder."""
+    fresh: bool = option(False, "start a new run even if an unfinished one could be continued", change="exact")
     once: bool = option(
         False,
-        "exit with 0 if the run is complete, instead of beginning the next one; for what restarts always",
+        "do nothing and exit with 0 if the run is finished; for supervisors that always restart",
         change="call",
     )
-    allow_data_change: bool = option(False, "continue a run although its data is not what it was", change="call")
+    allow_data_change: bool = option(False, "continue a run although its data has changed", change="call")
     break_lock: bool = option(
         False,
-        "take over a run folder that another machine has locked; be sure that it is not at work",
+        "take over a run folder locked by another machine; make sure that it is not training",
         change="call",
     )
 
-    # On what
+    # Device and kernels
     device: str = option(
         "",
-        "cpu, a GPU: 0, or several that train together: 0,1,2,3; '' is the first GPU, else the CPU",
+        "cpu, one GPU (0), or several that train together (0,1,2,3); default: the first GPU, else the CPU",
         change="exact",
     )
-    local_rank: int = option(-1, "set by launchers, as is $LOCAL_RANK", flag="--local_rank", change="call", metavar="N")
+    local_rank: int = option(-1, "set by launchers, like $LOCAL_RANK", flag="--local_rank", change="call", metavar="N")
     compile: Compile = option(
-        "off", "torch.compile; auto: if it pays within this run (default: off)", change="rounding"
+        "off", "torch.compile; auto: only if it pays within this run (default: off)", change="rounding"
     )
-    deterministic: bool = option(False, "repeat a run bit by bit, at some cost in speed", change="rounding")
-    no_preflight: bool = option(False, "do not look at disk, memory and GPU before training", change="call")
+    deterministic: bool = option(
+        False, "use deterministic kernels: repeatable to the last bit, but slower", change="rounding"
+    )
+    no_preflight: bool = option(False, "skip the check of disk, memory and GPU before training", change="call")
     profile: int = option(
         0,
-        "time N steps (30), write profile.html into the run folder, and say what would be faster",
+        "profile the first N steps (30), write profile.html to the run folder and print what would be faster",
         change="call",
         nargs="?",
         const=30,
         metavar="N",
     )
-    """Steps to time before training goes on; 0: none."""
+    """Steps to profile at the start of the training; 0: none."""
 
-    # How long
-    patience: int = option(
-        0, "end after this many epochs without a better score; 0: never", change="exact", metavar="N"
-    )
+    # Length and cost
+    patience: int = option(0, "stop after this many epochs without improvement; 0: never", change="exact", metavar="N")
     price: float | None = option(
-        None, "what an hour of this machine costs, in any currency", change="call", metavar="PER_HOUR"
+        None, "cost of an hour of this machine, in any currency", change="call", metavar="PER_HOUR"
     )
     budget: str = option(
-        "", "stop, saved, when this much is spent: money (with --price) or time, like 5.00 or 2h30m", change="call"
+        "",
+        "save and stop when this much is spent: money (with --price) or time, such as 5.00 or 2h30m",
+        change="call",
     )
     stop_after: int | None = option(None, "", change="call")
-    """FLATOUT_STOP_AFTER: end cleanly after this many steps."""
+    """FLATOUT_STOP_AFTER: save and stop after this many steps."""
 
-    # Who hears of it
+    # Checkpoints, logs and notifications
     save_every_minutes: float = option(10.0, "longest time between two checkpoints", change="exact", metavar="MINUTES")
     save_every_steps: int = option(1000, "most steps between two checkpoints", change="exact", metavar="STEPS")
-    log_every: int = option(50, "steps between two lines of the log", change="exact", metavar="STEPS")
+    log_every: int = option(50, "steps between two log lines", change="exact", metavar="STEPS")
     log_to: tuple[LogTo, ...] = option(
-        (), f"where numbers go besides the run folder (default: {DEFAULT}, if it is installed)", change="exact"
+        (), f"loggers besides the files of the run folder (default: {DEFAULT}, if it is installed)", change="exact"
     )
     mirror: str = option(
         "",
-        "copy saved states to s3://bucket/folder or another URL, and go on from there",
+        "copy checkpoints to s3://bucket/folder or another URL, and continue from there",
         change="call",
         metavar="URL",
     )
     on_done: str = option(
         "",
-        "run this command when all is over; $FLATOUT_OUTCOME and others tell what",
+        "run this shell command at the end; $FLATOUT_OUTCOME and others describe what happened",
         change="call",
         metavar="COMMAND",
     )
@@ -119,24 +120,24 @@ class RunOptions:
             raise ConfigError("; ".join(problems))
 
     def _problems(self) -> Iterator[str]:
-        """What is wrong with the options of a job."""
+        """Problems with the options of a job, a sentence each."""
         return iter(())
 
     def _run_problems(self) -> Iterator[str]:
         for name, least in self.LEAST.items():
             yield from too_small(self, least, name)
         if not self.save_every_minutes > 0:
-            yield f"--save-every-minutes {self.save_every_minutes} must be more than 0"
+            yield f"--save-every-minutes {self.save_every_minutes} must be greater than 0"
 
 
 def own_and_run_options(model: type[RunOptions]) -> tuple[list[str], list[str]]:
-    """Names of the options that a job has for itself, and of those that every run has."""
+    """Names of a job's own options, and of those that every job has."""
     of_runs = [each.name for each in fields(RunOptions)]
     return [each.name for each in fields(model) if each.name not in of_runs], of_runs
 
 
 def too_small(options: object, least: int, *names: str, underscores: bool = False) -> Iterator[str]:
-    """A complaint for each of these fields whose value is a number below `least`."""
+    """A message for each of these fields whose value is a number below `least`."""
     for name in names:
         number = getattr(options, name)
         if isinstance(number, int | float) and number < least:
@@ -148,29 +149,29 @@ def flag_name(name: str) -> str:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the environment asks of a run, by names of options."""
-    asked = {
+    """Option values from environment variables, by option name."""
+    values = {
         "stop_after": whole_number(environ, "FLATOUT_STOP_AFTER"),
         "local_rank": whole_number(environ, "LOCAL_RANK"),
     }
-    return {name: number for name, number in asked.items() if number is not None}
+    return {name: number for name, number in values.items() if number is not None}
 
 
 def whole_number(environ: Mapping[str, str], name: str) -> int | None:
-    """A number in the environment, if there is one."""
+    """The integer in an environment variable; None if it is unset or empty."""
     text = environ.get(name, "")
     if text and not text.removeprefix("-").isdecimal():
-        raise ConfigError(f"{name}={text}: write a whole number, or unset it.")
+        raise ConfigError(f"environment variable {name}={text}: not a whole number. Correct it or unset it.")
     return int(text) if text else None
 
 
 def plain(options: RunOptions) -> dict[str, Any]:
-    """Options in values that YAML and JSON know."""
+    """Options as values that YAML and JSON can hold."""
     return {name: _listed(value) for name, value in asdict(options).items()}
 
 
 def config_of(options: RunOptions) -> dict[str, Any]:
-    """What a result depends on, as typed: commands that agree in it mean the same run."""
+    """The options that determine the result, as given: commands that agree in them refer to the same run."""
     changes = changes_of(type(options))
     return {name: value for name, value in plain(options).items() if changes.get(name) not in ("call", "exact")}
 
@@ -179,21 +180,23 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, tuple) else value
 
 
+# Continuing a run under other options
+
 RECORD_NAME = "run.json"
 STATES = ("last.pt", "last.prev.pt")
 EXTENDABLE = "epochs"
-"""The one setting that may grow when a run is continued."""
+"""The one setting that may increase when a run is continued."""
 
 Options = TypeVar("Options", bound=RunOptions)
 
 
 class Comparison(NamedTuple):
-    """What differs between the settings of a run and those of a command, a text each: 'batch_size 16 -> 32'."""
+    """Differences between the settings of a run and those of a command, as texts: 'batch_size 16 -> 32'."""
 
     rounding: list[str]
     different: list[str]
     extends: list[str]
-    """Not empty where there are more epochs than before."""
+    """Not empty if there are more epochs than before."""
 
     @property
     def is_same_training(self) -> bool:
@@ -202,17 +205,17 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True)
 class Identity:
-    """Which training a command means."""
+    """The settings that identify a training."""
 
     config: Mapping[str, Any]
-    """What the result depends on, as typed, in values that JSON knows."""
+    """The settings that determine the result, as given, in values that JSON can hold."""
     in_effect: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
-    """A config of this or an older version -> what it stands for: defaults filled in, shortcuts spelled out."""
+    """Resolves a config of this or an older version: fills in defaults and expands shortcuts."""
     changes: Mapping[str, Change] = field(default_factory=dict)
-    """Of each key of what it stands for; keys that are not listed are `different`. Groups of keys: 'DATA.ROOT'."""
+    """The class of a change of each resolved key; missing keys are `different`. Nested keys: 'DATA.ROOT'."""
 
     def compare(self, old: Mapping[str, Any], *, is_named: bool = False) -> Comparison:
-        """`old` is the config of a run, as it was written down when it began; `is_named`: by --resume."""
+        """Compare with `old`, the config recorded when a run was started. `is_named`: the run is given by --resume."""
         found = Comparison([], [], [])
         if _same(old, self.config):
             return found
@@ -229,70 +232,72 @@ class Identity:
 
 
 def identity_of(options: RunOptions, config: Mapping[str, Any]) -> Identity:
-    """For jobs whose options are what they say: nothing in them is a shortcut."""
+    """The identity for jobs without shortcuts among their options."""
     known = {key: _plain(value) for key, value in defaults_of(type(options)).items() if key in config}
     return Identity(config, lambda old: known | dict(old), changes_of(type(options)))
 
 
-def options_to_resume(stored: Options, asked: Options, typed: Collection[str] | None = None) -> Options:
-    """The options of a run that is taken up again: its own, but for what was typed and what every command says anew.
+def options_to_resume(stored: Options, requested: Options, typed: Collection[str] | None = None) -> Options:
+    """The options of a resumed run: its stored ones, except those given by the command and those of class `call`.
 
-    `typed` names the options of the command; None: those that are not at their defaults. Whether such a change makes
-    another training of it is for `Identity.compare` to say.
+    `typed` names the options given by the command; None: those that differ from their defaults. Whether such a change
+    makes it another training is decided by `Identity.compare`.
     """
-    changes, defaults = changes_of(type(asked)), defaults_of(type(asked))
+    changes, defaults = changes_of(type(requested)), defaults_of(type(requested))
     if typed is None:
-        typed = {name for name, default in defaults.items() if getattr(asked, name) != default}
-    taken = [name for name in defaults if changes.get(name) == "call" or name in typed]
+        typed = {name for name, default in defaults.items() if getattr(requested, name) != default}
+    replaced = [name for name in defaults if changes.get(name) == "call" or name in typed]
     opposites = {name: defaults[name] for name in map(_opposite, typed) if name in defaults and name not in typed}
-    return replace(stored, **opposites, **{name: getattr(asked, name) for name in taken})
+    return replace(stored, **opposites, **{name: getattr(requested, name) for name in replaced})
 
 
 def checkpoint_to_resume(options: RunOptions, *, root: Path = Path()) -> Path | None:
-    """The file or folder that `--resume` names, else the newest last.pt below `root`; None without `--resume`."""
+    """The file or folder given to `--resume`, by default the newest last.pt below `root`; None without `--resume`."""
     if not options.resume:
         return None
     if options.resume is True:
         return newest_last(root)
     path = Path(options.resume)
     if not path.exists():
-        raise CheckpointError(f"--resume {path}: no such file. Name a last.pt, or nothing to take the newest.")
+        raise CheckpointError(
+            f"--resume {path}: no such file. Give a run folder or its last.pt, or no value for the newest run."
+        )
     if path.is_file() and path.name not in STATES:
         raise ConfigError(
-            f"--resume {path}: a run continues from its newest state, last.pt: name that, or the folder of the run. "
-            f"To start a new run from this file: --weights {path}"
+            f"--resume {path}: a run continues from its newest checkpoint. Give its last.pt or the run folder. "
+            f"To start a new run from this file, use --weights {path}"
         )
     return path
 
 
 def newest_last(root: Path) -> Path:
-    """The most recently changed `last*.pt` below a folder: what `--resume` means without a value."""
-    # The previous checkpoint changes its name after the newest one has appeared, and would look newer.
+    """The most recently changed `last*.pt` below a folder, which `--resume` without a value selects."""
+    # The previous checkpoint is renamed after the newest one appears, and would look newer.
     found = [path for path in root.glob("**/last*.pt") if not path.name.endswith((".prev.pt", ".old.pt"))]
     found += [newer for path in root.glob("**/last*.prev.pt") if not (newer := _newest_beside(path)).exists()]
     if not found:
-        raise CheckpointError(f"{root.resolve()}: no last*.pt lies below this folder. Say which one: --resume FILE")
+        raise CheckpointError(f"{root.resolve()}: no last*.pt below this folder. Name a run: --resume RUN")
     return max(found, key=_changed)
 
 
 def run_of(checkpoint: Path) -> Path:
-    """The run folder of `runs/train/exp/weights/last.pt`, or of itself."""
+    """The run folder of a checkpoint such as `runs/train/exp/weights/last.pt`; a run folder itself is returned."""
     for folder in (checkpoint, checkpoint.parent, checkpoint.parent.parent):
         if (folder / RECORD_NAME).is_file():
             return folder
     raise CheckpointError(
-        f"{checkpoint}: belongs to no run that can be continued: there is no {RECORD_NAME} beside or above it. "
-        "To start from these weights, give them as --weights."
+        f"{checkpoint}: not part of a run that can be continued: no {RECORD_NAME} beside or above it. "
+        "To start a new run from these weights, use --weights."
     )
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs between two configs, one text per key: 'batch_size 16 -> 32'."""
+    """Differences between two configs, one text per key: 'batch_size 16 -> 32'."""
     return [line for line, _ in _differences(flat(old), flat(new))]
 
 
 def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Groups of keys as one level: {'DATA': {'ROOT': 'x'}} -> {'DATA.ROOT': 'x'}."""
+    """A nested config with dotted keys on one level: {'DATA': {'ROOT': 'x'}} -> {'DATA.ROOT': 'x'}."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         found |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) and value else {f"{above}{key}": value}
@@ -300,15 +305,15 @@ def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def refused(folder: Path, comparison: Comparison) -> str:
-    """Why a command does not go on with a run, and what to do."""
+    """The message for a command that cannot continue the run in a folder."""
     return (
-        f"{folder} holds an unfinished run of another config: {', '.join(comparison.different)}. Continue it as it was "
-        f"with --resume {folder}, start over with --fresh, or choose another --name."
+        f"{folder} holds an unfinished run with other settings: {', '.join(comparison.different)}. Continue it as it "
+        f"was with --resume {folder}, start over with --fresh, or choose another --name."
     )
 
 
 def _opposite(name: str) -> str:
-    """`no_compile` and `compile` cannot both hold: what is typed counts."""
+    """The opposite of an option: of `no_compile` and `compile`, the one given by the command wins."""
     return name.removeprefix("no_") if name.startswith("no_") else f"no_{name}"
 
 
@@ -329,7 +334,7 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def _shown(config: Mapping[str, Any], key: str) -> str:
-    """A value as JSON has it: what comes back from a file equals what went in."""
+    """A value as JSON, so that values read from a file compare equal to those written."""
     return json.dumps(config[key], sort_keys=True) if key in config else "unset"
 
 

@@ -1,8 +1,7 @@
-"""Before a training begins: is there a GPU that can be used, room on the disk for what will be saved, and may this
-process open as many files as that takes?
+"""Checks before a training starts: a usable GPU, enough disk space for its files, enough file descriptors.
 
-What is needed on the disk is counted from the tensors of the training. The facts about GPUs are those of `flatout
-doctor`, asked in this process, which has imported torch anyway; no kernel is run.
+The disk space is computed from the tensors of the training. GPUs are checked like in `flatout doctor`, but in this
+process, which has imported torch anyway, and without running a kernel.
 """
 
 import logging
@@ -26,24 +25,24 @@ from flatout.safefiles import file_size_limit
 logger = logging.getLogger(__name__)
 
 GENERATIONS = 3
-"""The newest state, the one before, and the one being written."""
+"""The newest checkpoint, the one before, and the one being written."""
 OVERHEAD = 1.02
-"""A file is that much larger than its tensors, about."""
+"""Size of a file relative to its tensors, about."""
 DESCRIPTORS = 40
-"""Beyond those that are open at the start: 16 for each of two feeds, training and validation, and some for files.
-Measured: 19 with two workers on a CPU."""
+"""File descriptors needed beyond those open at the start: 16 for each of two feeds, training and validation, and some
+for files. Measured: 19 with two workers on a CPU."""
 DESCRIPTORS_OF_GPU = 80
-"""More, where the driver opens its device files: its number varies, this is about twice what it takes."""
+"""Further ones for the device files of the driver: the number varies, and this is about twice what it takes."""
 
 
 def check_descriptors(*, uses_gpu: bool) -> None:
-    """ResourceError if this process may open too few files: now, and not when the validation's workers start."""
+    """ResourceError if this process may open too few files, which would fail only when the validation starts."""
     limits = machine.descriptors()
     needed = limits.open + DESCRIPTORS + (DESCRIPTORS_OF_GPU if uses_gpu else 0)
     if limits.soft is not None and limits.soft < needed:
         raise ResourceError(
-            f"A training needs about {needed} file descriptors, and this process may have {limits.soft}. "
-            f"Raise the limit: ulimit -n {needed} or more."
+            f"training needs about {needed} file descriptors, but this process may open only {limits.soft}. "
+            f"Raise the limit: ulimit -n {needed}"
         )
 
 
@@ -51,14 +50,14 @@ def check_descriptors(*, uses_gpu: bool) -> None:
 
 
 class DiskNeed(NamedTuple):
-    """Bytes."""
+    """Disk space that a training needs, in bytes."""
 
     state: int
-    """Everything that a training continues from, once."""
+    """One checkpoint."""
     least: int
-    """Without which it cannot be saved."""
+    """All checkpoints that exist at the same time, without which the training cannot be saved."""
     whole: int
-    """With every file that stays."""
+    """All files of the run."""
 
 
 def disk_need(
@@ -69,7 +68,8 @@ def disk_need(
     kept: int,
     saves: bool = True,
 ) -> DiskNeed:
-    """`kept`: states that stay for good, such as epoch_024.pt. Without `saves` one is written when it ends."""
+    """The disk space that a training needs. `kept`: number of checkpoints that are kept for good, such as epoch_024.pt.
+    Without `saves`, only one is written, at the end."""
     weights = tensor_bytes(network.state_dict())
     moments = max(tensor_bytes(optimizer.state_dict()), _moments_to_come(optimizer))
     state = round(OVERHEAD * (weights + (tensor_bytes(average.network.state_dict()) if average else 0) + moments))
@@ -79,34 +79,34 @@ def disk_need(
 
 
 def check_disk(folder: Path, need: DiskNeed) -> str:
-    """What there is and what is needed, as a remark. ResourceError if the training could not even be saved."""
+    """The free and needed space, as a text. ResourceError if not even the checkpoints fit."""
     limit = file_size_limit()
     if limit is not None and limit < need.state:
         raise ResourceError(
-            f"{folder}: a saved state of this training takes {_gb(need.state)}, and this process may write files of "
-            f"{_gb(limit)} at most. Raise the limit: ulimit -f unlimited"
+            f"{folder}: a checkpoint of this training takes {_gb(need.state)}, but this process may write files of at "
+            f"most {_gb(limit)}. Raise the limit: ulimit -f unlimited"
         )
     free = shutil.disk_usage(folder).free
     if free + _bytes_of(folder, "last*.pt") < need.least:
         raise ResourceError(
-            f"{folder}: {_gb(free)} are free, and saving this training takes {_gb(need.least)} "
-            f"(a state is {_gb(need.state)}). Free some space, or choose another disk with --project."
+            f"{folder}: {_gb(free)} free, but the checkpoints of this training need {_gb(need.least)} "
+            f"({_gb(need.state)} each). Free some space, or choose another disk with --project."
         )
     if free + _bytes_of(folder, "*.pt") < need.whole:
         logger.warning(
-            "%s: %s are free, and all files of this training take about %s: training will go on without some of them.",
+            "%s: %s free, but all files of this training need about %s: some of them will not be written.",
             folder, _gb(free), _gb(need.whole),
         )  # fmt: skip
     return f"disk {_gb(free)} free, about {_gb(need.whole)} needed"
 
 
 def _bytes_of(folder: Path, pattern: str) -> int:
-    """Of files that are there already and will be replaced, or need not be written any more."""
+    """Size of existing files that will be replaced or need not be written again."""
     return sum(path.stat().st_size for path in folder.rglob(pattern))
 
 
 def tensor_bytes(value: object) -> int:
-    """Of all tensors in nested containers."""
+    """Total size of the tensors in nested containers, in bytes."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, Mapping):
@@ -117,7 +117,7 @@ def tensor_bytes(value: object) -> int:
 
 
 def _moments_to_come(optimizer: torch.optim.Optimizer) -> int:
-    """Adam makes its two moments at the first step."""
+    """Size of the two moments that Adam allocates at the first step, in bytes; 0 for other optimizers."""
     is_adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return 2 * tensor_bytes(parameters) if is_adam else 0
@@ -133,26 +133,27 @@ def _gb(num_bytes: int) -> str:
 
 
 def check_gpus(device: str) -> None:
-    """`device` is what `--device` says. ResourceError if this machine has GPUs, wants one, and torch cannot use it."""
+    """ResourceError if the training is to use a GPU of this machine (`device` is the value of `--device`) and torch
+    cannot use it."""
     if device.strip().lower() == "cpu":
         return
-    judge_gpus(torch_facts(device), driver_facts())
+    check_gpu_facts(torch_facts(device), driver_facts())
 
 
-def judge_gpus(facts: TorchFacts, driver: DriverFacts) -> None:
-    """Refuse or warn, in a line each; silent on a machine without GPUs, and on one where all is well."""
+def check_gpu_facts(facts: TorchFacts, driver: DriverFacts) -> None:
+    """ResourceError or warnings for problems with GPUs; nothing if there are no GPUs, or no problems."""
     is_usable = bool(facts.gpus) and all(gpu.kernel_error is None for gpu in facts.gpus)
     for finding in check_torch_and_gpus(facts, driver):
         if finding.level == "bad" and not is_usable:
             raise ResourceError(
-                f"{_told(finding)}. To mend it: {finding.advice}. To train on the CPU all the same: --device cpu"
+                f"{_described(finding)}. To fix it: {finding.advice}. To train on the CPU instead: --device cpu"
             )
         if finding.level in ("warn", "bad"):
-            logger.warning("%s: %s", _told(finding), finding.advice)
+            logger.warning("%s: %s", _described(finding), finding.advice)
 
 
 def torch_facts(device: str) -> TorchFacts:
-    """What torch in this process knows, about the GPUs that `device` means."""
+    """What torch in this process reports about the GPUs that `device` selects."""
     build = TorchFacts(str(torch.__version__), torch.version.cuda, getattr(torch.version, "hip", None))
     if not torch.cuda.is_available():
         return replace(build, cuda_error=_why_not() if build.cuda else None)
@@ -171,10 +172,10 @@ def _gpu(number: int, archs: tuple[str, ...]) -> TorchGpu:
 def _why_not() -> str:
     try:
         torch.cuda.init()
-    except Exception as error:  # the reason is the finding, whatever its type
+    except Exception as error:  # errors of any type are the reason that is reported
         return one_line(error, 200)
     return "torch found no device"
 
 
-def _told(finding: Finding) -> str:
+def _described(finding: Finding) -> str:
     return f"{finding.topic} {finding.value}"

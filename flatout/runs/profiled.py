@@ -1,14 +1,13 @@
-"""A training that is looked at for some steps and leaves nothing behind: what `flatout profile` knows of any job.
+"""Short trainings for `flatout profile`, of any job: measured for some steps in a temporary folder.
 
-observe   the training as it is                             -> ledger
-limits    on one batch, on kept batches, feed alone         -> what compute, copy and input could do by themselves
-trials    on one batch, with a flag switched on             -> what the network's part would take then
-wholes    the same and the changed feed alone               -> a flag that changes network and input at once
-speed     the training as it is, timed and nothing else     -> what a remedy really gave
+    observe   the training as it is                             -> ledger
+    limits    on one batch, on replayed batches, feed alone     -> speed of compute, copy and input by themselves
+    trials    on one batch, with a flag switched on             -> time of the network's part with that flag
+    wholes    the same, and the changed feed alone              -> a flag that changes network and input at once
+    speed     the training as it is, only timed                 -> the actual gain of a remedy
 
-Batches of a training as somebody wants them who looks at it: heard of, one again and again, or without their making.
-
-They go in at the seams of a run (`flatout.runs.recipe.Seams`); nothing of the training is replaced.
+Batches are counted, repeated or replayed through the seams of a run (`flatout.runs.recipe.Seams`); the code of the
+training itself is not replaced.
 """
 
 import gc
@@ -43,24 +42,27 @@ from flatout.profiler import (
 from flatout.runs.command import TrainCommand
 from flatout.runs.recipe import Seams
 
+# Batches
+
 AHEAD = 6
-"""Batches that may have been made before anybody asked (four slots, two on the device), and would flatter the input."""
+"""Batches that may be ready before the first request (four slots, two on the device) and would make the input look
+faster than it is."""
 LEAST_S = 0.5
-"""Seconds of the input below which its speed is not believed: batches come in bursts."""
+"""Shortest time over which the speed of the input is measured: batches come in bursts."""
 TRACED = 2
-"""Batches whose kernels are looked at."""
+"""Batches whose kernels are traced."""
 KEPT = 2
 """Slots that a replay holds; every feed has more."""
 
 
 class ObservedBatches:
-    """Batches as they are; `hear` is told of each how many images it has.
+    """Passes batches through unchanged and calls `on_batch` with the number of images in each.
 
-    The last one of an epoch may be short, and its step is like no other.
+    The last batch of an epoch may be short, so that its step is not comparable with others.
     """
 
-    def __init__(self, batches: Batches, hear: Callable[[int], None]) -> None:
-        self._batches, self._hear = batches, hear
+    def __init__(self, batches: Batches, on_batch: Callable[[int], None]) -> None:
+        self._batches, self._on_batch = batches, on_batch
 
     @property
     def device_wait_s(self) -> float:
@@ -68,70 +70,70 @@ class ObservedBatches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
         for batch in self._batches.epoch(epoch, start):
-            self._hear(len(batch))
+            self._on_batch(len(batch))
             yield batch
 
 
 class RepeatedBatch:
-    """One batch again and again: what is left of a step when its input costs nothing.
+    """Repeats one batch, so that the input of a step costs nothing.
 
-    Before, the real feed is asked for some batches that nobody uses: what the input could deliver by itself. Two limits
-    from one short run; with a flag switched on, the same run is a trial of the network's part of the step alone.
+    First, some batches of the real feed are taken and discarded, to measure the speed of the input by itself. One short
+    run thus gives two limits; with a flag switched on, it is a trial of the network's part of the step.
     """
 
     device_wait_s = 0.0
 
     def __init__(self, num_batches: int = 0, *, traced: bool = False) -> None:
-        """The real feed is asked for `num_batches` or more; `traced`: the kernels that make them are looked at, too."""
+        """`num_batches`: fewest batches to take from the real feed first; `traced`: also trace their kernels."""
         self._num_batches, self._is_traced = num_batches, traced
         self._batches: Batches | None = None
         self._kept: DeviceBatch | None = None
         self.input_ms: float | None = None
-        """A batch of the real feed, until it lies complete on the device; None: not asked for."""
+        """Time of a batch of the real feed, until it is complete on the device; None: not measured."""
         self.kernel_ms = 0.0
-        """What its augmentation takes of the device; 0: there is none, or nobody looked."""
+        """Device time of its augmentation; 0: there is none, or it was not traced."""
 
     def of(self, batches: Batches) -> Batches:
-        """As the seam for batches takes it."""
+        """The function for `Seams.batches`."""
         self._batches = batches
         return self
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
         if self._kept is None:
             assert self._batches is not None
-            self._real = _endless(self._batches, epoch, start)  # a batch is borrowed until its pass goes on, or ends
+            self._real = _endless(self._batches, epoch, start)  # kept: a batch is valid only until its pass continues
             self._kept = self._measure(self._real) if self._num_batches else next(self._real)
         while True:
             yield self._kept
 
     def _measure(self, real: Iterator[DeviceBatch]) -> DeviceBatch:
-        """Host-device waits, before the training begins."""
+        """Measure the real feed; waits for the device. Returns a full batch."""
         most = max(len(next(real)) for _ in range(AHEAD))
         drain()
         begin_s, taken, images = time.perf_counter(), 0, 0
         while taken < self._num_batches or time.perf_counter() - begin_s < LEAST_S:
             batch = next(real)
             taken, images, most = taken + 1, images + len(batch), max(most, len(batch))
-        drain()  # what was only queued is not done
+        drain()  # waits for queued work
         # The last batch of an epoch may be short.
         self.input_ms = 1e3 * (time.perf_counter() - begin_s) * most / images
-        batch = _of(most, real)
+        batch = _next_of(most, real)
         if self._is_traced and any(tensor.is_cuda for tensor in batch.fields.values()):
             batch = self._trace(real, most)
         return batch
 
     def _trace(self, real: Iterator[DeviceBatch], most: int) -> DeviceBatch:
-        """A whole batch, and what its kernels take."""
+        """Measure the kernels of some batches; returns a full batch."""
         trace = DeviceTrace()
         trace.start()
         images = sum(len(next(real)) for _ in range(TRACED))
         work = trace.stop(TRACED)
         self.kernel_ms = max(0.0, work.busy_ms - work.copy_ms) * TRACED * most / images
-        return _of(most, real)
+        return _next_of(most, real)
 
 
-def _of(images: int, batches: Iterator[DeviceBatch]) -> DeviceBatch:
-    """The next batch of so many."""
+def _next_of(images: int, batches: Iterator[DeviceBatch]) -> DeviceBatch:
+    """The next batch with this many images."""
     return next(batch for batch in batches if len(batch) == images)
 
 
@@ -142,9 +144,9 @@ def _endless(batches: Batches, epoch: int, start: int) -> Iterator[DeviceBatch]:
 
 
 class ReplayedPass:
-    """The first batches of a pass, in turn, without an end, in the slots they were made in.
+    """Repeats the first batches of a pass endlessly, from the slots they were made in.
 
-    They go the ordinary way to the device, augmentation there included: what is left is copy and compute together.
+    They take the usual way to the device, including augmentation there: copy and compute without the rest of the input.
     """
 
     def __init__(self, run: HostPass) -> None:
@@ -162,14 +164,14 @@ class ReplayedPass:
         return self._leases[self._number % len(self._leases)]
 
     def give_back(self, lease: Lease) -> None:
-        """It stays."""
+        """Does nothing: the slot is kept."""
 
     def position_after(self, step: int) -> tuple[int, int]:
         return 0, step + 1
 
 
 class Replay:
-    """Opens one pass for every epoch, as the seam below the copies takes it."""
+    """Returns the same replayed pass for every epoch; a function for `Seams.open_pass`."""
 
     def __init__(self) -> None:
         self._pass: ReplayedPass | None = None
@@ -180,52 +182,54 @@ class Replay:
         return self._pass
 
 
+# Trainings
+
 NETWORK = "prepare+forward+loss+assign+backward+graph+optimizer+ema+ahead"
-"""Stages of a step that do not belong to its input. Being ahead of the device is waiting for the network, too."""
+"""Stages of a step that do not belong to its input. Being ahead of the device also means waiting for the network."""
 
 MANY_EPOCHS = 10_000
-"""So that a small data set does not end before enough steps were seen; speed does not depend on it."""
+"""Enough for a small data set not to end before all steps were measured; the speed does not depend on it."""
 
 FEWEST = 4
-"""Steps of a short run."""
+"""Fewest steps of a short run."""
 
-Tell = Callable[[str], None]
-"""Hears what is going on: a look takes a while."""
+Report = Callable[[str], None]
+"""Called with lines about the progress, since profiling takes a while."""
 
 FILES = 8
-"""Pictures that tell how fast a core decodes."""
+"""Image files to measure the decoding speed of a core."""
 
 
 class Switch(NamedTuple):
-    """How a job's command applies a remedy."""
+    """A remedy as a flag of a job's command."""
 
     change: str
-    """As it is typed."""
+    """The flag as it is typed."""
     options: Mapping[str, Any]
-    """As `with_switch` takes it."""
+    """The option values, for `with_switch`."""
     covers: Sequence[str] = ()
-    """Remedies of the verdict that are part of it."""
+    """Remedies of the verdict that it includes."""
 
 
 class Compute(NamedTuple):
-    """A step whose batch is ready."""
+    """Times of a step whose batch is ready."""
 
     step_ms: float
     device_ms: float | None
-    """Kernels; None: no device."""
+    """Time of its kernels; None: no device."""
 
 
 class Decoding(NamedTuple):
-    """How a job decodes, and some of its files."""
+    """The decoder of a job, and some of its files."""
 
     decode: Callable[[Any], np.ndarray]
-    """File -> picture [H, W, ...]."""
+    """File -> image [H, W, ...]."""
     files: Sequence[Any]
 
 
 @dataclass(frozen=True)
 class ProfiledTraining:
-    """What a job's training command would run, for `num_steps` timed steps. Jobs say what flags could help them."""
+    """The training of a job's command, profiled for `num_steps` steps. Jobs override it to list flags that may help."""
 
     num_steps: int
     command: TrainCommand
@@ -233,7 +237,7 @@ class ProfiledTraining:
 
     @classmethod
     def from_flags(cls, command: TrainCommand, flags: Sequence[str], *, num_steps: int) -> Self:
-        """Flags as the training command takes them."""
+        """From the flags of the training command."""
         return cls(num_steps, command, command.parse(flags, f"flatout profile {command.job}")[0])
 
     @property
@@ -245,31 +249,31 @@ class ProfiledTraining:
         return self.command.images_per_step(self.options)
 
     def with_switch(self, switch: Mapping[str, Any]) -> Self:
-        """The same training with a remedy applied."""
+        """The same training with a remedy applied, given as option values."""
         return replace(self, options=replace(self.options, **switch))
 
     def network_switches(self) -> Mapping[str, Switch]:
-        """Remedy in words -> a flag that changes what the network costs, and is not on yet."""
+        """Flags that change the time of the network and are not on yet, by the description of the remedy."""
         return {}
 
     def whole_switches(self) -> Mapping[str, Switch]:
-        """Remedy in words -> a flag that changes network and input at once, and is not on yet."""
+        """Flags that change network and input at once and are not on yet, by the description of the remedy."""
         return {}
 
     def own_switch(self, switch: Mapping[str, Any]) -> Switch | None:
-        """What a remedy of the verdict is called by this job; None: it has no such flag, or it is on already."""
+        """This job's flag for a remedy of the verdict; None: it has no such flag, or it is on already."""
         return None
 
     def own_flags(self) -> Mapping[str, str]:
-        """How this job spells other flags of the verdict; see `respelled`."""
+        """This job's spelling of other flags of the verdict; see `respelled`."""
         return {}
 
     def decoding(self) -> Decoding | None:
-        """How it decodes its files; None: it reads none."""
+        """Its decoder and some files; None: it reads no files."""
         return None
 
     def brief(self, folder: Path, num_steps: int) -> Any:
-        """Options for so many steps in a folder, without validation and without saving more than it must."""
+        """Options for a run of this many steps in a folder, without validation and with as few saves as possible."""
         return replace(
             self.options,
             project=str(folder),
@@ -278,7 +282,7 @@ class ProfiledTraining:
             stop_after=num_steps,
             fresh=True,
             resume=False,
-            mirror="",  # what is looked at for a moment is no run to keep
+            mirror="",  # a profiled run is not kept
             patience=0,
             log_every=num_steps,
             log_to=("none",),
@@ -286,33 +290,33 @@ class ProfiledTraining:
         )
 
     def observe(self, turns: Phases = ALL, seams: Seams | None = None) -> Profile:
-        """Train for a while and look; `seams` change what flows."""
+        """Profile a short training, optionally with other batches (`seams`)."""
         observation = EngineObservation(
             images_per_step=self.images_per_step, num_steps=self.num_steps, phases=turns, title=self.title
         )
 
-        def hear(num_images: int) -> None:
+        def on_batch(num_images: int) -> None:
             if observation.is_over:
-                raise StoppedAfter("It was looked at long enough.")
+                raise StoppedAfter("All steps of the profile are measured.")
             observation.batch_taken(num_images)
 
         seams = seams or Seams()
-        # Pictures for people are drawn once per run; in one of some dozen steps they would be most of it.
-        watched = replace(seams, batches=lambda batches: ObservedBatches(seams.batches(batches), hear), plots=False)
+        # Plots are made once per run; in a run of some dozen steps they would take most of the time.
+        counted = replace(seams, batches=lambda batches: ObservedBatches(seams.batches(batches), on_batch), plots=False)
         with tempfile.TemporaryDirectory(prefix="flatout-profile-") as folder, observation.observing():
-            # At most so many: steps with a short batch do not count.
-            self.command.train(self.brief(Path(folder), 2 * observation.total_steps), seams=watched)
+            # Twice as many steps at most, since steps with a short batch do not count.
+            self.command.train(self.brief(Path(folder), 2 * observation.total_steps), seams=counted)
         _free_memory()
         profile = observation.profile
         profile.reword = self.in_own_words
         return profile
 
     def speed(self) -> float:
-        """Images per second, and nothing else."""
+        """Measured images per second."""
         return self.observe(SPEED).ledger.images_per_s
 
     def limits(self) -> Limits:
-        """What network, copy and input could do, each by itself."""
+        """The speed of network, copy and input, each by itself."""
         source = RepeatedBatch(self.shorter().num_steps)
         compute = self.shorter().compute(source)
         copied = self.shorter().observe(SPEED, Seams(open_pass=Replay()))
@@ -323,21 +327,21 @@ class ProfiledTraining:
             input_ms=source.input_ms,
         )
 
-    def trials(self, now: Limits, tell: Tell) -> list[Trial]:
-        """Flags that change what the network costs, each tried on one batch; `now` is what it costs without."""
+    def trials(self, now: Limits, report: Report) -> list[Trial]:
+        """Try each flag that changes the time of the network on one batch; `now` are the limits without flags."""
         assert now.compute_ms is not None and now.input_ms is not None
         compute, switches, found = Compute(now.compute_ms, now.device_ms), self.network_switches(), list[Trial]()
-        # On a CPU the two share its cores: there a faster network leaves more of them to the input.
+        # Not on a CPU, where network and input share the cores: a faster network leaves more of them to the input.
         if switches and now.device_ms is not None and now.input_ms > now.compute_ms:
-            tell("Flags that change the network's part are not tried: the input by itself takes longer than that.")
+            report("Flags for a faster network are not tried: the input alone takes longer than the network.")
             return found
         for what, switch in switches.items():
-            tell(f"Trying {switch.change}: the network's part of the step on one batch ...")
+            report(f"Trying {switch.change}: the network's part of the step on one batch ...")
             found.append(self.trial(what, switch, compute))
         return found
 
     def trial(self, what: str, switch: Switch, now: Compute) -> Trial:
-        """The network's part of the step alone, with a flag switched on."""
+        """Measure the network's part of the step with a flag switched on."""
         changed = self.shorter().with_switch(switch.options)
         then = changed.compute(RepeatedBatch())
         return Trial(
@@ -351,18 +355,16 @@ class ProfiledTraining:
             switch=switch.options,
         )
 
-    def wholes(self, tell: Tell) -> list[EndToEndTrial]:
-        """Flags that change network and input at once, each part of them tried by itself."""
+    def wholes(self, report: Report) -> list[EndToEndTrial]:
+        """Try each flag that changes network and input at once; both parts are measured by themselves."""
         found = []
         for what, switch in self.whole_switches().items():
-            tell(
-                f"Trying {switch.change}: its input by itself, its network on one batch; compiling takes most of it ..."
-            )
+            report(f"Trying {switch.change}: the input alone, then the network on one batch; mostly compiling ...")
             found.append(self.whole_trial(what, switch))
         return found
 
     def whole_trial(self, what: str, switch: Switch) -> EndToEndTrial:
-        """The changed feed alone, and the changed network's part of the step on one of its batches."""
+        """Measure the changed feed alone, and the changed network's part of the step on one of its batches."""
         changed = self.shorter().with_switch(switch.options)
         source = RepeatedBatch(changed.num_steps, traced=True)
         then = changed.compute(source)
@@ -383,17 +385,17 @@ class ProfiledTraining:
         return None if changed.images_per_step == self.images_per_step else changed.images_per_step
 
     def compute(self, source: RepeatedBatch) -> Compute:
-        """A step on one batch, less its wait for data."""
+        """Measure a step on one batch, without its wait for data."""
         profile = self.observe(KERNELS, Seams(batches=source.of))
         wait_ms = profile.ledger.ms("host", "feed.wait")
         return Compute(max(0.0, _step_ms(profile) - wait_ms), profile.measurement.device_busy_ms)
 
     def speed_of_light(self) -> SpeedOfLight:
-        """What this machine can do at all, with this job's files."""
+        """The best possible speeds of this machine, with this job's files."""
         return measure_machine(*(self.decoding() or ()))
 
     def in_own_words(self, remedy: Remedy) -> Remedy:
-        """A remedy under the names of this job's flags; what it has no flag for is left to people."""
+        """A remedy with the flags of this job; without a flag, it is left to the user to apply."""
         tried = (*self.network_switches().values(), *self.whole_switches().values())
         if any(remedy.switch == own.options for own in tried):
             return remedy
@@ -407,12 +409,12 @@ class ProfiledTraining:
 
 
 def _step_ms(profile: Profile) -> float:
-    """The step in the middle: in a run this short, one that was held up would count for too much."""
+    """The median step: in such a short run, one delayed step would distort the mean."""
     return float(np.median(profile.measurement.wall_ms))
 
 
 def _free_memory() -> None:
-    """Of a training that is over: the next one decides by what is free where it keeps its pictures."""
+    """Free the memory of the last training: the next one decides by the free memory where to keep its images."""
     import torch
 
     gc.collect()

@@ -1,18 +1,18 @@
-"""What a job hands to a run, and what it learns from it.
+"""The interface between a job and a run: the job's `Recipe`, and the objects that are passed between them.
 
-A run asks for the parts of a training in this order, on every rank:
+A run calls the methods of a recipe in this order, on every rank:
 
-    identity, write_config      which training is meant, before anything is opened
-    open_data                   first, because it is what is most often wrong
-    build                       network, optimizer, moving average: fresh, or as a saved state describes them
-    open_batches, job           the input, and what a step computes
-    schedule                    rates and accumulation, step by step
+    identity, write_config      which training it is, before anything is opened
+    open_data                   early, because data is the most frequent source of errors
+    build                       network, optimizer, moving average: new, or as a checkpoint describes them
+    open_batches, job           the input, and the computation of a step
+    schedule                    learning rates and accumulation of every step
     validate, rows              after every epoch
     best_weights                whenever an epoch is the best so far
     final_weights, plot         once, when everything is trained
 
-Everything else about a run is the run's: ranks, device, folder and lock, resume, callbacks, mirror, signals, progress,
-budget, checkpoints. `docs/new-job.md` builds a whole job from this.
+Everything else is up to the run: ranks, device, folder and lock, resume, callbacks, mirror, signals, progress, budget,
+checkpoints. `docs/new-job.md` builds a complete job from this.
 """
 
 from abc import ABC, abstractmethod
@@ -42,51 +42,52 @@ CONFIG_NAME = "config.yaml"
 
 @dataclass(frozen=True)
 class Seams:
-    """Where somebody may look at a training, or change what flows through it, without touching its code."""
+    """Hooks to observe a training, or to change its batches, without touching its code."""
 
     batches: Callable[[Batches], Batches] = lambda batches: batches
     """Wraps the batches that the loop takes."""
     open_pass: OpenPass | None = None
-    """Opens the passes of the feed below the copy to the device; None: as ever."""
+    """Opens the passes of the feed, before batches are copied to the device; None: the feed's own."""
     plots: bool = True
-    """Whether pictures for people are drawn: first batches, labels, results."""
+    """Whether plots are made: first batches, labels, results."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """A run that is open: where it trains, as every rank knows it."""
+    """The environment of an open run, the same on all ranks except where noted."""
 
     world: World
     device: torch.device
+    """The device of this rank."""
     folder: Path
     continues: bool
-    """Whether there is a state to go on from."""
+    """Whether an existing run is continued."""
     interrupts: Interrupts
     stack: ExitStack
-    """Closed when the training ends: what a recipe opens goes in here."""
+    """Closed when the training ends; for everything that a recipe opens."""
     plots: bool
-    """Whether this rank draws pictures for people."""
+    """Whether this rank makes plots."""
 
     def stop_if_asked(self) -> None:
-        """For what takes long between two steps: Interrupted if a signal asks for the end.
+        """Interrupted if a signal requests the end; to be called during long work between two steps.
 
-        Not with several ranks: those of them that heard no signal would wait for ever.
+        Does nothing with several ranks: those that received no signal would wait forever.
         """
         if self.world.size == 1 and self.interrupts.requested is not None:
             raise Interrupted.by(self.interrupts.requested)
 
 
 class DataFacts(NamedTuple):
-    """How data is told from changed data."""
+    """The identity of the training data, to detect changes."""
 
     fingerprint: str
     what: str
-    """'my.yaml: pictures or labels': said where they have changed."""
+    """Subject of the message about changed data: 'my.yaml: images or labels'."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What is trained."""
+    """The objects that are trained."""
 
     network: nn.Module
     optimizer: torch.optim.Optimizer
@@ -96,13 +97,13 @@ class Model:
 
     @property
     def evaluated(self) -> nn.Module:
-        """What is validated and kept: the moving average, where there is one."""
+        """The network that is validated and saved: the moving average, if there is one."""
         return self.network if self.average is None else self.average.network
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSettings:
-    """How steps are computed."""
+    """Precision, clipping and CUDA graphs of steps."""
 
     amp: Amp = "off"
     clip_norm: float | None = None
@@ -110,51 +111,51 @@ class ComputeSettings:
 
 
 class ValidationResult(NamedTuple):
-    """What a validation found."""
+    """The scores of a validation."""
 
     score: float
-    """The higher, the better: the best is kept."""
+    """The score by which epochs are compared; higher is better."""
     named: Mapping[str, float | None]
-    """Scores by the names that tables have."""
+    """Scores by their column names in tables."""
     outcome: Any
-    """As the job knows it, for whoever called `train`."""
+    """The job's own result, for the caller of `train`."""
     text: str = ""
-    """For the log; empty: the job has said it already."""
+    """A log line; empty if the job has logged it itself."""
 
 
 class EpochRecord(NamedTuple):
-    """What is written down of an epoch."""
+    """What is recorded of an epoch."""
 
     row: Mapping[str, object]
-    """Of results.csv, and with times of log.jsonl."""
+    """Row of results.csv and, with times added, of log.jsonl."""
     scalars: Mapping[str, float]
-    """For charts, under the tags that they have."""
+    """Values for charts, by tag."""
     line: str | None = None
-    """Of results.txt."""
+    """Line of results.txt."""
     at: int | None = None
-    """What charts plot it over; None: the epoch."""
+    """The x value for charts; None: the epoch."""
 
 
 class Recipe(ABC):
-    """A training, as far as it is its job's own. Made from options, before anything is opened."""
+    """The job's own part of a training. Created from options, before anything is opened."""
 
     name: ClassVar[str]
-    """Of the job: "yolo"."""
+    """Name of the job: "yolo"."""
     weights_folder: ClassVar[str] = "weights"
     samples: ClassVar[str] = "img"
-    """What a batch holds, for the speed: img/s."""
+    """Unit of a sample in speeds: img/s."""
     saves: bool = True
     """False: nothing is saved before the end."""
 
     def __init__(self, options: RunOptions, world: World, device: torch.device, *, resume: Path | None = None) -> None:
-        """`resume`: the folder of the run that --resume names."""
+        """`resume`: the run folder given by --resume."""
         self.options, self.world, self.device = options, world, device
 
-    # Which training is meant
+    # Identity of the training
 
     @classmethod
     def read_options(cls, folder: Path, asked: RunOptions) -> RunOptions:
-        """Those of a run that is resumed, out of its folder; `asked` are those of the command."""
+        """The stored options of a run that is resumed; `asked` are those of the command."""
         return read_config(folder / CONFIG_NAME, type(asked))
 
     def identity(self) -> Identity:
@@ -162,35 +163,36 @@ class Recipe(ABC):
 
     @property
     def place(self) -> tuple[Path, str]:
-        """The folder of run folders, and the name of this one."""
+        """The folder that holds the run folders, and the name of this run."""
         return Path(self.options.project), self.options.name
 
     @property
     @abstractmethod
     def seed(self) -> int:
-        """Of the stream and of the network's first weights, the same on all ranks."""
+        """Seed of the data stream and of the initial weights, the same on all ranks."""
 
     def write_config(self, folder: Path) -> None:
-        """The options of the run in its folder, whole or not at all; less what every command says for itself."""
+        """Write the options to the run folder, atomically; without those of class `call`."""
         changes = changes_of(type(self.options))
         kept = {key: value for key, value in plain(self.options).items() if changes.get(key) != "call"}
         write_yaml(folder / CONFIG_NAME, {key: value for key, value in kept.items() if value is not None})
 
     def loggers(self) -> list[Callback]:
-        """Who is told of the numbers; ConfigError if a package is missing."""
+        """The loggers of `--log-to`; ConfigError if a package is missing."""
         return choose_loggers(self.options.log_to)
 
-    # Its parts
+    # Parts of the training
 
     @abstractmethod
     def open_data(self) -> DataFacts:
-        """Find the samples, and look at what can be wrong with them. There is no run folder yet."""
+        """Find and check the samples. There is no run folder yet."""
 
     @abstractmethod
     def build(self, run: RunContext, saved: Sections | None) -> Model:
-        """On the device; `saved` is the state that is continued. Its tensors are loaded later, by the run.
+        """Create network and optimizer on the device. `saved` is the checkpoint to continue from; the run itself loads
+        its tensors later.
 
-        `run` holds from here to the end.
+        `run` stays valid until the end of the training.
         """
 
     @abstractmethod
@@ -203,58 +205,58 @@ class Recipe(ABC):
     def schedule(self, model: Model, steps_per_epoch: int) -> Schedule: ...
 
     def steps(self, batches: DeviceBatches) -> int:
-        """Of an epoch."""
+        """Steps per epoch."""
         return len(batches)
 
     def compute_settings(self) -> ComputeSettings:
         return ComputeSettings()
 
     def preflight(self, model: Model) -> Iterator[str]:
-        """Remarks about what this training needs of the machine; what is too little is a warning of its own."""
+        """Remarks about resources of the machine, for one log line; shortages are logged as warnings."""
         return iter(())
 
     def num_kept_states(self, model: Model) -> int:
-        """Whole states that stay for good."""
+        """Number of checkpoints that are kept for good."""
         return 0
 
     def started(self, model: Model) -> None:
         """Called once, before the first step of a new training."""
 
     def histograms(self) -> Mapping[str, np.ndarray]:
-        """What is known of the data beforehand, for charts."""
+        """Distributions of the training data, for charts."""
         return {}
 
     @property
     def is_long(self) -> bool:
-        """Whether trying out kernels is worth its time."""
+        """Whether the training is long enough for cuDNN's benchmarking of kernels to pay."""
         return True
 
     # After an epoch
 
     validates: bool = False
-    """Whether there is something to validate on; without, the newest weights count as the best."""
+    """Whether there is validation data; without it, the newest weights count as the best."""
 
     def plot_batches(self) -> None:
-        """Pictures of the first batches, for people. The host may wait for the device here."""
+        """Plot the first batches. May wait for the device."""
 
     def is_due(self, epoch: int, *, last: bool) -> bool:
-        """Whether this epoch is validated; all ranks answer alike."""
+        """Whether this epoch is validated; the same on all ranks."""
         return True
 
     def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult | None:
-        """All ranks call it, the first gets an answer. Interrupted if a signal wants it."""
+        """Validate; called on all ranks, the result is needed on the first. May raise Interrupted on a signal."""
         return None
 
     def due_mid_epoch(self, epoch: int, step: int) -> int | None:
-        """Steps of the training so far, if a validation within an epoch is due after `step`; all ranks answer alike."""
+        """Steps of the training so far, if a validation within the epoch is due after `step`; the same on all ranks."""
         return None
 
     def mid_epoch_scalars(self, steps: int, found: ValidationResult) -> Mapping[str, float]:
-        """Of a validation within an epoch, for charts; by the first rank."""
+        """Chart values of a validation within an epoch; called on the first rank."""
         return {}
 
     def rows(self, epoch: int, report: EpochReport, found: ValidationResult | None) -> EpochRecord:
-        """What is written down of an epoch; by the first rank."""
+        """What is recorded of an epoch; called on the first rank."""
         scores = dict(found.named) if found is not None else {}
         row = {"epoch": epoch, **report.items, "lr": report.lrs[0], **scores}
         scalars = {f"train/{name}": value for name, value in report.items.items()}
@@ -264,31 +266,31 @@ class Recipe(ABC):
     def after_epoch(
         self, model: Model, epoch: int, found: ValidationResult | None, sections: Callable[[], Sections], *, stops: bool
     ) -> None:
-        """The end of an epoch is worked off. `sections` gives the whole state."""
+        """Called after an epoch is validated and recorded. `sections` returns the whole training state."""
 
-    # What is saved
+    # Files
 
     @abstractmethod
     def describe_network(self, model: Model) -> dict[str, Any]:
-        """What files of weights say about the network, without its tensors."""
+        """The network's structure for weights files, without tensors."""
 
     def describe_checkpoint(self, epoch: int, best_score: float) -> dict[str, Any]:
-        """What else last.pt says about its weights; `epoch` is the last one that was worked off."""
+        """Further entries about the weights in last.pt; `epoch` is the last completed one."""
         return {}
 
     def describe_run(self) -> dict[str, Any]:
-        """What a saved state says about the run, beside config, data, environment and seed."""
+        """Further entries of the section "run" of a checkpoint, besides config, data, environment and seed."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """What the job itself has to remember between two epochs."""
+        """State of the job that is kept between epochs and saved in checkpoints."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """What `state` gave; keys may be missing that older versions did not save."""
+        """Restore what `state` returned; keys that older versions did not save may be missing."""
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
-        """What best.pt says beside `about`, tensors included: copies, so that training may go on."""
+        """The content of best.pt besides `describe_network`; tensors are copied, so that training can continue."""
         state = {key: tensor.detach().clone() for key, tensor in model.evaluated.state_dict().items()}
         return {"kind": "model", "state": state, "epoch": epoch, "score": None if found is None else found.score}
 
@@ -298,29 +300,29 @@ class Recipe(ABC):
     def final_weights(
         self, model: Model, epoch: int, found: ValidationResult | None, best_score: float
     ) -> dict[str, Any] | None:
-        """What last.pt says in the end, beside `about`: the weights alone. None: it stays a whole state."""
+        """The content of the final last.pt besides `describe_network`: only weights. None: it stays a checkpoint."""
         return self.best_weights(model, epoch, found)
 
-    # For people
+    # Progress and plots
 
-    def figures(self, tick: IntervalStats) -> dict[str, str]:
+    def figures(self, stats: IntervalStats) -> dict[str, str]:
         """Losses, speed and memory with their units, for the progress line."""
-        shown = {"epoch": str(tick.epoch)}
-        shown |= {name: f"{value:.4f}" for name, value in tick.items.items() if name != "total"}
-        shown |= {"lr": f"{tick.lr:.1e}", "step": f"{tick.step_ms:.1f} ms", "wait": f"{tick.wait_ms:.1f} ms"}
-        shown |= {"speed": f"{tick.samples_per_s:.0f} {self.samples}/s"}
+        shown = {"epoch": str(stats.epoch)}
+        shown |= {name: f"{value:.4f}" for name, value in stats.items.items() if name != "total"}
+        shown |= {"lr": f"{stats.lr:.1e}", "step": f"{stats.step_ms:.1f} ms", "wait": f"{stats.wait_ms:.1f} ms"}
+        shown |= {"speed": f"{stats.samples_per_s:.0f} {self.samples}/s"}
         if torch.cuda.is_available():
             shown |= {"memory": f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"}
         return shown
 
-    def hint(self, tick: IntervalStats) -> None:
-        """Something to say about an interval."""
+    def hint(self, stats: IntervalStats) -> None:
+        """Called at every log interval; may log advice."""
 
     def plot(self, folder: Path) -> None:
-        """The results as a picture; OSError, ImportError and ValueError are said, and stop nothing."""
+        """Plot the results; OSError, ImportError and ValueError only cause a warning."""
 
     def finished(self, folder: Path) -> None:
-        """All files are on the disk; by the first rank."""
+        """Called on the first rank once all files are on disk."""
 
 
 def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
@@ -331,15 +333,15 @@ def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a training left behind."""
+    """The result of a training."""
 
     folder: Path
     outcome: Any
-    """Of the last validation; None if there was none."""
+    """The job's own result of the last validation; None if there was none."""
     best_score: float
     finished: bool
-    """False if it was asked to end early; the same command then continues."""
+    """False if it stopped early; the same command then continues."""
     why: str = ""
-    """Why it ended early."""
+    """Why it stopped early."""
     losses: Mapping[str, float] = field(default_factory=dict)
-    """Means over the last epoch."""
+    """Mean losses of the last epoch."""

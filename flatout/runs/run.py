@@ -1,10 +1,10 @@
-"""The life of a training run, the same for every job: from options to finished files, at any moment resumable.
+"""A training run from options to finished files, the same for every job and resumable at any time.
 
-    options --> ranks, device, preflight --> run folder, locked: begun, or continued
+    options --> ranks, device, preflight --> run folder, locked: new or continued
             --> the recipe's data, network, batches --> the loop of flatout.engine, until the end or an interruption
-            --> last files, finished, everybody told
+            --> final files, run marked as finished, callbacks notified
 
-A job hands over a `Recipe`; nothing here knows what it trains.
+Everything specific to a job is in its `Recipe`.
 """
 
 import io
@@ -63,11 +63,11 @@ def train(
     seams: Seams | None = None,
     typed: Collection[str] | None = None,
 ) -> RunResult:
-    """Train by a job's recipe, as the options say.
+    """Train with a job's recipe.
 
-    `callbacks` hear of it. `spending` is an account that was opened before, for several trainings that share a budget.
-    `seams` let somebody look on. `typed` names the options that were given, for a run that is resumed; None: those that
-    are not at their defaults. Raises Interrupted once a signal was obeyed and everything is saved: the same call then
+    `spending` counts the cost of several trainings that share a budget; by default of this one. `seams` are hooks for
+    observers. `typed` names the options that were given explicitly, which matters for a resumed run; None: those that
+    differ from their defaults. Raises Interrupted after a signal, once everything is saved: the same call then
     continues.
     """
     resume = checkpoint_to_resume(options)
@@ -75,27 +75,28 @@ def train(
         options = options_to_resume(job.read_options(run_of(resume), options), options, typed)
     spending = spending or Spending(options.price, options.budget)
     world = ranks.read_world(options.local_rank)
-    looks = world.is_first and not options.no_preflight
-    if looks:
+    checks = world.is_first and not options.no_preflight
+    if checks:
         check_gpus(options.device)
     device = device_of(options.device, world)
-    if looks:
+    if checks:
         check_descriptors(uses_gpu=device.type == "cuda")
     recipe = job(options, world, device, resume=None if resume is None else run_of(resume))
     mirror = Mirror(options.mirror, recipe.place[1]) if options.mirror and world.is_first else None
-    told = [spending, *recipe.loggers(), *callbacks, *([mirror] if mirror else [])] if world.is_first else []
-    hearers = Callbacks(told)
+    all_callbacks = Callbacks(
+        [spending, *recipe.loggers(), *callbacks, *([mirror] if mirror else [])] if world.is_first else []
+    )
     if world.is_first:
         warn_of_waiting_threads(device)
     seed_all(recipe.seed)
     with ranks.process_group(world, device), ExitStack() as stack:
-        wanted = _wanted(recipe, resume)
-        if (over := _complete_run(recipe, wanted, mirror)) is not None:
-            return RunResult(over, None, 0.0, finished=True)
-        # Before the folder is made: data that cannot be used leaves nothing behind.
+        request = _request(recipe, resume)
+        if (finished := _finished_folder(recipe, request, mirror)) is not None:
+            return RunResult(finished, None, 0.0, finished=True)
+        # Before the folder is created, so that unusable data leaves nothing behind.
         data = recipe.open_data()
-        folder = _open_folder(recipe, wanted, stack) if world.is_first else None
-        # One rank holds the folder; the others only learn where it is.
+        folder = _open_folder(recipe, request, stack) if world.is_first else None
+        # Only the first rank holds the folder; the others get its path.
         where, continues = world.broadcast((str(folder.folder), folder.continues) if folder else None)
         seams = seams or Seams()
         context = RunContext(
@@ -107,17 +108,17 @@ def train(
             stack=stack,
             plots=seams.plots and world.is_first,
         )
-        # Other ranks need not wait for what callbacks do at the end, such as a last copy to a mirror.
-        with reporting_end(hearers, context.folder) as ending, ranks.reporting_errors():
-            training = _Training(recipe, data, context, hearers, spending, seams)
+        # Errors are reported first: other ranks need not wait for the callbacks, such as a last copy to a mirror.
+        with reporting_end(all_callbacks, context.folder) as early_stop, ranks.reporting_errors():
+            training = _Training(recipe, data, context, all_callbacks, spending, seams)
             result = training.go()
             if folder is not None and result.finished:
                 training.finish(folder)
-            ending.why = result.why
-        # An account that several trainings share is not about this one alone.
-        about = spending.folder or context.folder
-        is_over = result.finished and about == context.folder
-        logger.info("%s%s: %s.", about, "" if is_over else ", so far", spending.line())
+            early_stop.why = result.why
+        # If several trainings share the budget, its folder is not this one.
+        counted = spending.folder or context.folder
+        is_total = result.finished and counted == context.folder
+        logger.info("%s%s: %s.", counted, "" if is_total else ", so far", spending.line())
         return result
 
 
@@ -128,15 +129,18 @@ def device_of(text: str, world: World) -> torch.device:
         return devices[0]
     if world.size > 1:
         if world.local_rank >= len(devices):
-            raise ConfigError(f"rank {world.local_rank} of this machine has no GPU: --device names {len(devices)}.")
+            raise ConfigError(
+                f"rank {world.local_rank} of this machine has no GPU: --device selects only {len(devices)}. "
+                "Start fewer processes, or select more GPUs."
+            )
         return devices[world.local_rank]
     if len(devices) > 1:
         numbers = ",".join(str(device.index) for device in devices)
-        logger.warning("%d GPUs are there, one is used. For all of them add: --device %s", len(devices), numbers)
+        logger.warning("Using one of %d GPUs. To train on all of them, add: --device %s", len(devices), numbers)
     return devices[0]
 
 
-def _wanted(recipe: Recipe, resume: Path | None) -> RunRequest:
+def _request(recipe: Recipe, resume: Path | None) -> RunRequest:
     options, (project, name) = recipe.options, recipe.place
     return RunRequest(
         project=project,
@@ -149,34 +153,35 @@ def _wanted(recipe: Recipe, resume: Path | None) -> RunRequest:
     )
 
 
-def _complete_run(recipe: Recipe, wanted: RunRequest, mirror: Mirror | None) -> Path | None:
-    """The folder of a training that is over, as the mirror or, with `--once`, this machine knows; all ranks ask.
+def _finished_folder(recipe: Recipe, request: RunRequest, mirror: Mirror | None) -> Path | None:
+    """The run folder if the training is already finished, in the mirror or, with `--once`, here; a collective call.
 
-    Fetches the newest state if this machine has none as new; `--fresh` and `--resume` say where to begin.
+    Also fetches the newest checkpoint from the mirror if it is newer than those of this machine, except with `--fresh`
+    and `--resume`, which say where to start.
     """
-    over: Path | None = None
-    if mirror is not None and not wanted.fresh and wanted.resume is None:
-        fetched = mirror.fetch(wanted)
+    finished: Path | None = None
+    if mirror is not None and not request.fresh and request.resume is None:
+        fetched = mirror.fetch(request)
         if fetched is not None and fetched.finished:
-            over = fetched.folder
-            logger.info("%s: this training is over; its files are here. --fresh trains it again.", over)
-    if over is None and recipe.options.once and recipe.world.is_first:
-        over = finished_run(wanted)
-    told: Path | None = recipe.world.broadcast(over)
-    return told
+            finished = fetched.folder
+            logger.info("%s: this training is finished; its files are here. Use --fresh to train again.", finished)
+    if finished is None and recipe.options.once and recipe.world.is_first:
+        finished = finished_run(request)
+    folder: Path | None = recipe.world.broadcast(finished)
+    return folder
 
 
-def _open_folder(recipe: Recipe, wanted: RunRequest, stack: ExitStack) -> RunFolder:
-    """The run folder, locked, with the options in it."""
-    folder = choose_run(wanted)
+def _open_folder(recipe: Recipe, request: RunRequest, stack: ExitStack) -> RunFolder:
+    """The locked run folder, with the options written to it."""
+    folder = choose_run(request)
     stack.callback(folder.close)
-    # Before it is entered: a folder that holds nothing else when the training fails is removed again.
+    # Before it is entered, because a new folder is removed after a failure if it contains nothing else.
     recipe.write_config(folder.folder)
     return stack.enter_context(folder)
 
 
 class _Training:
-    """The parts of one training, put together."""
+    """One training: builds its parts from the recipe, runs the loop and writes the final files."""
 
     def __init__(
         self,
@@ -202,7 +207,7 @@ class _Training:
             self._preflight()
             (context.folder / self._recipe.weights_folder).mkdir(exist_ok=True)
         batches = self._recipe.open_batches(model)
-        # However it ends: each file that could not be read was named when it was found, perhaps days before.
+        # However it ends: unreadable files were logged when they were found, perhaps days ago.
         context.stack.callback(batches.feed.log_replaced)
         if self._seams.open_pass is not None:
             batches.open_pass = self._seams.open_pass
@@ -217,7 +222,7 @@ class _Training:
             run=self._run_section(),
             steps_per_epoch=steps,
         )
-        # Of several ranks only the first draws a bar; lines of the others are not shown either.
+        # Only the first rank shows progress.
         progress = StepProgress(model.epochs * steps, stream=None if self._is_first else io.StringIO())
         loop = self._loop(batches, steps, epoch_end, progress)
         if self._saved is None and records is not None:
@@ -233,13 +238,13 @@ class _Training:
         except StoppedAfter as stopped:
             logger.info("%s", stopped)
             return self._result(finished=False, why=str(stopped))
-        batches.feed.log_replaced()  # while warnings are kept in the run folder
+        batches.feed.log_replaced()  # here, while warnings still go to run.log
         return self._result(finished=True)
 
     def finish(self, folder: RunFolder) -> None:
-        """Pictures and final files of a training that has come to its end; by the first rank.
+        """Write the plots and final files of a finished training; on the first rank.
 
-        Killed at any moment, the same command comes here again.
+        If the process is killed meanwhile, the same command calls it again.
         """
         with finishing():
             self._plot()
@@ -247,41 +252,43 @@ class _Training:
             content = self._recipe.final_weights(self._model, end.epoch, end.found, end.best.score)
             if content is not None:
                 self._checkpoints.write_final({"weights": self._recipe.describe_network(self._model) | content})
-            # From here on the run is finished: all its files are on the disk, if not yet under their names.
+            # From here on the run is finished: all its files are on disk, if not yet under their final names.
             folder.finish()
-            self._checkpoints.settle()
+            self._checkpoints.promote_final()
             weights = folder.folder / self._recipe.weights_folder
             logger.info("Results are in %s, the weights in %s.", folder.folder, weights)
             self._recipe.finished(folder.folder)
 
     def _saved_state(self) -> Checkpoint | None:
-        """What the run folder holds, if this command continues it."""
+        """The checkpoint to continue from; None for a new run, or if none was saved yet."""
         if not self._context.continues:
             if self._is_first and self._checkpoints.newest.parent.is_dir():
-                self._checkpoints.forget()
+                self._checkpoints.set_aside()
             return None
         saved = load_on_all_ranks(self._checkpoints, self._context.world)
         if saved is not None and "training" not in saved.sections:
-            raise CheckpointError(f"{saved.path}: this training has ended: there is nothing to resume.")
+            raise CheckpointError(
+                f"{saved.path}: this training is finished, so it cannot be resumed. Start a new run without --resume."
+            )
         return saved
 
     def _check_data(self) -> None:
-        """DataError if this is not the data of the run that is continued, unless that is wished for."""
+        """DataError if the data has changed since the run was saved, unless that is allowed."""
         if self._saved is None or self._saved.sections["run"]["data"] == self._data.fingerprint:
             return
-        told = f"{self._data.what} have changed since this run was saved"
+        message = f"{self._data.what} have changed since this run was saved"
         if not self._options.allow_data_change:
             raise DataError(
-                f"{told}. Start a new run with --fresh, or continue with the changed data with --allow-data-change."
+                f"{message}. Start a new run with --fresh, or continue with the changed data: --allow-data-change"
             )
-        logger.warning("%s; continuing with the changed ones, as asked.", told)
+        logger.warning("%s; continuing with the changed data (--allow-data-change).", message)
 
     def _preflight(self) -> None:
-        """One line says what was found; what is too little is a warning, what cannot work a ResourceError."""
+        """Log the resources in one line; shortages are warnings, and ResourceError if training cannot work."""
         if self._options.no_preflight:
             return
         model, saves = self._model, self._recipe.saves
-        # A slow mirror holds a state that was replaced meanwhile.
+        # A slow mirror keeps a checkpoint open that has been replaced meanwhile.
         kept = self._recipe.num_kept_states(model) + bool(self._options.mirror) if saves else 0
         need = disk_need(model.network, model.average, model.optimizer, kept=kept, saves=saves)
         found = [check_disk(self._context.folder, need), *self._recipe.preflight(model)]
@@ -300,10 +307,10 @@ class _Training:
         options, recipe, model = self._options, self._recipe, self._model
         settings = recipe.compute_settings()
 
-        def tell(tick: IntervalStats) -> None:
-            left_s = tick.step_ms / 1e3 * tick.steps_left
-            progress.advance(tick.steps_done, recipe.figures(tick) | self._spending.figures(left_s))
-            recipe.hint(tick)
+        def on_interval(stats: IntervalStats) -> None:
+            left_s = stats.step_ms / 1e3 * stats.steps_left
+            progress.advance(stats.steps_done, recipe.figures(stats) | self._spending.figures(left_s))
+            recipe.hint(stats)
 
         return Loop(
             job=recipe.job(model),
@@ -331,27 +338,27 @@ class _Training:
             interrupts=self._context.interrupts,
             world=self._context.world,
             forward=self._forward(),
-            tell=tell,
+            on_interval=on_interval,
             callbacks=self._callbacks,
             stop_early=self._spending.over if self._spending.has_budget else None,
             between=epoch_end.between,
         )
 
     def _forward(self) -> nn.Module:
-        """The network as it is called: compiled, or with gradients that ranks share; the weights stay its own."""
+        """The network as the loop calls it: compiled, or wrapped for several ranks; the weights are the same."""
         network, device = self._model.network, self._context.device
         if self._context.world.size == 1:
             return Compiled(network) if self._options.compile == "on" else network
         if self._options.compile == "on" and self._is_first:
-            logger.warning("With several ranks the network is not compiled.")
+            logger.warning("--compile on is ignored with several ranks.")
         ids = [device.index] if device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(network, device_ids=ids)
 
     def _begin(self, loop: Loop) -> None:
-        """Continue a saved training, or save the beginning of a new one."""
+        """Load the checkpoint to continue from, or save the first one of a new training."""
         if self._saved is None:
             loop.epoch = self._model.first_epoch
-            logger.info("Beginning %s.", self._context.folder)
+            logger.info("Starting %s.", self._context.folder)
             self._recipe.started(self._model)
             self._callbacks.start(self._started(loop))
             if self._recipe.saves:
@@ -382,7 +389,7 @@ class _Training:
         try:
             self._recipe.plot(self._context.folder)
         except (ImportError, OSError, ValueError) as error:
-            logger.warning("No picture of the results was drawn: %s.", error)
+            logger.warning("The results could not be plotted: %s.", error)
 
     def _result(self, *, finished: bool, why: str = "") -> RunResult:
         end = self._epoch_end

@@ -1,17 +1,17 @@
-"""Files of tensors and plain values: written so that they are whole or absent, read without running anything.
+"""Files of tensors and plain values: written atomically, read without running any code from them.
 
     write   content --container--> torch.save --atomic--> file
     read    file --open_file--> archive (zip) --unpickle, allowlist--> objects --plain--> content
 
-What is read may come from anywhere, a file that claims to be ours included. docs/checkpoints.md has the rules.
+Files are not trusted, not even those that claim to be written by flatout. docs/checkpoints.md has the rules.
 
 Files:
 
-    archive    The zip around a torch file, read with suspicion
-    atomic     Replace a file so that a reader finds the old one or the whole new one, also after a power cut
-    container  Our own file: a dict of plain values and tensors that torch.load(weights_only=True) reads too
-    open_file  Open a file of weights and tell by its first bytes what it is; never by its name
-    unpickle   Read a pickle without running it: an interpreter of our own for the opcodes that hold data
+    archive    A strict reader of the zip archive around a torch file, and the digest at the end of our own files
+    atomic     Replace a file atomically: a reader finds the old or the complete new content
+    container  Container files, our own format: a dict of plain values and tensors
+    open_file  Open a weights file, detect its format from its first bytes, and read the objects in it
+    unpickle   Read a pickle without running it: our own interpreter for the opcodes that hold data
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
-"""Replace a file so that a reader finds the old one or the whole new one, also after a power cut.
+"""Replace a file atomically: a reader finds the old or the complete new content, even after a power failure.
 
-write to a hidden name beside it -> fsync -> rename -> fsync of the folder
+write to a hidden file in the same folder -> fsync -> rename -> fsync of the folder
 """
 
 import errno
@@ -16,28 +16,28 @@ from typing import IO
 
 from flatout.errors import ResourceError
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _PART = re.compile(r"\..+\.(\d+)\.[0-9a-f]{8}\.part")
-"""What `replacing` calls a file that is not whole yet; the number is the process that writes it."""
+"""Names of the incomplete files of `replacing`; the number is the id of the writing process."""
 
 
 class Sink:
-    """What a writer gets: takes bytes and remembers the system's first complaint.
+    """Writes bytes to a file and keeps the first error.
 
-    Writers in C++ turn an error of `write` into one of their own that says nothing. After a complaint this one reports
-    that nothing was written, and lets `replacing` tell the reason.
+    Writers in C++ replace an exception of `write` by an uninformative one of their own. So after an error `write`
+    returns 0, and `replacing` raises the original.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.complaint: OSError | None = None
+        self.error: OSError | None = None
 
     def write(self, content: bytes | memoryview) -> int:
-        if self.complaint is None:
+        if self.error is None:
             try:
                 return self._file.write(content)
             except OSError as error:
-                self.complaint = error
+                self.error = error
         return 0
 
     def flush(self) -> None:
@@ -46,16 +46,16 @@ class Sink:
 
 @contextmanager
 def replacing(path: Path, *, needed_bytes: int) -> Iterator[Sink]:
-    """Write the new content of `path` into the sink; it appears under its name when the block ends without error.
+    """Write the new content of `path` to the sink; it replaces the file when the block ends without an error.
 
-    ResourceError if the disk has no room, before anything is written where that can be known, or cannot be written to.
+    ResourceError if the disk is full or cannot be written to. If `needed_bytes` do not fit, nothing is written at all.
     """
     path = path.resolve()
     hidden = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
         _check_room(path, needed_bytes)
         with hidden.open("xb") as file:
-            yield from _filled(file)
+            yield from _written_and_synced(file)
         hidden.replace(path)
         sync_folder(path.parent)
     except OSError as error:
@@ -65,16 +65,16 @@ def replacing(path: Path, *, needed_bytes: int) -> Iterator[Sink]:
             hidden.unlink(missing_ok=True)
 
 
-def _filled(file: IO[bytes]) -> Iterator[Sink]:
+def _written_and_synced(file: IO[bytes]) -> Iterator[Sink]:
     sink = Sink(file)
     try:
         yield sink
     except RuntimeError:
-        # What torch's zip writer raises when its bytes are not taken.
-        if sink.complaint is None:
+        # Raised by torch's zip writer if `write` returns 0.
+        if sink.error is None:
             raise
-    if sink.complaint is not None:
-        raise sink.complaint
+    if sink.error is not None:
+        raise sink.error
     file.flush()
     os.fsync(file.fileno())
 
@@ -85,28 +85,28 @@ def _check_room(path: Path, needed_bytes: int) -> None:
 
 
 def write_error(error: OSError, path: Path, needed_bytes: int) -> ResourceError:
-    """What to tell somebody whose disk did not take a file."""
+    """The ResourceError to raise for an OSError that occurred while a file was written."""
     if error.errno == errno.EFBIG:
         return ResourceError(
-            f"{path}: the file would have about {needed_bytes:,} bytes, and {_largest_file()}. What was there before "
-            "is untouched. Raise the limit (ulimit -f unlimited) or choose another disk."
+            f"{path}: the file would have about {needed_bytes:,} bytes, but {_largest_file()}. The existing file is "
+            "unchanged. Raise the limit (ulimit -f unlimited) or choose another disk."
         )
     if error.errno == errno.EDQUOT:
         return ResourceError(
-            f"{path}: your disk quota is used up: {needed_bytes:,} bytes are needed. What was there before is "
-            "untouched. Free some space or choose another folder."
+            f"{path}: disk quota exceeded: {needed_bytes:,} bytes needed. The existing file is unchanged. Free some "
+            "space or choose another folder."
         )
-    if error.errno not in _NO_ROOM:
+    if error.errno not in _NO_SPACE:
         return ResourceError(f"{path}: cannot be written: {error.strerror}. Check the folder and its permissions.")
-    free = f"{shutil.disk_usage(path.parent).free:,}" if path.parent.is_dir() else "no"
+    free = f"{shutil.disk_usage(path.parent).free:,}" if path.parent.is_dir() else "none"
     return ResourceError(
-        f"{path}: no room: {needed_bytes:,} bytes are needed, {free} are free. What was there before is untouched. "
+        f"{path}: not enough disk space: {needed_bytes:,} bytes needed, {free} free. The existing file is unchanged. "
         "Free some space or choose another folder."
     )
 
 
 def file_size_limit() -> int | None:
-    """The largest file that this process may write, in bytes (ulimit -f); None if that is not limited."""
+    """The largest file that this process may write, in bytes (ulimit -f); None if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -114,31 +114,34 @@ def file_size_limit() -> int | None:
 def _largest_file() -> str:
     limit = file_size_limit()
     if limit is None:
-        return "this file system does not take files that large"
-    return f"this process may write files of {limit:,} bytes at most (ulimit -f)"
+        return "this file system does not support files that large"
+    return f"this process may write files of at most {limit:,} bytes (ulimit -f)"
 
 
 def remove_stale_parts(folder: Path) -> None:
-    """Remove what killed processes left unfinished in a run folder and those directly in it; its lock must be held."""
+    """Remove incomplete files that killed processes left in a run folder and its direct subfolders.
+
+    The caller must hold the lock of the run.
+    """
     for path in (*folder.glob(".*.part"), *folder.glob("*/.*.part")):
         found = _PART.fullmatch(path.name)
-        if found is not None and not _is_at_work(int(found[1])):
+        if found is not None and not _is_other_process(int(found[1])):
             with suppress(OSError):
                 path.unlink()
 
 
-def _is_at_work(pid: int) -> bool:
-    """Whether another process has this number. In containers ours is often that of the one that was killed."""
+def _is_other_process(pid: int) -> bool:
+    """Whether another process has this id. In containers, ours is often the id of the one that was killed."""
     return pid != os.getpid() and Path(f"/proc/{pid}").exists()
 
 
 def ran_out_of_room(error: ResourceError) -> bool:
-    """Whether a file was not written for want of space."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM
+    """Whether a file was not written because the disk or quota is full."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_SPACE
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut."""
+    """Make renames in a folder survive a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

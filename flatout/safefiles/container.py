@@ -1,8 +1,8 @@
-"""Our own file: a dict of plain values and tensors that torch.load(weights_only=True) reads too.
+"""Container files, our own format: a dict of plain values and tensors that torch.load(weights_only=True) reads too.
 
     {"flatout": {"schema": 1, "digest": "sha256", "versions": {...}}, "<section>": ..., "<section>": ...}
 
-Each section belongs to whoever wrote it (weights, the state of a training). Values are None, bool, int, float, str,
+The content of a section (weights, the state of a training) is up to its writer. Values are None, bool, int, float, str,
 list, tuple, dict with str or int keys, and tensors.
 """
 
@@ -30,26 +30,27 @@ from flatout.safefiles.atomic import replacing
 from flatout.safefiles.open_file import file_kind, read_objects, reading
 from flatout.safefiles.unpickle import Built, Name, plain_allowlist
 
-# Turn objects out of a file into a tree that is safe to walk, copy and print.
+# Plain trees
 #
-# The unpickler may return cycles, and a dozen lists that stand for a billion. A tree of separate containers, under a
-# budget, is what the rest of the program gets.
+# The unpickler may return cycles, or a dozen nested lists that expand to a billion items. The rest of the program gets
+# a tree of separate containers of limited size instead, which is safe to walk, copy and print.
 
 MAX_DEPTH = 64
 MAX_VALUES = 500_000
 MAX_OVERLAP = 4
-"""How many times the memory of its storages a set of tensors may name; tied weights share theirs."""
+"""Most bytes that all views in a set of tensors may span, as a multiple of their storages; tied weights overlap."""
 
 
 class PlainReader:
-    """Copies objects of one file into plain trees; all of them together stay within the budget."""
+    """Copies objects of one file into plain trees, within one budget for all of them."""
 
     def __init__(self) -> None:
         self._budget = Budget(MAX_VALUES, "values")
         self._tensors: list[Tensor] = []
 
     def plain(self, value: object, where: str) -> object:
-        """None, bool, int, float, str, bytes, list, tuple and dict as they are; tensors detached, memory shared.
+        """A copy that consists of None, bool, int, float, str, bytes, list, tuple, dict, and detached tensors, which
+        share memory with the originals.
 
         `where` names the value in a Refusal, such as "config".
         """
@@ -63,7 +64,7 @@ class PlainReader:
         if depth > MAX_DEPTH:
             raise Refusal(f"its {where} is nested deeper than {MAX_DEPTH} levels or contains itself. {SUSPECT}")
         if isinstance(value, str | bytes):
-            # A long text that is repeated costs nothing here, but everywhere it is printed.
+            # A long text that is repeated costs nothing here, but a lot wherever it is printed.
             self._budget.spend(len(value) // 16)
             return _printable(value, where)
         if value is None or isinstance(value, bool | int | float):
@@ -72,14 +73,14 @@ class PlainReader:
             self._tensors.append(value)
             return value.detach()
         if isinstance(value, dict):
-            # Keys count as well; the unpickler lets only plain ones through.
+            # Keys count as well; the unpickler allows only plain ones.
             return {self._copy(key, where, depth): self._copy(item, where, depth + 1) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(self._copy(item, where, depth + 1) for item in value)
         if isinstance(value, Built):
             return self._copy(value.plain(), where, depth + 1)
         kind = value.text if isinstance(value, Name) else type(value).__name__
-        raise Refusal(f"its {where} holds a {quoted(kind)}, which is no plain data. {DAMAGED}")
+        raise Refusal(f"its {where} holds a {quoted(kind)}, which is not plain data. {DAMAGED}")
 
 
 def _printable(value: str | bytes, where: str) -> str | bytes:
@@ -87,12 +88,12 @@ def _printable(value: str | bytes, where: str) -> str | bytes:
         if isinstance(value, str):
             value.encode()
     except UnicodeEncodeError:
-        raise Refusal(f"its {where} holds half of a surrogate pair, which nobody can print. {DAMAGED}") from None
+        raise Refusal(f"its {where} holds half of a surrogate pair, which cannot be printed. {DAMAGED}") from None
     return value
 
 
 def _check_overlap(tensors: Iterable[Tensor], where: str) -> None:
-    """Refuse tensors that share memory so often that copying them would need many times the file's size."""
+    """Refuse tensors that overlap so much that copying them would need many times the file's size."""
     storage_bytes: dict[int, int] = {}
     view_bytes = 0
     for tensor in tensors:
@@ -100,19 +101,21 @@ def _check_overlap(tensors: Iterable[Tensor], where: str) -> None:
         storage_bytes[storage.data_ptr()] = storage.nbytes()
         view_bytes += tensor.nbytes
     if view_bytes > MAX_OVERLAP * sum(storage_bytes.values()):
-        raise Refusal(f"the tensors of its {where} share their memory over and over. {SUSPECT}")
+        raise Refusal(f"the tensors of its {where} overlap far more than those of a network. {SUSPECT}")
 
+
+# Container files
 
 SCHEMA = 1
 _ENTRY_BYTES = 512
-"""What a value or tensor takes in the file beside its content, at most."""
+"""Largest overhead of a value or tensor in the file."""
 
 
 def write_container(path: str | Path, sections: Mapping[str, object]) -> None:
-    """Write a file of ours, whole or not at all; ResourceError if the disk cannot take it.
+    """Write a container file atomically; ResourceError if it cannot be written.
 
-    Tensors are written from the device they are on, and only the elements they show. TypeError names a value that is
-    not plain.
+    Tensors may be on any device; of a view only its own elements are written. TypeError names a value that is not
+    plain.
     """
     header = {"schema": SCHEMA, "digest": ALGORITHM, "versions": versions()}
     content: dict[str, object] = {"flatout": header}
@@ -124,31 +127,31 @@ def write_container(path: str | Path, sections: Mapping[str, object]) -> None:
 
 
 def read_container(path: str | Path) -> dict[str, object]:
-    """The sections of a file of ours; CheckpointError says why a file is not one."""
+    """The sections of a container file; CheckpointError if it cannot be read or is not one."""
     with reading(path) as file:
         objects = read_objects(file, plain_allowlist) if file_kind(file) == "zip" else None
         if not is_container(objects):
-            raise Refusal("holds weights of another program. Convert them first.")
-        if _promises_digest(objects) and not has_digest(file):
+            raise Refusal("was not written by flatout. Convert it first.")
+        if _has_digest_header(objects) and not has_digest(file):
             raise Refusal(f"is damaged: the digest at its end is missing. {AGAIN}")
         return sections_of(objects)
 
 
 def read_plain(path: str | Path) -> object:
-    """Plain values and tensors of any file that torch.save wrote; CheckpointError says why a file is not read."""
+    """Plain values and tensors of any file that torch.save wrote; CheckpointError if it cannot be read."""
     with reading(path) as file:
         if file_kind(file) != "zip":
-            raise Refusal("is no zip of torch.save. Give a file that a torch of 1.6 or newer wrote.")
+            raise Refusal("was not written by torch.save. Use a file saved by torch 1.6 or newer.")
         return PlainReader().plain(read_objects(file, plain_allowlist), "content")
 
 
 def is_container(objects: object) -> bool:
-    """Whether objects out of a torch file claim to be ours."""
+    """Whether objects from a torch file have the header of a container."""
     return isinstance(objects, dict) and "flatout" in objects
 
 
 def sections_of(objects: object) -> dict[str, object]:
-    """The checked sections of a container, plain trees; a Refusal says what is wrong with it."""
+    """The sections of a container as plain trees; Refusal if it is damaged or of a newer version."""
     content = PlainReader().plain(objects, "content")
     match content:
         case {"flatout": {"schema": int(schema)}, **sections} if schema == SCHEMA:
@@ -158,8 +161,8 @@ def sections_of(objects: object) -> dict[str, object]:
     raise Refusal(f"claims to be written by flatout but has no schema number. {DAMAGED}")
 
 
-def _promises_digest(objects: object) -> bool:
-    """Files that were written before there was one go without."""
+def _has_digest_header(objects: object) -> bool:
+    """Whether the header says that there is a digest; files of older versions have none."""
     match objects:
         case {"flatout": {"digest": _}}:
             return True
@@ -167,7 +170,7 @@ def _promises_digest(objects: object) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Versions that a file records, for those who wonder later."""
+    """Versions recorded in a file, for later reference."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
     try:
         found["flatout"] = metadata.version("flatout")
@@ -186,11 +189,11 @@ def _storable(value: object, where: str) -> object:
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(_storable(item, f"{where}[{index}]") for index, item in enumerate(value))
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    raise TypeError(f"{where} is a {kind}; files of ours hold plain values and tensors only.")
+    raise TypeError(f"{where} is a {kind}; container files hold only plain values and tensors.")
 
 
 def compact(tensor: Tensor) -> Tensor:
-    """A plain tensor on the CPU; torch.save would write all of a storage for a view of a little of it."""
+    """A plain tensor on the CPU that owns its storage; torch.save would write the whole storage of a small view."""
     tensor = tensor.detach().cpu()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 

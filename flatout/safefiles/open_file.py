@@ -1,6 +1,6 @@
-"""Open a file of weights and tell by its first bytes what it is; never by its name.
+"""Open a weights file, detect its format from its first bytes, and read the objects of a file that torch.save wrote.
 
-What is no weights file at all is named for what it is: most "corrupt checkpoints" are web pages.
+A file of another format is refused with the name of that format: most "corrupt checkpoints" are web pages.
 """
 
 import os
@@ -19,35 +19,35 @@ FileKind = Literal["zip", "safetensors"]
 
 HEAD_BYTES = 1024
 
-# The magic number with which torch began its files before they were zips.
+# The magic number of torch files before they were zips.
 _OLD_TORCH = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 
-_STRANGERS: tuple[tuple[bytes, str], ...] = (
+_FOREIGN_FORMATS: tuple[tuple[bytes, str], ...] = (
     (rb"version https://git-lfs", "is a Git LFS pointer, not the file itself. Fetch it with: git lfs pull"),
-    (rb"(?:\xef\xbb\xbf)?\s*<", f"is a web page, not weights: the download was answered with HTML or XML. {AGAIN}"),
+    (rb"(?:\xef\xbb\xbf)?\s*<", f"is a web page, not weights: the download returned HTML or XML. {AGAIN}"),
     (rb"PK\x05\x06", "is an empty zip. Save or download it again."),
-    (rb"PK", f"is a zip in parts, or a damaged one. {AGAIN}"),
+    (rb"PK", f"is a damaged or multi-part zip. {AGAIN}"),
     (
         rb"\x80[\x00-\x05]" + re.escape(_OLD_TORCH),
         "was saved by torch older than 1.6, in a format that can only be read by running it. "
-        "Where you trust it, load it with torch and save it again with torch.save.",
+        "If you trust it, load it with torch and save it again with torch.save.",
     ),
     (
         rb"\x80[\x00-\x05]|\(dp|\(lp|c\w+\n",
-        "is a bare pickle, which can only be read by running it. Where you trust it, save its tensors with torch.save.",
+        "is a bare pickle, which can only be read by running it. If you trust it, save its tensors with torch.save.",
     ),
-    (rb".{257}ustar", "is a tar archive (torch older than 0.4 saved so). Unpack it, or save the weights again."),
-    (rb"\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!", "is compressed. Unpack it and give the file inside."),
+    (rb".{257}ustar", "is a tar archive (as saved by torch older than 0.4). Unpack it, or save the weights again."),
+    (rb"\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!", "is compressed. Unpack it and use the file inside."),
     (rb"\x89HDF", "is an HDF5 file (Keras). Weights are read from .pt and .safetensors files."),
     (rb"GGUF", "is a GGUF file. Weights are read from .pt and .safetensors files."),
     (rb"\x08[\x00-\x20][\x12\x3a]", "looks like an ONNX file. Weights are read from .pt and .safetensors files."),
-    (rb"[\t\n\r\x20-\x7e]+\Z", "is text, not weights. Give a .pt or .safetensors file."),
+    (rb"[\t\n\r\x20-\x7e]+\Z", "is text, not weights. Use a .pt or .safetensors file."),
 )
 
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[BinaryIO]:
-    """The open file; whatever is found wrong with it inside the block becomes a CheckpointError that names it."""
+    """Open a file for reading; a Refusal or OSError in the block becomes a CheckpointError with the file's name."""
     try:
         with _open_regular(path) as file:
             yield file
@@ -58,29 +58,29 @@ def reading(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def file_kind(file: BinaryIO) -> FileKind:
-    """Which reader the file is for; a Refusal says what else it is."""
+    """The format of the file; Refusal if it is neither of the supported ones."""
     head = os.pread(file.fileno(), HEAD_BYTES, 0)
     if not head:
-        raise Refusal(f"is empty: a copy or download that did not finish. {AGAIN}")
+        raise Refusal(f"is empty: the copy or download did not finish. {AGAIN}")
     if head.startswith(b"PK\x03\x04"):
         return "zip"
-    # Eight bytes of length, then JSON. The length may lie; the reader looks at that.
+    # Eight bytes of length, then JSON. The reader checks the length.
     if re.match(rb'\{\s*["}]', head[8:]):
         return "safetensors"
-    for pattern, sentence in _STRANGERS:
+    for pattern, sentence in _FOREIGN_FORMATS:
         if re.match(pattern, head, re.DOTALL):
             raise Refusal(sentence)
-    raise Refusal(f"is no weights file: neither a zip that torch saved nor safetensors. {AGAIN}")
+    raise Refusal(f"is not a weights file: neither a zip saved by torch nor safetensors. {AGAIN}")
 
 
 def _open_regular(path: str | Path) -> BinaryIO:
     try:
-        # Without O_NONBLOCK a FIFO would be waited for; asking first and opening then would be a race.
+        # O_NONBLOCK, because opening a FIFO would block; checking the type before opening would be a race.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise Refusal("no such file. Give the path of a .pt or .safetensors file.") from None
     except ValueError:
-        raise Refusal("no file can have this name.") from None
+        raise Refusal("this is not a valid file name.") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         what = "a folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "a pipe or device"
         os.close(fd)
@@ -88,16 +88,16 @@ def _open_regular(path: str | Path) -> BinaryIO:
     return open(fd, "rb", buffering=0)
 
 
-# The objects of a file that torch.save wrote: zip, pickle and storages put together.
+# The objects of a file that torch.save wrote
 
 MAX_PICKLE_BYTES = 16 << 20
-"""Without the tensors; the largest network of the YOLOv7 family, saved in training, needs about 1 MB."""
+"""Without tensors; the largest network of the YOLOv7 family, saved during training, needs about 1 MB."""
 
 
-def read_objects(file: BinaryIO, vocabulary_of: Callable[[Storages], Allowlist]) -> object:
-    """Whatever was saved: plain values, tensors on the CPU, and the objects of the vocabulary.
+def read_objects(file: BinaryIO, make_allowlist: Callable[[Storages], Allowlist]) -> object:
+    """The saved objects: plain values, tensors on the CPU, and the objects of the allowlist.
 
-    Not to be trusted yet: containers may be cyclic or share parts a million times. Walk them with `plain`.
+    Not safe to walk yet: containers may be cyclic or share parts a million times. Copy them with `PlainReader.plain`.
     """
     check_digest(file)
     archive = Archive(file)
@@ -105,16 +105,16 @@ def read_objects(file: BinaryIO, vocabulary_of: Callable[[Storages], Allowlist])
     _check_byte_order(archive, root)
     pickled = archive.read(f"{root}/data.pkl", limit=MAX_PICKLE_BYTES)
     storages = Storages(archive, root)
-    return unpickle(pickled, vocabulary_of(storages), lambda key: _open_storage(storages, key))
+    return unpickle(pickled, make_allowlist(storages), lambda key: _open_storage(storages, key))
 
 
 def _find_root(archive: Archive) -> str:
-    """The folder inside the zip, named after the file at the time of saving."""
+    """The folder inside the zip, named after the file when it was saved."""
     roots = [name.removesuffix("/data.pkl") for name in archive.names() if name.endswith("/data.pkl")]
     if len(roots) != 1:
-        raise Refusal("is a zip that torch.save did not write: it has no single data.pkl. Give a file with weights.")
+        raise Refusal("is a zip that torch.save did not write: it has no single data.pkl. Use a file with weights.")
     if f"{roots[0]}/constants.pkl" in archive:
-        raise Refusal("is a TorchScript program, not weights. Give the .pt file it was exported from.")
+        raise Refusal("is a TorchScript program, not weights. Use the .pt file it was exported from.")
     return roots[0]
 
 
@@ -126,7 +126,7 @@ def _check_byte_order(archive: Archive, root: str) -> None:
 
 def _open_storage(storages: Storages, persistent_id: object) -> Storage:
     match persistent_id:
-        # The device is where it lived when it was saved; that GPU need not exist here.
+        # The fourth item is the device at the time of saving, which need not exist here.
         case (str(tag), Name(text=kind), str(key), str(), int(num_elements)) if tag == "storage" and kind in DTYPES:
             return storages.open(key, DTYPES[kind], num_elements)
-    raise Refusal(f"its pickle names a storage in a way torch never does. {DAMAGED}")
+    raise Refusal(f"its pickle refers to a storage in a way torch never does. {DAMAGED}")

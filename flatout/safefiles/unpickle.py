@@ -1,23 +1,17 @@
-"""Read a pickle without running it: an interpreter of our own for the opcodes that hold data.
+"""Read a pickle without running it: our own interpreter for the opcodes that hold data.
 
     bytes --opcode by opcode--> stack and memo --STOP--> one object
 
-Python's unpickler imports what a file names and calls it. This one knows no import: a name means what the Allowlist
-says, and only the Allowlist's functions are ever called.
+Python's unpickler imports and calls whatever a file names. This one imports nothing: names are looked up in an
+`Allowlist` of our own functions, which take the pickled arguments and return data. Other names are refused, and the
+error says which. Supported opcodes are those of protocols 2 to 5 that torch and Python write for such data; the text
+opcodes of protocol 0, INST, OBJ, the extension registry and out-of-band buffers are refused.
 
-Opcodes are those of protocols 2 to 5 that torch and Python write for such data; the text opcodes of protocol 0, INST,
-OBJ, the extension registry and out-of-band buffers are refused.
+Tensors are views of storages, each an entry of the zip archive that is read once, directly into the memory of its
+tensors. Size, offset and stride of a view come from the pickle and are checked against the bytes that are there; a view
+never has more elements than its storage, so that a small file cannot describe a large tensor.
 
-The tensors of a torch file: one entry of the zip per storage, views of it as tensors.
-
-A storage is read once, straight into the memory its tensors will use. Size, offset and stride of a view come from the
-pickle and are checked against the bytes that are really there; a view never has more elements than its storage, so
-that a small file cannot stand for a large tensor.
-
-The names a pickle may use, and what each of them means to us.
-
-A name is never imported. It is looked up in a closed table whose functions are ours; a function gets the pickled
-arguments and returns data. Names that are not in the table are refused, and the refusal tells the name.
+Dimension key:  N elements of a storage
 """
 
 import math
@@ -30,6 +24,8 @@ import torch
 from torch import Tensor
 
 from flatout.safefiles.archive import DAMAGED, SUSPECT, Archive, Budget, Refusal, quoted
+
+# Tensors
 
 DTYPES = {
     "torch.HalfStorage": torch.float16,
@@ -50,13 +46,13 @@ _MAX_LENGTH = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Elements in a row, to be viewed as tensors."""
+    """A flat array of elements, viewed as tensors."""
 
     flat_N: Tensor
 
 
 class Storages:
-    """Storages of an archive by key, each read at its first use."""
+    """The storages of an archive by key, each read on first use."""
 
     def __init__(self, archive: Archive, root: str) -> None:
         self._archive = archive
@@ -65,7 +61,7 @@ class Storages:
         self._tensors = Budget(MAX_TENSORS, "tensors")
 
     def open(self, key: str, dtype: torch.dtype, num_elements: int) -> Storage:
-        """The storage of this key; dtype and number of elements must be what its bytes hold."""
+        """The storage of this key; Refusal if dtype or number of elements do not match its bytes."""
         if key not in self._storages:
             self._storages[key] = self._read(key, dtype)
         storage = self._storages[key]
@@ -77,7 +73,7 @@ class Storages:
         return storage
 
     def view(self, storage: Storage, offset: int, size: tuple[object, ...], stride: tuple[object, ...]) -> Tensor:
-        """A tensor over part of a storage; it shares the storage's memory."""
+        """A tensor over part of a storage, sharing its memory; Refusal if it does not lie inside."""
         self._tensors.spend(1)
         sizes, strides = _lengths(size), _lengths(stride)
         if len(sizes) != len(strides) or len(sizes) > MAX_DIMS or not _fits(storage, offset, sizes, strides):
@@ -92,16 +88,16 @@ class Storages:
         nbytes = self._archive.nbytes(name)
         if nbytes % dtype.itemsize:
             raise Refusal(
-                f"its storage {quoted(key)} has {nbytes:,} bytes, which are no elements of {dtype}. {DAMAGED}"
+                f"its storage {quoted(key)} has {nbytes:,} bytes, not a whole number of {dtype} elements. {DAMAGED}"
             )
         stored = allocate(nbytes)
         self._archive.read_into(name, stored.numpy().data)
-        # Any byte but 0 and 1 would be a bool that is neither True nor False.
+        # A byte other than 0 and 1 would be a bool that is neither True nor False.
         return Storage((stored.clamp_(max=1) if dtype == torch.bool else stored).view(dtype))
 
 
 def allocate(nbytes: int) -> Tensor:
-    """Memory for a storage, uint8 [nbytes], not filled."""
+    """Memory for a storage, uint8 [nbytes], uninitialized."""
     try:
         return torch.empty(nbytes, dtype=torch.uint8)
     except RuntimeError:
@@ -109,14 +105,14 @@ def allocate(nbytes: int) -> Tensor:
 
 
 def is_countable(lengths: Sequence[int]) -> bool:
-    """Can torch multiply them? It does so in 64 bits, and a later 0 does not undo an overflow."""
+    """Whether torch can multiply these lengths. It does so in 64 bits, and a later 0 does not undo an overflow."""
     return math.prod(length or 1 for length in lengths) < 1 << 63
 
 
 def _lengths(values: tuple[object, ...]) -> list[int]:
     lengths = [value for value in values if type(value) is int and 0 <= value < _MAX_LENGTH]
     if len(lengths) != len(values):
-        raise Refusal(f"a tensor has a size or stride that is no length. {DAMAGED}")
+        raise Refusal(f"a tensor has an invalid size or stride. {DAMAGED}")
     return lengths
 
 
@@ -130,32 +126,34 @@ def _fits(storage: Storage, offset: int, sizes: list[int], strides: list[int]) -
     return last < num_elements and math.prod(sizes) <= num_elements
 
 
+# Names
+
 Make = Callable[[tuple[object, ...]], object]
-"""What calling a name gives: pickled arguments in, data out. Raises Refusal for arguments it does not expect."""
+"""Our function for a name: pickled arguments -> data. Refusal for unexpected arguments."""
 
 Family = Callable[[str, str], "Name | None"]
-"""Module and name in; a Name if they belong to the family."""
+"""Module and name -> a Name if they belong to a family of allowed names, else None."""
 
 MAX_COPIED = 4 << 20
-"""Items and bytes that all functions of a pickle may copy together: one list can be copied a million times."""
+"""Most items and bytes that all functions of a pickle may copy together: one list can be copied a million times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name of the table, as it lies on the stack of the unpickler."""
+    """An allowed name on the stack of the unpickler."""
 
     text: str
     make: Make | None = None
-    """None for names that only stand for something, such as a dtype."""
+    """None for names that are not called, such as storage types."""
 
     def __call__(self, arguments: tuple[object, ...]) -> object:
         if self.make is None:
-            raise Refusal(f"its pickle calls {self.text}, which is no function. {DAMAGED}")
+            raise Refusal(f"its pickle calls {self.text}, which is not a function. {DAMAGED}")
         return self.make(arguments)
 
 
 class Built:
-    """An object that a pickle fills after making it (opcode BUILD)."""
+    """An object whose state a pickle sets after creating it (opcode BUILD)."""
 
     __slots__ = ()
 
@@ -163,32 +161,32 @@ class Built:
         raise NotImplementedError
 
     def plain(self) -> object:
-        """What it is as plain data; a Refusal if it is none."""
+        """The object as plain data; Refusal if it has none."""
         raise NotImplementedError
 
 
 class Allowlist:
-    """A table of names, and families of names that all mean the same kind of placeholder."""
+    """The names that a pickle may use: a table, and a function for families of names."""
 
     def __init__(self, names: Mapping[str, Make | None], family: Family | None = None) -> None:
         self._names = {text: Name(text, make) for text, make in names.items()}
         self._family = family
 
     def look_up(self, module: str, name: str) -> Name:
-        # Files written by Python 2 semantics (protocol 2) spell it so.
+        # Protocol 2 uses the module names of Python 2.
         text = f"{'builtins' if module == '__builtin__' else module}.{name}"
         found = self._names.get(text) or (self._family and self._family(module, name))
         if not found:
             raise Refusal(
-                f"its pickle refers to {quoted(text)}, which weights do not need; nothing of it was run. It was made "
-                "for another program, or to run code where it is loaded: do not open it with torch.load. Get the "
-                "weights from a source you trust, as safetensors if there is a choice."
+                f"its pickle refers to {quoted(text)}, which weights do not need; nothing was run. The file was made "
+                "for another program, or to run code when it is loaded: do not open it with torch.load. Get the "
+                "weights from a source you trust, as safetensors if possible."
             )
         return found
 
 
 def plain_allowlist(storages: Storages) -> Allowlist:
-    """The names of our own files: tensors and containers."""
+    """The names that container files use: tensors and containers."""
     return Allowlist(plain_names(storages))
 
 
@@ -196,13 +194,13 @@ def plain_names(storages: Storages) -> dict[str, Make | None]:
     budget = Budget(MAX_COPIED, "copied items")
 
     def make_dict(arguments: tuple[object, ...]) -> object:
-        # Pickled since Python 3 as an empty one that is filled afterwards.
+        # Since Python 3 pickled as an empty one whose items follow.
         return {} if arguments == () else _unexpected("collections.OrderedDict")
 
     def make_set(arguments: tuple[object, ...]) -> object:
         match arguments:
             case (list(items),):
-                # Paid for before it is looked at: the next call may bring the same list again.
+                # Counted before it is checked: the next call may pass the same list again.
                 budget.spend(len(items))
                 if all(type(item) is str for item in items):
                     return set(items)
@@ -210,7 +208,7 @@ def plain_names(storages: Storages) -> dict[str, Make | None]:
 
     def make_tensor(arguments: tuple[object, ...]) -> object:
         match arguments:
-            # Then: requires_grad, backward hooks, and in newer files metadata.
+            # What follows: requires_grad, backward hooks, and in newer files metadata.
             case (Storage() as storage, int(offset), tuple(size), tuple(stride), *_) if type(offset) is int:
                 return storages.view(storage, offset, size, stride)
         return _unexpected("torch._utils._rebuild_tensor_v2")
@@ -227,23 +225,23 @@ def _unexpected(name: str) -> object:
     raise Refusal(f"its pickle calls {name} with arguments that torch never writes. {DAMAGED}")
 
 
-# The machine behind `unpickle.py`: what an opcode can do, and nothing beyond.
+# The interpreter
 #
-# What it builds are lists, dicts, tuples, sets, numbers, text, tensors and the Allowlist's own objects. Work and
-# memory grow with the length of the pickle only: nothing here copies, hashes or compares a container, and nothing
-# recurses, so depth and cycles do no harm until somebody walks the result (`PlainReader` does, and counts).
+# It builds lists, dicts, tuples, sets, numbers, text, tensors and the objects of the allowlist. Work and memory are
+# proportional to the length of the pickle: nothing here copies, hashes or compares a container, and nothing recurses.
+# Depth and cycles do no harm until the result is walked, which `PlainReader` does within a budget.
 
 MAX_MARKS = 1_000
 MAX_NAME_BYTES = 256
 
 
 class PickleMachine:
-    """One reading of one pickle: the bytes, the stack, the memo, and what each opcode may do to them."""
+    """The state of reading one pickle (bytes, stack and memo) and the operations of its opcodes."""
 
-    def __init__(self, data: bytes, vocabulary: Allowlist, persistent: Callable[[object], object]) -> None:
+    def __init__(self, data: bytes, allowlist: Allowlist, persistent: Callable[[object], object]) -> None:
         """`persistent` turns a persistent id, which torch uses for storages, into an object."""
         self._data = data
-        self._vocabulary = vocabulary
+        self._allowlist = allowlist
         self._persistent = persistent
         self._at = 0
         self._stack: list[object] = []
@@ -251,12 +249,12 @@ class PickleMachine:
         self._memo: dict[int, object] = {}
 
     def result(self) -> object:
-        """The one object left when the pickle has come to its end."""
+        """The one object on the stack at the end of the pickle."""
         if len(self._stack) != 1 or self._stacks_below or self._at != len(self._data):
-            raise Refusal(f"its pickle ends with things left over. {DAMAGED}")
+            raise Refusal(f"its pickle has objects or bytes left over at its end. {DAMAGED}")
         return self._stack[0]
 
-    # The bytes.
+    # Bytes
 
     def byte(self) -> int:
         at = self._at
@@ -273,7 +271,7 @@ class PickleMachine:
         return self._data[at : at + nbytes]
 
     def number(self, form: Struct) -> Any:
-        """The next number, as wide as `form`; an int unless the form is a float's."""
+        """The next number in the format `form`; an int unless that is the format of a float."""
         at = self._at
         if form.size > len(self._data) - at:
             raise _too_early()
@@ -289,10 +287,10 @@ class PickleMachine:
     def _line(self) -> str:
         end = self._data.find(b"\n", self._at, self._at + MAX_NAME_BYTES)
         if end < 0:
-            raise Refusal(f"its pickle has a name without an end. {DAMAGED}")
+            raise Refusal(f"its pickle has an unterminated name. {DAMAGED}")
         return self.text(self.take(end + 1 - self._at)[:-1])
 
-    # The stack.
+    # Stack
 
     def push(self, value: object) -> None:
         self._stack.append(value)
@@ -320,7 +318,7 @@ class PickleMachine:
         self._stacks_below.append(self._stack)
         self._stack = []
 
-    # Containers. Exact types: only what this class made is changed.
+    # Containers; exact types, because only objects that this class created are changed
 
     def append(self, items: list[object]) -> None:
         target = self.top()
@@ -345,38 +343,38 @@ class PickleMachine:
         items = tuple(self.pop() for _ in range(num_items))
         self.push(items[::-1])
 
-    # The memo.
+    # Memo
 
     def remember(self, index: int) -> None:
         self._memo[index] = self.top()
 
     def recall(self, index: int) -> None:
         if index not in self._memo:
-            raise Refusal(f"its pickle refers to something it does not hold. {DAMAGED}")
+            raise Refusal(f"its pickle refers to an object that it does not contain. {DAMAGED}")
         self.push(self._memo[index])
 
     def memoize(self) -> None:
         self.remember(len(self._memo))
 
-    # Names and what they make.
+    # Names and calls
 
     def global_name(self) -> None:
         module, name = self._line(), self._line()
-        self.push(self._vocabulary.look_up(module, name))
+        self.push(self._allowlist.look_up(module, name))
 
     def stack_global(self) -> None:
         name, module = self.pop(), self.pop()
         if type(module) is not str or type(name) is not str:
             raise _wrong("takes as a name", name)
-        self.push(self._vocabulary.look_up(module, name))
+        self.push(self._allowlist.look_up(module, name))
 
     def instance(self) -> None:
-        # Looked up only to tell which name the file is after.
+        # Looked up only to report the name.
         self.global_name()
-        raise Refusal(f"its pickle makes {self._name().text} by opcode INST, which torch never writes. {DAMAGED}")
+        raise Refusal(f"its pickle creates {self._name().text} by opcode INST, which torch never writes. {DAMAGED}")
 
     def call(self) -> None:
-        """REDUCE and NEWOBJ: the difference matters only to real classes."""
+        """REDUCE and NEWOBJ, which differ only for real classes."""
         arguments, name = self.pop(), self._name()
         if type(arguments) is not tuple:
             raise _wrong("takes as arguments", arguments)
@@ -388,7 +386,7 @@ class PickleMachine:
             target.build(state)
         elif type(target) is not dict:
             raise _wrong("sets the state of", target)
-        # A state_dict is a dict with an attribute `_metadata`, which nothing of ours reads.
+        # A state_dict is a dict with an attribute `_metadata`, which we do not need.
 
     def persistent_id(self) -> None:
         self.push(self._persistent(self.pop()))
@@ -399,7 +397,7 @@ class PickleMachine:
             raise _wrong("calls", value)
         return value
 
-    # The frame of the file.
+    # Protocol
 
     def protocol(self) -> None:
         version = self.take(1)[0]
@@ -408,7 +406,7 @@ class PickleMachine:
 
 
 def _checked_key(key: object) -> object:
-    """A key that hashes in constant time: tuples may be as deep or as wide as an attacker likes."""
+    """The key, if its type hashes in constant time: tuples may be as deep or as wide as an attacker likes."""
     if type(key) is int and not -(1 << 63) <= key < 1 << 63:
         raise _wrong("uses as a key", key)
     if type(key) not in (str, int, float, bool, bytes, type(None)):
@@ -422,69 +420,71 @@ def _wrong(what: str, value: object) -> Refusal:
 
 
 def _too_early() -> Refusal:
-    return Refusal(f"its pickle ends too early, or claims more bytes than it has. {DAMAGED}")
+    return Refusal(f"its pickle ends too early or claims more bytes than it has. {DAMAGED}")
 
 
 def _underflow() -> Refusal:
-    return Refusal(f"its pickle takes from an empty stack. {DAMAGED}")
+    return Refusal(f"its pickle pops from an empty stack. {DAMAGED}")
 
+
+# Opcodes
 
 MAX_OPCODES = 1_000_000
-"""The largest network of the YOLOv7 family, saved in training, needs about 400,000."""
+"""The largest network of the YOLOv7 family, saved during training, needs about 400,000."""
 MAX_LONG_BYTES = 255
 
-Step = Callable[[PickleMachine], object]
-"""What an opcode does; its return value means nothing."""
+Handler = Callable[[PickleMachine], object]
+"""The function of an opcode; its return value is ignored."""
 
 _U8, _U32, _U64 = Struct("<B"), Struct("<I"), Struct("<Q")
 
 
-def unpickle(data: bytes, vocabulary: Allowlist, persistent: Callable[[object], object]) -> object:
-    """The object of a pickle that fills `data` to its end; `persistent` turns persistent ids into objects."""
-    machine = PickleMachine(data, vocabulary, persistent)
+def unpickle(data: bytes, allowlist: Allowlist, persistent: Callable[[object], object]) -> object:
+    """The object of the pickle in `data`, which must end with it; `persistent` turns persistent ids into objects."""
+    machine = PickleMachine(data, allowlist, persistent)
     for _ in range(MAX_OPCODES):
         opcode = machine.byte()
         if opcode == _STOP:
             return machine.result()
-        step = _STEPS.get(opcode)
-        if step is None:
+        handler = _HANDLERS.get(opcode)
+        if handler is None:
             raise Refusal(f"its pickle uses opcode {bytes([opcode])!r}, which torch never writes. {DAMAGED}")
-        step(machine)
+        handler(machine)
     raise Refusal(f"its pickle has more than {MAX_OPCODES:,} opcodes, far beyond any known network. {SUSPECT}")
 
 
-def _pushes(value: object) -> Step:
+def _pushes(value: object) -> Handler:
     return lambda machine: machine.push(value)
 
 
-def _pushes_new(kind: type) -> Step:
+def _pushes_new(kind: type) -> Handler:
     return lambda machine: machine.push(kind())
 
 
-def _pushes_number(form: Struct) -> Step:
+def _pushes_number(form: Struct) -> Handler:
     return lambda machine: machine.push(machine.number(form))
 
 
-def _pushes_text(form: Struct) -> Step:
+def _pushes_text(form: Struct) -> Handler:
     return lambda machine: machine.push(machine.text(machine.take(machine.number(form))))
 
 
-def _pushes_bytes(form: Struct) -> Step:
+def _pushes_bytes(form: Struct) -> Handler:
     return lambda machine: machine.push(machine.take(machine.number(form)))
 
 
-def _pushes_long(form: Struct) -> Step:
-    def step(machine: PickleMachine) -> None:
+def _pushes_long(form: Struct) -> Handler:
+    def handle(machine: PickleMachine) -> None:
         nbytes = machine.number(form)
         if nbytes > MAX_LONG_BYTES:
             raise Refusal(f"its pickle has a number of {nbytes:,} bytes. {DAMAGED}")
         machine.push(int.from_bytes(machine.take(nbytes), "little", signed=True))
 
-    return step
+    return handle
 
 
 _STOP = ord(".")
-_STEPS: dict[int, Step] = {
+_HANDLERS: dict[int, Handler] = {
     0x80: PickleMachine.protocol,
     0x95: lambda machine: machine.take(8),  # FRAME: a hint for buffered readers
     ord("("): PickleMachine.mark,
@@ -506,7 +506,7 @@ _STEPS: dict[int, Step] = {
     ord("C"): _pushes_bytes(_U8),
     ord("B"): _pushes_bytes(_U32),
     0x8E: _pushes_bytes(_U64),
-    0x96: _pushes_bytes(_U64),  # BYTEARRAY8: nobody here writes into it
+    0x96: _pushes_bytes(_U64),  # BYTEARRAY8, as bytes: nothing here modifies it
     ord("]"): _pushes_new(list),
     ord("}"): _pushes_new(dict),
     0x8F: _pushes_new(set),

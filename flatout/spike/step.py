@@ -266,4 +266,4 @@ class SpikeSchedule:
         accumulation = self._plan.accumulation
         done = epoch * self._plan.steps_per_epoch + step // accumulation
         rate = learning_rate(self._base, done, warmup=self._warmup, total=self._total)
-        return StepSettings(lrs=(rate, rate), momentum=None, steps=(step + 1) % accumulation == 0)
+        return StepSettings(lrs=(rate, rate), momentum=None, step_optimizer=(step + 1) % accumulation == 0)

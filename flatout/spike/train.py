@@ -328,22 +328,22 @@ class SpikeRecipe(Recipe):
 
     # Progress
 
-    def figures(self, tick: IntervalStats) -> dict[str, str]:
+    def figures(self, stats: IntervalStats) -> dict[str, str]:
         """Values of the progress line; `data_time` is how long the step was blocked waiting for data."""
-        values = {"epoch": str(tick.epoch), "loss": f"{tick.items['loss']:.4f}", "lr": f"{tick.lr:.1e}"}
-        values |= {"data_time": f"{tick.wait_ms:.1f} ms", "step": f"{tick.step_ms:.1f} ms"}
-        values |= {"": f"{tick.samples_per_s:.1f} samples/s"}
+        values = {"epoch": str(stats.epoch), "loss": f"{stats.items['loss']:.4f}", "lr": f"{stats.lr:.1e}"}
+        values |= {"data_time": f"{stats.wait_ms:.1f} ms", "step": f"{stats.step_ms:.1f} ms"}
+        values |= {"": f"{stats.samples_per_s:.1f} samples/s"}
         if torch.cuda.is_available():
             values |= {"GPU0_mem": f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB"}
         return values
 
     _has_hinted = False
 
-    def hint(self, tick: IntervalStats) -> None:
+    def hint(self, stats: IntervalStats) -> None:
         # Not in the first epoch, in which files are read from disk and kernels are selected.
-        if self.world.is_first and tick.epoch > 0 and not self._has_hinted:
+        if self.world.is_first and stats.epoch > 0 and not self._has_hinted:
             self._has_hinted = True
-            logger.info("%s", hint(tick.wait_ms, tick.step_ms))
+            logger.info("%s", hint(stats.wait_ms, stats.step_ms))
 
     # Helpers
 

@@ -331,7 +331,8 @@ def test_a_disk_that_is_full_at_the_end_loses_no_training(name, data, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(atomic, "_check_room", check)
         with pytest.raises(
-            ResourceError, match=r"no room: .* [Tt]he same command then (completes the run|continues)\.$"
+            ResourceError,
+            match=r"not enough disk space: .* run the same command again to (complete the run|continue)\.$",
         ):
             train(options)
     result = train(options)

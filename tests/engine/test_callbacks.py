@@ -1,4 +1,4 @@
-"""Callbacks: five moments in order, and one that fails does no harm (F34)."""
+"""Callbacks: five events in order, and one that fails does no harm (F34)."""
 
 import logging
 import re
@@ -21,7 +21,7 @@ from flatout.errors import ConfigError, DivergedError, Interrupted
 from flatout.runs.ends import reporting_end
 from flatout.runs.loggers.choose import choose_loggers
 
-TICK = IntervalStats(epoch=0, step=2, items={"loss": 1.0}, lr=0.1, step_ms=1.0, wait_ms=0.0, samples_per_s=8.0)
+STATS = IntervalStats(epoch=0, step=2, items={"loss": 1.0}, lr=0.1, step_ms=1.0, wait_ms=0.0, samples_per_s=8.0)
 
 
 def start_of(folder: Path, *, continues: bool = False) -> RunStart:
@@ -39,34 +39,34 @@ def end_of(folder: Path) -> End:
     return End(how="finished", folder=folder, epoch=2)
 
 
-class Heard(Callback):
-    """Writes down what it was told."""
+class Recorder(Callback):
+    """Records the events it receives."""
 
     def __init__(self) -> None:
-        self.moments: list[str] = []
+        self.events: list[str] = []
         self.ends: list[End] = []
 
     def start(self, run: RunStart) -> None:
-        self.moments.append("start")
+        self.events.append("start")
 
-    def log(self, tick: IntervalStats) -> None:
-        self.moments.append("log")
+    def log(self, stats: IntervalStats) -> None:
+        self.events.append("log")
 
     def validation(self, scores: Scores) -> None:
-        self.moments.append("validation")
+        self.events.append("validation")
 
     def checkpoint(self, saved: Saved) -> None:
-        self.moments.append("checkpoint")
+        self.events.append("checkpoint")
 
     def end(self, end: End) -> None:
-        self.moments.append("end")
+        self.events.append("end")
         self.ends.append(end)
 
 
 class Raising(Callback):
     calls = 0
 
-    def log(self, tick: IntervalStats) -> None:
+    def log(self, stats: IntervalStats) -> None:
         self.calls += 1
         raise RuntimeError("no\nmore")
 
@@ -77,13 +77,13 @@ class Posting(Callback):
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def log(self, tick: IntervalStats) -> None:
+    def log(self, stats: IntervalStats) -> None:
         urllib.request.urlopen(self._url, data=b"{}", timeout=5)
 
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """Taken, so that nobody else gets it, but nobody listens there."""
+    """A port that is bound but not listened on, so that connections to it are refused."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield int(taken.getsockname()[1])
@@ -94,58 +94,58 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_callback_is_disabled_after_three_errors_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
-    raising, heard = Raising(), Heard()
-    callbacks = Callbacks([raising, heard])
+    raising, recorder = Raising(), Recorder()
+    callbacks = Callbacks([raising, recorder])
     for _ in range(5):
-        callbacks.log(TICK)
-    assert (raising.calls, heard.moments) == (3, ["log"] * 5)
+        callbacks.log(STATS)
+    assert (raising.calls, recorder.events) == (3, ["log"] * 5)
     assert warnings_in(caplog) == [
         "Raising.log failed: RuntimeError: no more. Error 1 of 3; training goes on.",
         "Raising.log failed: RuntimeError: no more. Error 2 of 3; training goes on.",
-        "Raising.log failed: RuntimeError: no more. It is not called again; training goes on.",
+        "Raising.log failed: RuntimeError: no more. It will not be called again; training goes on.",
     ]
 
 
 def test_a_logger_whose_server_is_gone_is_disabled(caplog: pytest.LogCaptureFixture, closed_port: int) -> None:
     callbacks = Callbacks([Posting(f"http://127.0.0.1:{closed_port}/")])
     for _ in range(4):
-        callbacks.log(TICK)
+        callbacks.log(STATS)
     assert len(warnings_in(caplog)) == 3
     assert all("Connection refused" in warning for warning in warnings_in(caplog))
 
 
-def test_the_user_who_presses_ctrl_c_inside_a_callback_is_heard() -> None:
+def test_ctrl_c_inside_a_callback_is_not_swallowed() -> None:
     class Interrupting(Callback):
-        def log(self, tick: IntervalStats) -> None:
+        def log(self, stats: IntervalStats) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Callbacks([Interrupting()]).log(TICK)
+        Callbacks([Interrupting()]).log(STATS)
 
 
 @pytest.mark.parametrize(
     ("error", "how"),
     [(Interrupted("SIGTERM"), "interrupted"), (DivergedError("nan"), "failed"), (ZeroDivisionError("x"), "failed")],
 )
-def test_the_end_is_told_once_also_of_a_training_that_fails(tmp_path: Path, error: Exception, how: str) -> None:
-    heard = Heard()
-    callbacks = Callbacks([heard])
+def test_the_end_is_reported_once_also_for_a_training_that_fails(tmp_path: Path, error: Exception, how: str) -> None:
+    recorder = Recorder()
+    callbacks = Callbacks([recorder])
     callbacks.start(start_of(tmp_path))
     callbacks.validation(scores(0, loss=1.0))
     with pytest.raises(type(error)), reporting_end(callbacks, tmp_path):
         raise error
-    (end,) = heard.ends
+    (end,) = recorder.ends
     assert (end.how, end.why, end.epoch) == (how, str(error), 1)
 
 
 def test_without_a_start_there_is_no_end(tmp_path: Path) -> None:
-    heard = Heard()
-    with reporting_end(Callbacks([heard]), tmp_path):
+    recorder = Recorder()
+    with reporting_end(Callbacks([recorder]), tmp_path):
         pass
-    assert heard.moments == []
+    assert recorder.events == []
 
 
-def test_the_example_of_the_documentation_hears_all_five_moments(tmp_path: Path) -> None:
+def test_the_example_in_the_documentation_receives_all_five_events(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs/callbacks.md").read_text()
     code = text.split("```python\n")[1].split("diary = Diary()")[0]
     names: dict[str, Any] = {}
@@ -153,7 +153,7 @@ def test_the_example_of_the_documentation_hears_all_five_moments(tmp_path: Path)
     diary = names["Diary"]()
     callbacks = Callbacks([diary])
     callbacks.start(start_of(tmp_path))
-    callbacks.log(TICK._replace(items={"box": 0.5}))
+    callbacks.log(STATS._replace(items={"box": 0.5}))
     callbacks.checkpoint(Saved(path=tmp_path / "last.pt", epoch=0, step=2))
     callbacks.validation(Scores(epoch=0, at=0, scalars={"metrics/mAP_0.5:0.95": 0.25}))
     callbacks.end(End(how="finished", folder=tmp_path, epoch=1))
@@ -197,7 +197,7 @@ def test_tensorboard_gets_scalars_by_epoch_and_the_histogram_once(tmp_path: Path
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     cv2.imwrite(str(tmp_path / "examples.png"), np.full((6, 9, 3), 200, np.uint8))
-    (tmp_path / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "broken.png").write_bytes(b"no image")
     for epoch, continues in ((0, False), (1, True)):
         callbacks = Callbacks(choose_loggers(("tensorboard",)))
         callbacks.start(start_of(tmp_path, continues=continues))
@@ -207,8 +207,8 @@ def test_tensorboard_gets_scalars_by_epoch_and_the_histogram_once(tmp_path: Path
     assert [(event.step, event.value) for event in events.Scalars("train/box_loss")] == [(0, 0.5), (1, 0.25)]
     (histogram,) = events.Histograms("classes")
     assert histogram.histogram_value.num == 3
-    assert [(picture.width, picture.height) for picture in events.Images("examples")] == [(9, 6)] * 2
-    assert events.Tags()["images"] == ["examples"], "what cannot be read is left out"
+    assert [(image.width, image.height) for image in events.Images("examples")] == [(9, 6)] * 2
+    assert events.Tags()["images"] == ["examples"], "files that cannot be read are left out"
 
 
 def test_wandb_works_offline_and_continues_under_its_id(
@@ -250,7 +250,7 @@ def test_mlflow_keeps_metrics_in_files_and_continues_its_run(tmp_path: Path, mon
 
 
 def test_a_store_that_mlflow_cannot_open_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As MLflow does where only its small package is installed: databases are missing from it."""
+    """Like mlflow-skinny, which has no database stores."""
 
     class Refusing:
         def __init__(self) -> None:
@@ -260,9 +260,7 @@ def test_a_store_that_mlflow_cannot_open_is_refused_before_training(monkeypatch:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
         sys.modules[name].__spec__ = ModuleSpec(name, None)
     monkeypatch.setattr(sys.modules["mlflow.tracking"], "MlflowClient", Refusing, raising=False)
-    with pytest.raises(
-        ConfigError, match=r"cannot open its store: .*sqlite:///mlflow\.db'\. Name a folder or a server"
-    ):
+    with pytest.raises(ConfigError, match=r"cannot open its store: .*sqlite:///mlflow\.db'\. Set a folder or a server"):
         choose_loggers(("mlflow",))
 
 

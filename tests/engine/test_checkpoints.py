@@ -1,4 +1,4 @@
-"""Two checkpoints: at every moment of a save there is a whole one to read, and a bad one is never taken for good."""
+"""Two checkpoints: at any moment of a save there is a complete one to read, and a damaged one is never used."""
 
 import logging
 import os
@@ -75,7 +75,7 @@ def test_a_damaged_newest_one_is_skipped_wherever_the_damage_is(three: Checkpoin
         assert warning.endswith("last.prev.pt: 10 steps are lost (epoch 2 step 30 -> epoch 2 step 20).")
 
 
-def test_what_was_skipped_is_told(three: CheckpointStore):
+def test_skipped_files_are_reported(three: CheckpointStore):
     damage(three.newest, 200)
     checkpoint = three.load()
     assert checkpoint is not None
@@ -83,21 +83,21 @@ def test_what_was_skipped_is_told(three: CheckpointStore):
     assert [sentence.split(": ")[0] for sentence in checkpoint.skipped] == [str(three.newest)]
 
 
-def test_a_missing_newest_one_is_told_too(three: CheckpointStore, caplog):
+def test_a_missing_newest_one_is_reported_too(three: CheckpointStore, caplog):
     three.newest.unlink()
     assert step_of(three) == 20
     assert "last.pt: no such file. Continuing from" in caplog.text
 
 
-def test_where_all_are_bad_nothing_is_started_over(three: CheckpointStore):
+def test_if_all_are_damaged_the_training_does_not_start_over(three: CheckpointStore):
     """F18."""
     damage(three.newest, 300)
     three.previous.write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"no checkpoint can be read, and nothing was started over.*--fresh"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be read, so nothing was started.*--fresh"):
         three.load()
 
 
-def test_a_bad_newest_one_does_not_push_out_the_good_one_before_it(three: CheckpointStore):
+def test_a_damaged_newest_one_does_not_replace_the_good_one_before_it(three: CheckpointStore):
     damage(three.newest, 300)
     assert step_of(three) == 20
     three.save(state(21))
@@ -119,7 +119,7 @@ CHANGING: tuple[tuple[Any, str], ...] = (
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: nothing of ours handles it."""
+    """Simulates the end of the process; no code of ours catches it."""
 
 
 def counted(call: Callable[..., Any], name: str, seen: list[str], die_at: int) -> Callable[..., Any]:
@@ -128,14 +128,14 @@ def counted(call: Callable[..., Any], name: str, seen: list[str], die_at: int) -
         if len(seen) - 1 == die_at:
             raise Killed
         if len(seen) - 1 > die_at >= 0:
-            # A process that was killed does not tidy up either.
+            # A process that was killed does not clean up either.
             return None
         return call(*args, **kwargs)
 
     return wrapped
 
 
-def test_wherever_a_save_is_killed_two_whole_checkpoints_are_left(three: CheckpointStore, tmp_path: Path):
+def test_wherever_a_save_is_killed_two_complete_checkpoints_are_left(three: CheckpointStore, tmp_path: Path):
     with pytest.MonkeyPatch.context() as patch:
         seen = watch(patch)
         three.save(state(40))
@@ -160,7 +160,7 @@ def test_wherever_a_save_is_killed_two_whole_checkpoints_are_left(three: Checkpo
 
 
 def test_a_save_that_writes_in_place_would_lose_everything(three: CheckpointStore):
-    """Negative control: the mechanism left out, killed in the middle."""
+    """Negative control: without the mechanism, killed in the middle."""
     good = three.newest.read_bytes()
     for path in (three.previous, three.newest):
         path.write_bytes(good[: len(good) // 2])
@@ -168,7 +168,7 @@ def test_a_save_that_writes_in_place_would_lose_everything(three: CheckpointStor
         three.load()
 
 
-def test_a_save_that_cannot_be_made_leaves_everything_as_it_was(three: CheckpointStore, monkeypatch):
+def test_a_save_that_fails_leaves_everything_as_it_was(three: CheckpointStore, monkeypatch):
     """F23: fsync fails every time."""
 
     def fail(fd: int) -> None:
@@ -183,7 +183,7 @@ def test_a_save_that_cannot_be_made_leaves_everything_as_it_was(three: Checkpoin
     assert left == before
 
 
-def test_an_error_that_passes_costs_one_warning(three: CheckpointStore, monkeypatch, caplog):
+def test_a_transient_error_costs_one_warning(three: CheckpointStore, monkeypatch, caplog):
     failures = [OSError(5, "Input/output error")]
     sync = os.fsync
 
@@ -210,27 +210,27 @@ def test_a_file_system_without_hard_links_keeps_two_checkpoints_as_well(three: C
 
 
 def test_on_a_full_disk_the_older_checkpoint_makes_room(three: CheckpointStore, monkeypatch, caplog):
-    """F15, the kind way: what is needed is there once the older one has gone."""
+    """F15, the easy case: there is enough space once the older one is deleted."""
     usage = shutil.disk_usage(three.newest.parent)
     monkeypatch.setattr(
         shutil, "disk_usage", lambda folder: usage._replace(free=10 if three.previous.exists() else 1 << 30)
     )
     three.save(state(40))
     assert step_of(three) == 40
-    assert "no room" in caplog.text
+    assert "not enough disk space" in caplog.text
 
 
-def test_on_a_full_disk_nothing_goes_while_the_newest_one_is_bad(three: CheckpointStore, monkeypatch):
+def test_on_a_full_disk_nothing_is_deleted_while_the_newest_one_is_damaged(three: CheckpointStore, monkeypatch):
     usage = shutil.disk_usage(three.newest.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=10))
     damage(three.newest, 100)
-    with pytest.raises(ResourceError, match=r"no room: [\d,]+ bytes are needed, 10 are free"):
+    with pytest.raises(ResourceError, match=r"not enough disk space: [\d,]+ bytes needed, 10 free"):
         three.save(state(40))
     assert step_of(three) == 20
 
 
-def test_a_fresh_start_keeps_the_old_state_under_another_name(three: CheckpointStore, caplog):
-    three.forget()
+def test_a_fresh_start_keeps_the_old_checkpoint_under_another_name(three: CheckpointStore, caplog):
+    three.set_aside()
     assert three.load() is None
     assert read_container(three.newest.with_name("last.old.pt"))["training"] == state(30)["training"]
     with caplog.at_level(logging.WARNING):
@@ -239,10 +239,10 @@ def test_a_fresh_start_keeps_the_old_state_under_another_name(three: CheckpointS
     assert not three.previous.exists()
 
 
-def test_the_loss_is_told_in_steps():
+def test_the_loss_is_reported_in_steps():
     assert describe_loss(at(1, 9), at(1, 4)) == "5 steps are lost (epoch 1 step 9 -> epoch 1 step 4)"
     assert describe_loss(at(2, 0), at(0, 40)) == "60 steps are lost (epoch 2 step 0 -> epoch 0 step 40)"
 
 
-def test_where_the_newest_position_is_unknown_that_is_said():
+def test_an_unknown_newest_position_is_handled():
     assert describe_loss({}, at(1, 4)) == "the steps since it was saved are lost"

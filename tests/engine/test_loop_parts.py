@@ -13,7 +13,7 @@ from torch import nn
 from flatout.engine.compile import Compiled, compile_pays
 from flatout.engine.job import StepSettings
 from flatout.engine.meter import Meter, StepLog
-from flatout.engine.optim import apply_knobs, load_optimizer, make_optimizer, step_unless
+from flatout.engine.optim import apply_settings, load_optimizer, make_optimizer, step_unless
 from flatout.engine.reproducible import random_state, seed_all, set_random_state
 from flatout.engine.step import Precision, Step
 from flatout.errors import ConfigError
@@ -63,20 +63,20 @@ class TestOptimizer:
         step(second, resumed)
         assert torch.equal(first, second)
 
-    def test_knobs_reach_every_group(self) -> None:
+    def test_settings_reach_every_group(self) -> None:
         groups = [[nn.Parameter(torch.ones(1))] for _ in range(3)]
         optimizer = make_optimizer("sgd", groups, lr=1.0, momentum=0.5, decays=(0, 0, 0))
-        apply_knobs(optimizer, StepSettings((0.1, 0.2, 0.3), 0.7, steps=True))
+        apply_settings(optimizer, StepSettings((0.1, 0.2, 0.3), 0.7, step_optimizer=True))
         assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [
             (0.1, 0.7), (0.2, 0.7), (0.3, 0.7),
         ]  # fmt: skip
 
 
 class TestClipping:
-    SCALE, LONGEST = 1024.0, 0.5
+    SCALE, MAX_NORM = 1024.0, 0.5
 
     def moved_by(self, gradients: list[float], *, clip_norm: float | None) -> torch.Tensor:
-        """What a step with a scaled loss takes off the weights, one parameter per gradient."""
+        """By how much a step with a scaled loss lowers the weights, one parameter per gradient."""
         network = nn.ParameterList(nn.Parameter(torch.zeros(1)) for _ in gradients)
         precision = Precision("off", CPU)
         precision.load_state_dict({"amp": "off", "scale": self.SCALE, "streak": 0})
@@ -87,15 +87,15 @@ class TestClipping:
         )  # fmt: skip
         for parameter, gradient in zip(network, gradients, strict=True):
             parameter.grad = torch.full((1,), gradient * self.SCALE)
-        step.move()
+        step.optimizer_step()
         return -torch.cat([parameter.detach() for parameter in network])
 
-    def test_gradients_that_are_too_long_together_keep_their_direction(self) -> None:
-        free, clipped = (self.moved_by([3.0, 4.0], clip_norm=norm) for norm in (None, self.LONGEST))
-        torch.testing.assert_close(clipped, free * self.LONGEST / 5)
+    def test_clipped_gradients_keep_their_direction(self) -> None:
+        free, clipped = (self.moved_by([3.0, 4.0], clip_norm=norm) for norm in (None, self.MAX_NORM))
+        torch.testing.assert_close(clipped, free * self.MAX_NORM / 5)
 
-    def test_the_length_is_that_without_the_scale_of_the_loss(self) -> None:
-        free, clipped = (self.moved_by([0.3, 0.3], clip_norm=norm) for norm in (None, self.LONGEST))
+    def test_the_norm_is_that_of_unscaled_gradients(self) -> None:
+        free, clipped = (self.moved_by([0.3, 0.3], clip_norm=norm) for norm in (None, self.MAX_NORM))
         assert torch.equal(clipped, free)
 
 
@@ -125,18 +125,18 @@ class TestLogAndMeter:
         for step in range(11):
             log.put(torch.tensor([float(step), 10.0 * step]))
             if step == 5:
-                log.mark(torch.tensor(1.0))
+                log.set_flag(torch.tensor(1.0))
             if (step + 1) % 4 == 0:
-                seen += log.turn()[:, 0].tolist()
+                seen += log.swap()[:, 0].tolist()
         rows = log.drain()
         assert seen + rows[:, 0].tolist() == [float(step) for step in range(11)]
 
-    def test_a_mark_belongs_to_its_row(self) -> None:
+    def test_a_flag_belongs_to_its_row(self) -> None:
         log = StepLog(2, capacity=4, device=CPU)
         for step in range(3):
             log.put(torch.tensor([float(step)]))
             if step == 1:
-                log.mark(torch.tensor(1.0))
+                log.set_flag(torch.tensor(1.0))
         assert log.drain()[:, 1].tolist() == [0.0, 1.0, 0.0]
 
     @pytest.mark.parametrize("parts", [[7], [3, 4], [1] * 7])
@@ -184,7 +184,7 @@ class TestCompiling:
         assert torch.equal(compiled(x), network(x))
         assert torch.equal(compiled(x), network(x))
         assert [record.message for record in caplog.records] == [
-            "The network cannot be compiled (RuntimeError: no compiler here): training goes on without."
+            "The network cannot be compiled (RuntimeError: no compiler here): training goes on uncompiled."
         ]
         assert list(compiled.parameters()) == []
 
@@ -206,7 +206,7 @@ class TestCompiling:
             assert torch.equal(compiled(x), network(x))
         assert sizes == [8, 8, 8]
 
-    def test_a_compiled_forward_whose_steps_cannot_be_captured_is_taken_back(
+    def test_a_compiled_forward_whose_steps_cannot_be_captured_is_reverted(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         network, compiled = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -226,7 +226,7 @@ class TestCompiling:
         step.use_forward(compiled)
         assert step.graphs._simplify() and step._forward is network
         assert [record.message for record in caplog.records] == [
-            "A step of the compiled network cannot be captured as a CUDA graph: it goes on uncompiled."
+            "A step of the compiled network cannot be captured as a CUDA graph: training goes on uncompiled."
         ]
         assert not step.graphs._simplify()
 
@@ -251,7 +251,7 @@ class TestWorld:
         with pytest.raises(ConfigError, match="LOCAL_RANK"):
             read_world()
 
-    def test_a_batch_that_ranks_cannot_share_is_refused_with_one_they_can(self) -> None:
+    def test_a_batch_that_ranks_cannot_divide_is_refused_with_one_they_can(self) -> None:
         with pytest.raises(ConfigError, match="use 15 or another multiple of 3"):
             World(0, 3).share_of(16)
 

@@ -1,4 +1,4 @@
-"""When ranks ask each other whether to stop. The other rank is pretended: real ones are in tests/yolo/train."""
+"""When ranks agree on stopping. The other rank is simulated; real ones are in tests/yolo/train."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.job import IntervalStats, StepSettings
-from flatout.engine.loop import ASK_RANKS_EVERY, Loop, LoopConfig, StoppedAfter
+from flatout.engine.loop import RANK_CHECK_STEPS, Loop, LoopConfig, StoppedAfter
 from flatout.engine.optim import make_optimizer
 from flatout.errors import Interrupted
 from flatout.ranks.signals import Interrupts
@@ -20,7 +20,7 @@ from flatout.ranks.world import World
 STEPS = 100
 
 
-class Twin(World):
+class AgreeingWorld(World):
     """A world whose other rank always agrees."""
 
     def all_reduce_max(self, numbers: np.ndarray) -> np.ndarray:
@@ -33,8 +33,8 @@ class Twin(World):
         pass
 
 
-class Shared(nn.Linear):
-    """What DistributedDataParallel adds to a network, as far as the loop knows it."""
+class FakeParallel(nn.Linear):
+    """A network with the part of DistributedDataParallel that the loop uses."""
 
     def no_sync(self) -> Any:
         return nullcontext()
@@ -47,8 +47,8 @@ class Batch:
         return 1
 
 
-class Same:
-    """Batches, and the job that trains on them."""
+class ConstantJob:
+    """A job, and its batches, which are all the same."""
 
     item_names = ("loss",)
     paddings: Mapping[str, Any] = {}
@@ -68,42 +68,44 @@ class Same:
         return loss, loss.detach().reshape(1)
 
 
-def of_two_ranks(window: int, interrupts: Interrupts | None = None, **knobs: Any) -> Loop:
-    """Steps that end a window: 0, `window`, 2 * `window`, ..."""
-    network, job = Shared(1, 1), Same()
+def of_two_ranks(window: int, interrupts: Interrupts | None = None, **settings: Any) -> Loop:
+    """A loop on one of two ranks; steps that end an accumulation window: 0, `window`, 2 * `window`, ..."""
+    network, job = FakeParallel(1, 1), ConstantJob()
     return Loop(
         job=job,
         network=network,
         optimizer=make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,)),
-        schedule=lambda epoch, step: StepSettings((0.1,), None, steps=step % window == 0),
+        schedule=lambda epoch, step: StepSettings((0.1,), None, step_optimizer=step % window == 0),
         batches=job,
-        config=LoopConfig(epochs=1, steps_per_epoch=STEPS, **knobs),
+        config=LoopConfig(epochs=1, steps_per_epoch=STEPS, **settings),
         device=torch.device("cpu"),
         interrupts=interrupts,
-        world=Twin(size=2),
+        world=AgreeingWorld(size=2),
     )
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 8])
-def test_a_signal_is_heard_whatever_the_length_of_a_window(window: int) -> None:
+def test_a_signal_is_noticed_whatever_the_length_of_a_window(window: int) -> None:
     interrupts = Interrupts()
     interrupts.requested = "SIGTERM"
     loop = of_two_ranks(window, interrupts)
     with pytest.raises(Interrupted):
         loop.run()
-    assert loop.step <= ASK_RANKS_EVERY + window
+    assert loop.step <= RANK_CHECK_STEPS + window
 
 
-@pytest.mark.parametrize(("window", "wanted", "stopped"), [(1, 1, 1), (1, 3, 3), (4, 2, 5), (1, 25, 25)])
-def test_a_number_of_steps_is_obeyed_without_asking_first(window: int, wanted: int, stopped: int) -> None:
-    loop = of_two_ranks(window, stop_after=wanted)
-    why = ", as asked" if stopped == wanted else f": {wanted} asked for, but a training stops only where an optimizer"
+@pytest.mark.parametrize(("window", "requested", "stopped"), [(1, 1, 1), (1, 3, 3), (4, 2, 5), (1, 25, 25)])
+def test_a_number_of_steps_is_obeyed_without_an_exchange_between_ranks(
+    window: int, requested: int, stopped: int
+) -> None:
+    loop = of_two_ranks(window, stop_after=requested)
+    why = ", as requested" if stopped == requested else f": {requested} were requested, but a training stops only after"
     with pytest.raises(StoppedAfter, match=f"^Stopped after {stopped} step{'s' * (stopped > 1)}{why}"):
         loop.run()
 
 
-class HeldBack(Same):
-    """Every batch is asked for in vain for a while, half of it because the device is behind."""
+class HeldBack(ConstantJob):
+    """Every batch takes a while, half of it because the device is behind."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         for batch in super().epoch(epoch, start):
@@ -113,17 +115,17 @@ class HeldBack(Same):
 
 
 def test_waiting_for_a_device_that_is_behind_is_no_wait_for_data() -> None:
-    network, job, ticks = nn.Linear(1, 1), HeldBack(), list[IntervalStats]()
+    network, job, intervals = nn.Linear(1, 1), HeldBack(), list[IntervalStats]()
     Loop(
         job=job,
         network=network,
         optimizer=make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,)),
-        schedule=lambda epoch, step: StepSettings((0.1,), None, steps=True),
+        schedule=lambda epoch, step: StepSettings((0.1,), None, step_optimizer=True),
         batches=job,
         config=LoopConfig(epochs=1, steps_per_epoch=10, log_every=10),
         device=torch.device("cpu"),
-        tell=ticks.append,
+        on_interval=intervals.append,
     ).run()
-    # A sleep may take longer than asked for, never shorter.
-    assert sum(tick.wait_ms for tick in ticks) >= 5
-    assert all(tick.step_ms - tick.wait_ms >= 5 for tick in ticks if tick.wait_ms)
+    # A sleep may take longer than requested, never shorter.
+    assert sum(stats.wait_ms for stats in intervals) >= 5
+    assert all(stats.step_ms - stats.wait_ms >= 5 for stats in intervals if stats.wait_ms)

@@ -1,9 +1,9 @@
-"""A GPU that is too small: the message says what would fit (F27)."""
+"""Out of GPU memory: the message suggests a batch size that would fit (F27)."""
 
 import pytest
 import torch
 
-from flatout.engine.loop import fitting_batch, no_room
+from flatout.engine.loop import fitting_batch, out_of_memory_error
 
 GIB = 2**30
 
@@ -16,13 +16,13 @@ def test_what_fits_is_in_proportion_with_a_tenth_left_free(batch_size: int, used
     assert fitting_batch(batch_size, used=used, total=total) == fits
 
 
-def test_a_batch_that_did_not_fit_is_never_proposed_again():
+def test_a_batch_that_did_not_fit_is_never_suggested_again():
     assert all(fitting_batch(size, used=1, total=GIB) < size for size in range(2, 100))
 
 
-def test_the_message_names_the_batch_the_need_and_the_way_out():
+def test_the_message_names_the_batch_the_memory_and_a_remedy():
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has ...")
-    told = no_room(error, batch_size=16, device=torch.device("cpu"))
-    assert told.exit_code == 5
-    for words in ("out of GPU memory with 16 ", "1536 MiB more", "--batch-size 8", "the last saved state is kept"):
-        assert words in str(told)
+    raised = out_of_memory_error(error, batch_size=16, device=torch.device("cpu"))
+    assert raised.exit_code == 5
+    for words in ("out of GPU memory with 16 ", "1536 MiB more", "--batch-size 8", "The last checkpoint is kept"):
+        assert words in str(raised)

@@ -1,4 +1,4 @@
-"""What a result may depend on is written down, and a change of it is told in a line (G4, F32)."""
+"""Versions and hardware that results may depend on are recorded, and a change of them is logged (G4, F32)."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_everything_that_rounds_is_recorded():
     assert json.loads(json.dumps(found)) == found
 
 
-def test_the_same_place_has_no_differences():
+def test_the_same_environment_has_no_differences():
     assert differences(environment(), environment()) == []
 
 
@@ -79,7 +79,7 @@ def test_a_system_that_does_not_say_is_taken_for_idle(tmp_path):
     ],
     ids=["another program", "a cgroup quota", "room enough", "nobody else"],
 )
-def test_a_training_says_at_its_start_that_threads_will_wait_and_leaves_them(monkeypatch, caplog, cores, busy, advice):
+def test_too_many_threads_cause_a_warning_and_are_left_alone(monkeypatch, caplog, cores, busy, advice):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     monkeypatch.setattr("flatout.clock.machine.cores", lambda: cores)

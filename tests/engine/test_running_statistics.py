@@ -1,4 +1,4 @@
-"""A bad batch teaches batch norm nothing, and a good one what it always did."""
+"""A bad batch leaves batch-norm statistics unchanged; a good one updates them as usual."""
 
 import copy
 
@@ -19,12 +19,12 @@ def statistics_of(net: nn.Module) -> list[torch.Tensor]:
 
 
 def step(net: nn.Module, statistics: RunningStatistics, images: torch.Tensor) -> None:
-    statistics.keep()
+    statistics.save()
     loss = net(images).square().mean()
-    statistics.put_back_if(~torch.isfinite(loss))
+    statistics.restore_if(~torch.isfinite(loss))
 
 
-def test_a_bad_batch_is_unlearned_and_a_good_one_is_not():
+def test_a_bad_batch_is_undone_and_a_good_one_is_not():
     net, twin = network(), network()
     statistics = RunningStatistics(net)
     good = torch.rand(2, 3, 4, 4)
@@ -36,7 +36,7 @@ def test_a_bad_batch_is_unlearned_and_a_good_one_is_not():
         assert torch.equal(mine, expected)
 
 
-def test_without_it_a_bad_batch_stays_for_ever():
+def test_without_it_a_bad_batch_stays_forever():
     """Negative control."""
     net = network()
     for images in (torch.rand(2, 3, 4, 4) * torch.nan, torch.rand(2, 3, 4, 4)):
@@ -49,17 +49,17 @@ def test_a_moving_average_that_was_made_before_still_follows():
     average = MovingAverage(net, decay=0.5, ramp=1e-9)
     step(net, RunningStatistics(net), torch.rand(2, 3, 4, 4) + 3)
     average.update()
-    for followed, mine in zip(statistics_of(net), statistics_of(average.network), strict=True):
+    for source, mine in zip(statistics_of(net), statistics_of(average.network), strict=True):
         assert not torch.equal(mine, torch.zeros_like(mine))
-        assert (followed - mine).abs().max() < (followed - torch.zeros_like(followed)).abs().max() + 1
+        assert (source - mine).abs().max() < (source - torch.zeros_like(source)).abs().max() + 1
 
 
-def test_what_it_watches_stays_where_it_is_in_memory():
-    """torch 2.11 compiles wrong code for a buffer that is part of a block, and operators that change it."""
+def test_buffers_stay_at_their_addresses_in_memory():
+    """torch 2.11 compiles wrong code for operators that change a buffer which is part of a block."""
     net = network()
-    places = [buffer.data_ptr() for buffer in net.buffers()]
+    addresses = [buffer.data_ptr() for buffer in net.buffers()]
     step(net, RunningStatistics(net), torch.rand(2, 3, 4, 4))
-    assert [buffer.data_ptr() for buffer in net.buffers()] == places
+    assert [buffer.data_ptr() for buffer in net.buffers()] == addresses
     assert all(buffer.untyped_storage().nbytes() == buffer.nbytes for buffer in net.buffers())
 
 
@@ -76,6 +76,6 @@ def test_states_are_saved_and_loaded_as_before():
     assert torch.equal(net.state_dict()["1.running_var"], before["1.running_var"])
 
 
-def test_a_network_without_batch_norm_has_nothing_to_unlearn():
+def test_a_network_without_batch_norm_has_nothing_to_restore():
     net = nn.Conv2d(3, 1, 1)
     step(net, RunningStatistics(net), torch.rand(2, 3, 4, 4) * torch.nan)

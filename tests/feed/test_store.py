@@ -300,7 +300,7 @@ def test_the_progress_line_has_the_remaining_time():
     assert progress_line("decoding", 300, 1000, 280_000_000, 2.0) == (
         "decoding: 300/1000 items, 280 MB, 150 items/s, 5 s left"
     )
-    assert progress_line("decoding", 0, 1000, 0, 0.0).endswith("just begun")
+    assert progress_line("decoding", 0, 1000, 0, 0.0).endswith("just started")
 
 
 @pytest.mark.parametrize(

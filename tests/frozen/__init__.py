@@ -1,1 +1,1 @@
-"""What users see of the three jobs, written down in text files: help, callbacks, files of a run, closing lines."""
+"""The visible behaviour of the three jobs in text files: help, callbacks, files of a run, closing lines."""

@@ -1,4 +1,4 @@
-"""The help of a job's commands as a text that does not depend on how a version of Python lays help out."""
+"""The help of a job's commands as a text that does not depend on the layout of a Python version."""
 
 import argparse
 from collections.abc import Iterator
@@ -9,26 +9,26 @@ from unittest.mock import patch
 from flatout.__main__ import main
 
 REPEATS: dict[str | int | None, str] = {None: "", "?": "(optional)", "*": "(any number)", "+": "(one or more)"}
-"""What `nargs` means."""
+"""Text for each value of `nargs`."""
 
 
 def help_of(job: str) -> str:
-    """The job's own help, then that of each of its commands."""
+    """The help of a job, then that of each of its commands."""
     commands = import_module(f"flatout.{job}.cli").COMMANDS
     return "\n\n".join(_described(_parser_of([job, *words])) for words in ((), *((name,) for name in commands))) + "\n"
 
 
 def _parser_of(words: list[str]) -> argparse.ArgumentParser:
-    """The parser that answers `flatout WORDS --help`, taken when it is about to."""
-    asked: list[argparse.ArgumentParser] = []
+    """The parser that prints `flatout WORDS --help`, captured when it formats its help."""
+    captured: list[argparse.ArgumentParser] = []
 
-    def take(parser: argparse.ArgumentParser) -> str:
-        asked.append(parser)
+    def capture(parser: argparse.ArgumentParser) -> str:
+        captured.append(parser)
         return ""
 
-    with patch.object(argparse.ArgumentParser, "format_help", take), suppress(SystemExit):
+    with patch.object(argparse.ArgumentParser, "format_help", capture), suppress(SystemExit):
         main([*words, "--help"])
-    return asked[-1]
+    return captured[-1]
 
 
 def _described(parser: argparse.ArgumentParser) -> str:
@@ -66,7 +66,7 @@ def _flag(action: argparse.Action, parser: argparse.ArgumentParser) -> Iterator[
 
 
 def _values(action: argparse.Action) -> Iterator[str]:
-    """What may follow the name of a flag, whether it must be there, and what it is without it."""
+    """The values of a flag, whether it is required, and its default."""
     if action.nargs != 0:
         yield _placeholder(action)
         yield REPEATS.get(action.nargs, f"({action.nargs} of them)")

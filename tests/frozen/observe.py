@@ -1,8 +1,8 @@
-"""What users see of small trainings of every job, as text: python -m tests.frozen.observe FOLDER [JOB ...]
+"""The visible behaviour of small trainings of every job, as text: python -m tests.frozen.observe FOLDER [JOB ...]
 
-Writes one text per job into the folder. Each command runs in a process of its own, forked from this one, which has
-imported torch for all of them. Of each job: a training that is stopped in the middle of an epoch, the same one refused
-with another recipe and with other data, and continued to its end; and what a mirror holds.
+Writes one text per job to the folder. Each command runs in its own process, forked from this one, which has imported
+torch. For each job: a training that is stopped in the middle of an epoch, refused with another recipe and with other
+data, and continued to its end; and the content of a mirror.
 """
 
 import hashlib
@@ -36,27 +36,27 @@ PART_OF_DATA = {
     "defect": "strips/train/good/0003.tiff",
     "spike": "clips/train/scene_01",
 }
-"""Without it the data are others."""
+"""A file whose removal changes the data."""
 
-MOST_LETTERS = 200
-MOST_TENSORS = 5
-"""Side by side, for each to be listed."""
+MAX_CHARACTERS = 200
+MAX_TENSORS = 5
+"""Most tensors of a dict that are listed one by one."""
 LARGE = 8
-"""Lines from which on a description is not repeated."""
+"""Descriptions of at least this many lines are not repeated."""
 
 
 class Done(NamedTuple):
-    """A command that came to its end."""
+    """A command that has ended."""
 
     code: int
     out: str
     err: str
     events: list[dict[str, Any]]
-    """What callbacks were told, in their order."""
+    """The events that callbacks received, in order."""
 
 
 class Recorder(Callback):
-    """Writes down what a callback is told: the main fields, and the names of numbers."""
+    """Records the events of a callback: the main fields, and the names of numbers."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,8 +64,8 @@ class Recorder(Callback):
     def start(self, run: RunStart) -> None:
         self._note("start", run, ("job", "folder", "epoch", "epochs", "continues"), names=("config", "histograms"))
 
-    def log(self, tick: IntervalStats) -> None:
-        self._note("log", tick, ("epoch", "step"), names=("items",))
+    def log(self, stats: IntervalStats) -> None:
+        self._note("log", stats, ("epoch", "step"), names=("items",))
 
     def validation(self, scores: Scores) -> None:
         self._note("validation", scores, ("epoch", "at"), names=("scalars",))
@@ -76,21 +76,21 @@ class Recorder(Callback):
     def end(self, end: End) -> None:
         self._note("end", end, ("how", "why", "folder", "epoch"))
 
-    def _note(self, moment: str, told: object, fields: Sequence[str], names: Sequence[str] = ()) -> None:
-        values = {name: str(value) for name in fields if (value := getattr(told, name)) is not None}
-        event = {"moment": moment, "values": values, "names": {name: list(getattr(told, name)) for name in names}}
+    def _note(self, kind: str, details: object, fields: Sequence[str], names: Sequence[str] = ()) -> None:
+        values = {name: str(value) for name in fields if (value := getattr(details, name)) is not None}
+        event = {"kind": kind, "values": values, "names": {name: list(getattr(details, name)) for name in names}}
         with self._path.open("a") as file:
             file.write(json.dumps(event) + "\n")
 
 
 def main(out: Path, jobs: Sequence[str]) -> None:
-    """Write a text for each of the jobs into a folder."""
+    """Write a text for each of the jobs to a folder."""
     for job in jobs:
         (out / f"{job}.txt").write_text(seen_of(job))
 
 
 def seen_of(job: str) -> str:
-    """What users see of a job's trainings."""
+    """The visible behaviour of a job's trainings."""
     situation = SITUATIONS[job]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
@@ -102,11 +102,11 @@ def seen_of(job: str) -> str:
 
 def _sections(job: str, situation: Situation, folder: Path) -> Iterator[tuple[str, str]]:
     command, run = situation.command, folder / situation.run
-    told: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     keys = Keys()
     stopped = run_command(command, folder, stop_after=situation.stop_after)
     yield f"stopped: FLATOUT_STOP_AFTER={situation.stop_after}", _closing(stopped, run)
-    yield "stopped: callbacks", _shown(stopped.events, told)
+    yield "stopped: callbacks", _shown(stopped.events, shown)
     yield "stopped: run folder", _listing(run)
     yield "stopped: sections of last.pt", keys.of(run, "last.pt", "stopped")
     yield "other recipe", _closing(run_command([*command, *OTHER_RECIPE[job]], folder, stop_after=1), run)
@@ -115,7 +115,7 @@ def _sections(job: str, situation: Situation, folder: Path) -> Iterator[tuple[st
         yield "other data", _closing(run_command(command, folder), run)
     finished = run_command(command, folder)
     yield "continued and finished", _closing(finished, run)
-    yield "continued and finished: callbacks", _shown(finished.events, told)
+    yield "continued and finished: callbacks", _shown(finished.events, shown)
     yield "finished: run folder", _listing(run)
     yield "finished: sections of last.pt", keys.of(run, "last.pt", "finished")
     yield "finished: sections of best.pt", keys.of(run, "best.pt", "finished")
@@ -126,19 +126,19 @@ def _sections(job: str, situation: Situation, folder: Path) -> Iterator[tuple[st
 
 
 def run_command(words: Sequence[str], folder: Path, *, stop_after: int | None = None) -> Done:
-    """Run `flatout WORDS` in a folder, in a forked process, with a callback that writes down what it is told."""
+    """Run `flatout WORDS` in a folder, in a forked process, with a callback that records its events."""
     with tempfile.TemporaryDirectory() as name:
         paths = [Path(name) / part for part in ("out", "err", "events")]
         for path in paths:
             path.touch()
         if (pid := os.fork()) == 0:
-            _be_flatout(words, folder, stop_after, *paths)
+            _run_flatout(words, folder, stop_after, *paths)
         _, status = os.waitpid(pid, 0)
         out, err, events = (path.read_text() for path in paths)
     return Done(os.waitstatus_to_exitcode(status), out, err, [json.loads(line) for line in events.splitlines()])
 
 
-def _be_flatout(
+def _run_flatout(
     words: Sequence[str], folder: Path, stop_after: int | None, out: Path, err: Path, events: Path
 ) -> NoReturn:
     code = 70
@@ -159,12 +159,12 @@ def _be_flatout(
 
 
 def _record_callbacks(events: Path) -> None:
-    """Add a recorder to the callbacks of any training of this process; commands offer no way to name one."""
+    """Add a recorder to the callbacks of any training of this process; commands have no option for that."""
     plain_init = Callbacks.__init__
 
     def init(self: Callbacks, callbacks: Iterable[Callback] = ()) -> None:
         given = list(callbacks)
-        # Without any, as on other ranks, nothing is to be told.
+        # Ranks other than the first have no callbacks.
         plain_init(self, [*given, Recorder(events)] if given else ())
 
     Callbacks.__init__ = init  # type: ignore[method-assign]
@@ -172,14 +172,14 @@ def _record_callbacks(events: Path) -> None:
 
 @contextmanager
 def _missing(path: Path, aside: Path) -> Iterator[None]:
-    """Inside the block a part of the data is not there."""
+    """Inside the block a part of the data is missing."""
     path.rename(aside)
     yield
     aside.rename(path)
 
 
 def _closing(done: Done, run: Path) -> str:
-    """The exit code, the lines that name the run or say that it was stopped, and the error."""
+    """The exit code, the lines about the run and its end, and the error."""
     about = re.compile(rf"{run.parent.name}/{run.name}|^Stopped |^Mirrored ")
     out = [f"stdout: {_masked(line)}" for line in done.out.splitlines() if about.search(line)]
     err = [f"stderr: {_masked(line)}" for line in done.err.splitlines() if line.startswith("flatout: ")]
@@ -187,25 +187,25 @@ def _closing(done: Done, run: Path) -> str:
 
 
 def _masked(line: str) -> str:
-    """Without times, and not too long."""
+    """The line without times, shortened."""
     line = re.sub(r"\b\d+:\d\d:\d\d\b", "H:MM:SS", line)
-    return line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]} ..."
+    return line if len(line) <= MAX_CHARACTERS else f"{line[:MAX_CHARACTERS]} ..."
 
 
 def _shown(events: Sequence[Mapping[str, Any]], before: dict[str, Any]) -> str:
-    """One line per event; names of numbers where they are others than in the event of this kind `before`."""
+    """One line per event; names of numbers only if they differ from those of the event of this kind `before`."""
     lines = []
     for event in events:
-        moment = event["moment"]
-        lines.append(f"{moment:<10} {' '.join(f'{name}={value}' for name, value in event['values'].items())}")
-        if event["names"] != before.get(moment):
+        kind = event["kind"]
+        lines.append(f"{kind:<10} {' '.join(f'{name}={value}' for name, value in event['values'].items())}")
+        if event["names"] != before.get(kind):
             lines += [f"    {name}: {' '.join(names)}" for name, names in event["names"].items() if names]
-        before[moment] = event["names"]
+        before[kind] = event["names"]
     return "\n".join(lines)
 
 
 def _listing(folder: Path) -> str:
-    """All files below a folder, hidden ones too."""
+    """All files below a folder, including hidden ones."""
     return "\n".join(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
 
 
@@ -214,18 +214,18 @@ def _names(folder: Path) -> str:
 
 
 class Keys:
-    """Describes what files hold: names, and kinds of values. A large part that was described before is named only."""
+    """Describes the content of files: keys and types of values. A large part that occurred before is only named."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], str] = {}
 
     def of(self, run: Path, file: str, when: str) -> str:
-        """The sections of a file of a run; `when` tells it from the same file at another time."""
+        """The sections of a file of a run; `when` distinguishes it from the same file at another time."""
         (path,) = run.glob(f"*/{file}")
         return "\n".join(self._tree(read_container(path), f"{when} {file} "))
 
     def _tree(self, value: Mapping[Any, object], where: str) -> list[str]:
-        """A line per key, and below it what the value holds."""
+        """A line per key, followed by the description of its value."""
         if all(isinstance(key, int) for key in value):
             described = _numbered({key: Keys()._described(item, "") for key, item in value.items()})
         else:
@@ -233,7 +233,7 @@ class Keys:
         return [line for key, (kind, *below) in described.items() for line in (f"{key}: {kind}", *below)]
 
     def _described(self, value: object, where: str) -> list[str]:
-        """What kind of value it is, then lines about what it holds."""
+        """The type of a value, then lines about its content."""
         if isinstance(value, list | tuple) and any(isinstance(item, dict | list | tuple) for item in value):
             return self._holding(type(value).__name__, dict(enumerate(value)), where)
         if isinstance(value, dict):
@@ -249,7 +249,7 @@ class Keys:
 
 
 def _numbered(described: Mapping[Any, list[str]]) -> dict[str, list[str]]:
-    """Descriptions of numbered values, one for all of them if they are alike."""
+    """Descriptions of numbered values; only one if they are all equal."""
     first, *others = described.values()
     if others and all(other == first for other in others):
         return {f"{min(described)} to {max(described)}": first}
@@ -257,7 +257,7 @@ def _numbered(described: Mapping[Any, list[str]]) -> dict[str, list[str]]:
 
 
 def _is_state(value: Mapping[Any, object]) -> bool:
-    return len(value) > MOST_TENSORS and all(isinstance(item, torch.Tensor) for item in value.values())
+    return len(value) > MAX_TENSORS and all(isinstance(item, torch.Tensor) for item in value.values())
 
 
 def _kind(value: object) -> str:
@@ -267,14 +267,14 @@ def _kind(value: object) -> str:
 
 
 def _tensors(named: Mapping[Any, object]) -> str:
-    """Many tensors in a line: how many of each kind, and a digest of their names."""
+    """Many tensors in one line: the number of each type, and a digest of their names."""
     kinds = Counter(map(_kind, named.values()))
     digest = hashlib.sha256(json.dumps(list(named)).encode()).hexdigest()[:8]
     return f"dict of {', '.join(f'{count} {kind}s' for kind, count in sorted(kinds.items()))}, names {digest}"
 
 
 def _mirror_listing(mirror: Path) -> str:
-    """Files of the run by the newest manifest."""
+    """The files of the run in the newest manifest."""
     (place,) = mirror.iterdir()
     manifests = sorted((place / "manifests").iterdir())
     newest = json.loads(manifests[-1].read_text())

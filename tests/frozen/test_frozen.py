@@ -1,6 +1,6 @@
-"""What users see stays as it is written down: help, callbacks, run folders, checkpoints, exit codes, closing lines.
+"""Visible behaviour is unchanged: help, callbacks, run folders, checkpoints, exit codes, closing lines.
 
-The files were written by `python -m tests.frozen.write`.
+The files with the expected texts are written by `python -m tests.frozen.write`.
 """
 
 import difflib
@@ -20,40 +20,40 @@ def seen() -> dict[str, str]:
 
 
 def changes(before: str, now: str) -> str:
-    """The parts of two texts that differ, as diffs; empty if none does."""
+    """Diffs of the parts of two texts that differ; empty if none does."""
     old, new = _parts(before), _parts(now)
     titles = [title for title in {**old, **new} if old.get(title) != new.get(title)]
     return "\n".join(f"{MARK}{title}\n{_diff(old.get(title, ''), new.get(title, ''))}" for title in titles)
 
 
 def _parts(text: str) -> dict[str, str]:
-    """By their titles."""
+    """The parts of a text, by title."""
     return dict(part.partition("\n")[::2] for part in text.split(MARK)[1:])
 
 
 def _diff(before: str, now: str) -> str:
-    lines = difflib.unified_diff(before.splitlines(), now.splitlines(), "written down", "now", lineterm="", n=2)
+    lines = difflib.unified_diff(before.splitlines(), now.splitlines(), "expected", "now", lineterm="", n=2)
     return "\n".join(lines)
 
 
-def check_is_as_written_down(job: str, kind: str, now: str) -> None:
+def check_is_unchanged(job: str, kind: str, now: str) -> None:
     found = changes(file_of(job, kind).read_text(), now)
     if found:
         pytest.fail(
-            "what users see has changed; if that is meant, rewrite the file with "
-            f"`{COMMAND} {job}` and say so in CHANGELOG.md\n{found}",
+            "visible behaviour has changed; if that is intended, update the file with "
+            f"`{COMMAND} {job}` and mention it in CHANGELOG.md\n{found}",
             pytrace=False,
         )
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_help_is_as_it_was(job: str):
-    check_is_as_written_down(job, "help", help_of(job))
+def test_help_is_unchanged(job: str):
+    check_is_unchanged(job, "help", help_of(job))
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_training_is_as_it_was(job: str, seen: dict[str, str]):
-    check_is_as_written_down(job, "run", seen[job])
+def test_a_training_is_unchanged(job: str, seen: dict[str, str]):
+    check_is_unchanged(job, "run", seen[job])
 
 
 def test_a_change_is_shown_with_the_part_it_is_in():

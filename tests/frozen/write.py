@@ -1,6 +1,6 @@
-"""Write down what users see today, for the tests to compare with: python -m tests.frozen.write [JOB ...]
+"""Write the current visible behaviour to files, for tests to compare with: python -m tests.frozen.write [JOB ...]
 
-Run it when a change of what users see is meant, read the diff, and say so in CHANGELOG.md.
+Run it after an intended change of visible behaviour, read the diff, and mention it in CHANGELOG.md.
 """
 
 import os
@@ -19,12 +19,12 @@ COMMAND = "python -m tests.frozen.write"
 
 
 def file_of(job: str, kind: str) -> Path:
-    """Where what users see of a job is written down; `kind`: "help", or "run" for trainings."""
+    """The file with the expected text of a job; `kind`: "help", or "run" for trainings."""
     return FOLDER / f"{job}-{kind}.txt"
 
 
 def seen_runs(jobs: Sequence[str] = JOBS) -> dict[str, str]:
-    """What users see of small trainings of the jobs; takes about four seconds each, in a process of its own."""
+    """The visible behaviour of small trainings of the jobs, run in another process; about four seconds each."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as name:
         command = [sys.executable, "-m", "tests.frozen.observe", name, *jobs]

@@ -1,4 +1,4 @@
-"""The monitor shows the last consistent state of any run folder, to this machine and to whoever knows the token."""
+"""The monitor shows the last consistent state of any run folder, on this machine and only with the token."""
 
 import json
 import logging
@@ -49,7 +49,7 @@ def test_a_running_run_has_curves_and_time_left(run):
     assert json.dumps(state)
 
 
-def test_readiness_tells_how_long_steps_wait_and_warns_when_that_is_long(run):
+def test_readiness_shows_how_long_steps_wait_and_warns_when_that_is_long(run):
     assert run_state(run)["readiness"] is None
     rows = [row | {"step_ms": 60.0, "wait_ms": wait_ms} for row, wait_ms in zip(ROWS, (50.0, 30.0, 3.0), strict=True)]
     for shown, share, num_warnings in ((1, 1 / 6, 0), (2, 0.5, 1), (3, 0.95, 0)):
@@ -57,7 +57,7 @@ def test_readiness_tells_how_long_steps_wait_and_warns_when_that_is_long(run):
         state = run_state(run)
         assert state["readiness"]["share"] == pytest.approx(share)
         assert len(state["warnings"]) == num_warnings, "the first epoch reads files; later ones should not wait"
-    assert "3.0 of 60.0 ms" in state["readiness"]["said"]
+    assert "3.0 of 60.0 ms" in state["readiness"]["text"]
 
 
 def test_a_crashed_run_says_so_and_what_to_do(run):
@@ -65,7 +65,7 @@ def test_a_crashed_run_says_so_and_what_to_do(run):
     lock(run, int(gone.stdout))
     state = run_state(run)
     assert state["state"] == "stopped"
-    assert "The same command continues it" in state["told"]
+    assert "Run the same command again to continue" in state["summary"]
     assert state["left_s"] is None
 
 
@@ -100,7 +100,7 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path):
 
 def test_the_newest_run_is_found_below_a_folder(run):
     assert find_run(run) == find_run(run.parent) == run
-    with pytest.raises(ConfigError, match="no run is there"):
+    with pytest.raises(ConfigError, match="no run found"):
         find_run(run.parent / "nothing")
 
 
@@ -151,7 +151,7 @@ def test_other_methods_are_refused(address):
     assert refused.value.code == 501
 
 
-def test_the_page_asks_nobody_else():
+def test_the_page_loads_nothing_from_elsewhere():
     page = (Path(__file__).parents[2] / "flatout" / "monitor" / "page.html").read_text()
     assert "src=" not in page and "href=" not in page
     assert page.count("http") == page.count("http://www.w3.org/2000/svg")
@@ -164,8 +164,8 @@ def test_the_last_warnings_of_a_training_are_shown(run):
     logging.getLogger("flatout.feed").info("all is well")
     keeper.end(End(how="finished", folder=run, epoch=1))
     logging.getLogger("flatout.feed").warning("after its end")
-    (told,) = run_state(run)["warnings"]
-    assert told.endswith("WARNING 2 of 9 items could not be decoded")
+    (warning,) = run_state(run)["warnings"]
+    assert warning.endswith("WARNING 2 of 9 items could not be decoded")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_hostile_files_break_nothing_and_what_is_sent_is_json(run, name, content
     assert json.dumps(state, allow_nan=False)
 
 
-def test_a_client_that_hangs_up_or_asks_nonsense_is_not_told_to_the_terminal(address, capfd):
+def test_a_client_that_hangs_up_or_sends_nonsense_prints_nothing(address, capfd):
     for request in (b"GET /secret/state.json HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n", b"GET http://[ HTTP/1.0\r\n\r\n"):
         for _ in range(5):
             client = socket.create_connection(address)
@@ -198,7 +198,7 @@ def test_a_client_that_hangs_up_or_asks_nonsense_is_not_told_to_the_terminal(add
     assert capfd.readouterr().err == ""
 
 
-def test_a_port_that_cannot_be_had_is_said(address, run):
+def test_a_port_that_cannot_be_used_is_reported(address, run):
     for port in (address[1], 99_999):
-        with pytest.raises(ConfigError, match=f"--port {port} cannot be listened on"):
+        with pytest.raises(ConfigError, match=f"--port {port}: cannot listen there"):
             main([str(run), "--port", str(port)])

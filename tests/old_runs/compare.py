@@ -1,10 +1,10 @@
-"""Show that two checkouts train the same weights, bit by bit: python -m tests.old_runs.compare OTHER_CHECKOUT [JOB ...]
+"""Check that two checkouts train the same weights bit by bit: python -m tests.old_runs.compare OTHER_CHECKOUT [JOB ...]
 
-Runs the small seeded trainings with the code of this tree and with that of the other one, on this machine and on the
-same data: stopped in the middle of an epoch, where states of the optimizer and all else are on the disk, and then to
-their ends. Compares all files of weights that each leaves behind, tensor by tensor; of the final last.pt the weights
-alone, since versions differ in how much of the state they leave there. Digests of weights that were recorded elsewhere
-would not do: they depend on the processor. Exits with 1 if anything differs.
+Runs small seeded trainings with the code of this tree and with that of the other one, on this machine and with the same
+data: first stopped in the middle of an epoch, when the optimizer and everything else is in the checkpoint, then to the
+end. Compares all weights files of both, tensor by tensor; of the final last.pt only the weights, since versions differ
+in how much of the state they keep there. Recorded digests of weights could not be used: they depend on the processor.
+Exits with 1 if anything differs.
 """
 
 import argparse
@@ -27,13 +27,13 @@ ROOT = Path(__file__).parents[2]
 
 
 class Comparison(NamedTuple):
-    """One file of one job, here and there."""
+    """The comparison of one file of one job."""
 
     job: str
     file: str
     num_tensors: int
     differences: list[str]
-    """Names of tensors that differ or that one side lacks, with the largest difference."""
+    """Tensors that differ or are missing on one side, with the largest difference."""
 
     def __str__(self) -> str:
         outcome = f"{len(self.differences)} differ" if self.differences else "equal"
@@ -44,13 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print a table, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.old_runs.compare", description=__doc__.partition("\n")[0])
     parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT", help="a checkout of the version to compare with")
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"any of {', '.join(SITUATIONS)}; all without")
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"any of {', '.join(SITUATIONS)} (default: all)")
     arguments = parser.parse_args(argv)
     if unknown := [job for job in arguments.jobs if job not in SITUATIONS]:
-        parser.error(f"unknown job {unknown[0]!r}; there are {', '.join(SITUATIONS)}")
+        parser.error(f"unknown job {unknown[0]!r}; use {', '.join(SITUATIONS)}")
     other = arguments.other.resolve()
     if not (other / "flatout/__main__.py").exists():
-        parser.error(f"{other} is no checkout of flatout: it has no flatout/__main__.py")
+        parser.error(f"{other} is not a checkout of flatout: it has no flatout/__main__.py")
     found = [comparison for job in arguments.jobs or SITUATIONS for comparison in compare(job, ROOT, other)]
     for comparison in found:
         print(comparison)
@@ -60,13 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(job: str, tree: Path, other: Path) -> list[Comparison]:
-    """Train a job with the code of both trees; their weights, file by file."""
+    """Train a job with the code of both trees and compare their weights, file by file."""
     situation = SITUATIONS[job]
     with tempfile.TemporaryDirectory() as name:
         here, there = Path(name, "here"), Path(name, "there")
         here.mkdir()
         situation.prepare(here)
-        # Copied, not made again: the data are the same even where two versions would generate them differently.
+        # Copied, not generated again, because two versions might generate different data.
         shutil.copytree(here, there)
         found = []
         for when, stop_after in (("stopped", situation.stop_after), ("finished", None)):
@@ -84,11 +84,11 @@ def compare(job: str, tree: Path, other: Path) -> list[Comparison]:
 
 
 def train(situation: Situation, folder: Path, code: Path, stop_after: int | None) -> None:
-    """Run the training in a process of its own that imports flatout from the tree `code`; RuntimeError if it fails."""
+    """Run the training in a process that imports flatout from the tree `code`; RuntimeError if it fails."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FLATOUT_")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(code), "CUDA_VISIBLE_DEVICES": ""}
     environment |= {} if stop_after is None else {"FLATOUT_STOP_AFTER": str(stop_after)}
-    # An installed flatout must not be mistaken for the tree's: the process that trains looks for itself.
+    # The process checks that it has not imported an installed flatout instead.
     program = "import sys, flatout, runpy; assert flatout.__file__.startswith(sys.argv.pop(1)), flatout.__file__; "
     program += "runpy.run_module('flatout', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", program, f"{code}/flatout/", *situation.command]
@@ -98,7 +98,7 @@ def train(situation: Situation, folder: Path, code: Path, stop_after: int | None
 
 
 def differences(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> tuple[int, list[str]]:
-    """How many tensors were compared, and a line for each that is not the same on both sides."""
+    """The number of compared tensors, and a line for each that differs."""
     names = list({**here, **there})
     lines = (_difference(name, here.get(name), there.get(name)) for name in names)
     return len(names), [line for line in lines if line]
@@ -115,14 +115,14 @@ def _difference(name: str, here: Tensor | None, there: Tensor | None) -> str:
 
 
 def _files(run: Path) -> dict[str, dict[str, Tensor]]:
-    """All tensors of a run, by file and by their path in it: weights, moving averages, state of the optimizer."""
+    """All tensors of a run, by file and path in it: weights, moving averages, optimizer state."""
     found = {path.name: tensors_of(path) for path in run.glob("*/*.pt")}
     assert {"last.pt", "best.pt"} <= found.keys(), f"{run} holds {sorted(found)}"
     return found
 
 
 def _final(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights that a finished training leaves: of a whole state the moving average, where there is one."""
+    """The final weights of a training: of a whole checkpoint, the moving average if there is one."""
     average = {name.replace("weights.ema.", ""): each for name, each in tensors.items() if "weights.ema." in name}
     plain = {name.replace("weights.state.", ""): each for name, each in tensors.items() if "weights.state." in name}
     return average or plain

@@ -1,7 +1,7 @@
-"""Make the run folders that later versions must continue: python -m tests.old_runs.make FOLDER
+"""Create the run folders that later versions must continue: python -m tests.old_runs.make FOLDER
 
-Run it in a checkout of the version whose runs are to be kept. For every job a run that was stopped in the middle of an
-epoch and a finished one, and for yolo what a mirror holds of a stopped run. Pictures are left out: nothing reads them.
+Run it in a checkout of the version whose runs are to be kept. Packs, for every job, a run that was stopped in the
+middle of an epoch and a finished one, and for yolo the mirror of a stopped run. Plots are left out: nothing reads them.
 """
 
 import os
@@ -13,20 +13,20 @@ from pathlib import Path
 
 from tests.old_runs.situations import SITUATIONS, Situation
 
-PICTURES = {".jpg", ".png"}
+PLOTS = {".jpg", ".png"}
 
 
 def run(situation: Situation, folder: Path, *more: str, stop_after: int | None = None) -> str:
-    """The command in a process of its own; returns what it said."""
+    """Run the command in another process; returns its output."""
     environment = {key: value for key, value in os.environ.items() if key != "FLATOUT_STOP_AFTER"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     if stop_after is not None:
         environment["FLATOUT_STOP_AFTER"] = str(stop_after)
     command = [sys.executable, "-m", "flatout", *situation.command, *more]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    return said
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    return output
 
 
 def main(out: Path) -> None:
@@ -48,7 +48,7 @@ def main(out: Path) -> None:
 def _pack(root: Path, folder: Path, archive: Path) -> None:
     with tarfile.open(archive, "w:xz") as packed:
         for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.suffix not in PICTURES:
+            if path.is_file() and path.suffix not in PLOTS:
                 packed.add(path, str(path.relative_to(root)))
 
 

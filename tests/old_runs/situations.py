@@ -1,4 +1,4 @@
-"""Trainings of seconds whose run folders are kept: one small command per job, and the data it reads.
+"""Small trainings whose run folders are kept: one command per job, and its data.
 
 Everything is relative to the folder the command is run in, so that a run folder continues wherever it is unpacked.
 """
@@ -38,25 +38,25 @@ class Situation(NamedTuple):
     """A training command of one job."""
 
     prepare: Callable[[Path], None]
-    """Writes its data below a folder."""
+    """Writes the data to a folder."""
     command: tuple[str, ...]
     run: str
-    """The run folder, once it ran there."""
+    """The run folder that the command creates."""
     stop_after: int
-    """A step in the middle of an epoch, not of the first one."""
+    """A step in the middle of an epoch other than the first."""
 
 
 def _yolo_data(folder: Path) -> None:
-    """24 pictures of 64 x 64 with a light square on a dark ground, as BMP: the same bytes from any encoder."""
+    """24 images of 64 x 64 with a light square on a dark background, as BMP: the same bytes from any encoder."""
     rng = np.random.default_rng(7)
     for split, num in (("train", 16), ("val", 8)):
         (folder / "set/images" / split).mkdir(parents=True)
         (folder / "set/labels" / split).mkdir(parents=True)
         for number in range(num):
             left, top, side = (int(value) for value in rng.integers(4, 30, 3))
-            picture = rng.integers(0, 60, (64, 64, 3)).astype(np.uint8)
-            picture[top : top + side, left : left + side] += 150
-            cv2.imwrite(str(folder / "set/images" / split / f"{number}.bmp"), picture)
+            image = rng.integers(0, 60, (64, 64, 3)).astype(np.uint8)
+            image[top : top + side, left : left + side] += 150
+            cv2.imwrite(str(folder / "set/images" / split / f"{number}.bmp"), image)
             box = np.array([left + side / 2, top + side / 2, side, side]) / 64
             (folder / "set/labels" / split / f"{number}.txt").write_text(f"{number % 2} {' '.join(map(str, box))}\n")
     (folder / "set/data.yaml").write_text("train: images/train\nval: images/val\nnames: [even, odd]\n")

@@ -1,4 +1,4 @@
-"""The comparison of two checkouts finds what differs; that they are equal is for those to run who change trainings."""
+"""The comparison of two checkouts finds differences. Whether they are equal is checked by hand after a change."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def test_one_flipped_bit_is_a_difference():
     assert differences(here, there) == (2, ["b: up to 0 apart"])
 
 
-def test_a_tensor_that_is_missing_or_of_another_kind_is_a_difference():
+def test_a_tensor_that_is_missing_or_of_another_type_is_a_difference():
     here = {"a": torch.ones(3), "b": torch.zeros(2)}
     there = {"a": torch.ones(3).half(), "c": torch.zeros(2)}
     assert differences(here, there) == (
@@ -23,7 +23,7 @@ def test_a_tensor_that_is_missing_or_of_another_kind_is_a_difference():
 
 
 def test_wrong_arguments_are_refused(tmp_path, capsys):
-    for words, text in (([str(tmp_path)], "no checkout"), ([str(ROOT), "golf"], "unknown job 'golf'")):
+    for words, text in (([str(tmp_path)], "not a checkout"), ([str(ROOT), "golf"], "unknown job 'golf'")):
         with pytest.raises(SystemExit):
             main(words)
         assert text in capsys.readouterr().err

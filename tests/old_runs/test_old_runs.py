@@ -1,4 +1,4 @@
-"""Runs that an older version left behind continue with this one, whatever has been rebuilt since."""
+"""Runs of older versions continue with this one."""
 
 import json
 import tarfile
@@ -14,10 +14,10 @@ KEPT = sorted(Path(__file__).parent.glob("*/*.tar.xz"))
 AGAIN = {
     "yolo": ("--allow-data-change",),
     "defect": ("--allow_data_change",),
-    # A run of spike knows its data by absolute paths, which are others here.
+    # A run of spike records the absolute paths of its data, which differ here.
     "spike": ("--allow-data-change", "--resume", "runs/old"),
 }
-"""Data sets are generated again here, and another OpenCV may draw them a bit differently."""
+"""Data sets are generated again here, and another OpenCV may render them slightly differently."""
 
 
 def of_state(state: str) -> list:
@@ -25,7 +25,7 @@ def of_state(state: str) -> list:
 
 
 def unpacked(archive: Path, folder: Path) -> str:
-    """Puts it where it was made, with its data; returns the job."""
+    """Unpack a run and generate its data; returns the job."""
     job = archive.name.split("-")[0]
     SITUATIONS[job].prepare(folder)
     with tarfile.open(archive) as packed:
@@ -41,18 +41,18 @@ def epochs_of(run_folder: Path) -> list[int]:
 @pytest.mark.parametrize("archive", of_state("stopped"))
 def test_a_stopped_run_continues_in_the_middle_of_its_epoch(archive, tmp_path):
     job = unpacked(archive, tmp_path)
-    said = run(SITUATIONS[job], tmp_path, *AGAIN[job])
-    assert f"Continuing {SITUATIONS[job].run} at epoch 1" in said
+    output = run(SITUATIONS[job], tmp_path, *AGAIN[job])
+    assert f"Continuing {SITUATIONS[job].run} at epoch 1" in output
     assert epochs_of(tmp_path / SITUATIONS[job].run) == [0, 1, 2]
     assert json.loads((tmp_path / SITUATIONS[job].run / "run.json").read_text())["finished"] is True
 
 
 @pytest.mark.slow
-def test_a_run_continues_from_what_an_older_version_mirrored(tmp_path):
+def test_a_run_continues_from_the_mirror_of_an_older_version(tmp_path):
     (archive,) = (path for path in KEPT if path.name == "yolo-mirror.tar.xz")
     job = unpacked(archive, tmp_path)
-    said = run(SITUATIONS[job], tmp_path, "--mirror", f"file://{tmp_path}/mirror", *AGAIN[job])
-    assert "at epoch 1, step 2" in said
+    output = run(SITUATIONS[job], tmp_path, "--mirror", f"file://{tmp_path}/mirror", *AGAIN[job])
+    assert "at epoch 1, step 2" in output
     assert epochs_of(tmp_path / SITUATIONS[job].run) == [0, 1, 2]
 
 

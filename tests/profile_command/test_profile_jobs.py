@@ -95,7 +95,7 @@ class Ended:
         return cls()
 
     def observe(self):
-        raise Interrupted("SIGTERM: saved at epoch 0, step 4. Run the same command again.")
+        raise Interrupted("SIGTERM: saved at epoch 0, step 4. Run the same command again to continue.")
 
 
 COMMAND = TrainCommand("ended", RunOptions, "nowhere:Nothing", profile=f"{__name__}:Ended")

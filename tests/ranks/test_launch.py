@@ -1,4 +1,4 @@
-"""Processes per GPU started by ourselves: the exit code tells the cause, signals reach every rank, none outlives us."""
+"""One process per GPU without a launcher: exit code of the cause, signals to every rank, no rank left behind."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from flatout.__main__ import main
 from flatout.ranks.launch import environ_of, exit_code_of
 from tests.feed.injections import CHECKOUT, is_gone, wait_until
 
-# Ranks that only wait; `flatout` is replaced by this file's own words.
+# Ranks that only wait; they replace `flatout`.
 RANK = """
 import os, signal, sys, time
 folder, words = sys.argv[1], sys.argv[2:]
@@ -20,7 +20,7 @@ rank = os.environ["RANK"]
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
 open(f"{folder}/{rank}", "w").write(str(os.getpid()))
 while not all(os.path.exists(f"{folder}/{each}") for each in "01"):
-    time.sleep(0.01)  # else the first to begin might end, and take the other with it, before that has begun
+    time.sleep(0.01)  # otherwise the first might end, and the other with it, before that has started
 if words and words[int(rank)] != "wait":
     sys.exit(int(words[int(rank)]))
 time.sleep(60)
@@ -30,13 +30,13 @@ import sys
 from flatout.ranks import launch as launch_ranks
 launch_ranks.sys.executable = sys.executable
 real = launch_ranks.subprocess.Popen
-launch_ranks.subprocess.Popen = lambda command, **knobs: real([sys.executable, "-c", RANK, *command[3:]], **knobs)
+launch_ranks.subprocess.Popen = lambda command, **options: real([sys.executable, "-c", RANK, *command[3:]], **options)
 sys.exit(launch_ranks.launch_ranks(sys.argv[1:], 2, grace_s=0.5))
 """
 
 
 def launch(folder: Path, *codes: str) -> "subprocess.Popen[bytes]":
-    """Two ranks that end with these codes, or wait."""
+    """Start two ranks that end with these codes, or wait."""
     program = f"RANK = {RANK!r}\n{LAUNCH}"
     environ = os.environ | {"PYTHONPATH": str(CHECKOUT)}
     return subprocess.Popen([sys.executable, "-c", program, str(folder), *codes], env=environ)
@@ -47,13 +47,13 @@ def pids_in(folder: Path) -> list[int]:
     return [int((folder / name).read_text()) for name in "01"]
 
 
-def test_a_rank_that_fails_takes_the_others_with_it(tmp_path: Path) -> None:
+def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
     launched = launch(tmp_path, "wait", "3")
     assert launched.wait(60) == 3
     assert all(map(is_gone, pids_in(tmp_path)))
 
 
-def test_a_signal_goes_to_every_rank_and_their_answer_is_ours(tmp_path: Path) -> None:
+def test_a_signal_goes_to_every_rank_and_their_exit_code_is_returned(tmp_path: Path) -> None:
     launched = launch(tmp_path, "wait", "wait")
     pids = pids_in(tmp_path)
     launched.send_signal(signal.SIGTERM)
@@ -76,11 +76,11 @@ def test_the_exit_code_is_that_of_the_cause(codes: list[int], code: int) -> None
     assert exit_code_of(codes) == code
 
 
-def test_ranks_learn_what_torchrun_would_tell_them() -> None:
-    told = environ_of(1, 2, 4711, {"HOME": "/root", "OMP_NUM_THREADS": "3"})
+def test_ranks_get_the_variables_of_torchrun() -> None:
+    environ = environ_of(1, 2, 4711, {"HOME": "/root", "OMP_NUM_THREADS": "3"})
     expected = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4711"}
-    assert expected.items() <= told.items()
-    assert told["HOME"] == "/root" and told["OMP_NUM_THREADS"] == "3", "what was set stays"
+    assert expected.items() <= environ.items()
+    assert environ["HOME"] == "/root" and environ["OMP_NUM_THREADS"] == "3", "existing variables are kept"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Signals become wishes, in the main thread, for as long as a training runs."""
+"""Signals set flags or end the block, in the main thread, while a training runs."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import Interrupted
-from flatout.ranks.signals import ENDING, Interrupts, StopSignals
+from flatout.ranks.signals import STOP_SIGNALS, Interrupts, StopSignals
 from tests.feed.injections import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +31,8 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
-def test_a_signal_asks_for_the_end_and_nothing_else_happens(number: signal.Signals):
+@pytest.mark.parametrize("number", STOP_SIGNALS, ids=lambda number: number.name)
+def test_a_signal_requests_the_end_and_nothing_else_happens(number: signal.Signals):
     before = signal.getsignal(number)
     with Interrupts() as interrupts:
         assert interrupts.requested is None
@@ -42,14 +42,14 @@ def test_a_signal_asks_for_the_end_and_nothing_else_happens(number: signal.Signa
     assert signal.getsignal(number) == before
 
 
-def test_the_first_signal_is_the_one_that_is_told():
+def test_the_first_signal_is_the_one_that_is_reported():
     with Interrupts() as interrupts:
         send(signal.SIGTERM)
         send(signal.SIGHUP)
         assert interrupts.requested == "SIGTERM"
 
 
-def test_sigusr1_asks_for_a_save_each_time():
+def test_sigusr1_requests_a_save_each_time():
     with Interrupts() as interrupts:
         for _ in range(2):
             send(signal.SIGUSR1)
@@ -59,7 +59,7 @@ def test_sigusr1_asks_for_a_save_each_time():
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
-def test_what_was_ignored_stays_ignored(number: signal.Signals):
+def test_an_ignored_signal_stays_ignored(number: signal.Signals):
     """F14: nohup ignores SIGHUP, a shell ignores SIGINT for its background jobs."""
     before = signal.signal(number, signal.SIG_IGN)
     try:
@@ -71,11 +71,11 @@ def test_what_was_ignored_stays_ignored(number: signal.Signals):
         signal.signal(number, before)
 
 
-def test_handlers_come_back_when_the_block_ends_by_an_error():
-    before = [signal.getsignal(number) for number in ENDING]
+def test_handlers_are_restored_when_the_block_ends_with_an_error():
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with pytest.raises(ZeroDivisionError), Interrupts():
         raise ZeroDivisionError
-    assert [signal.getsignal(number) for number in ENDING] == before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def test_in_another_thread_nothing_is_touched():
@@ -98,13 +98,13 @@ def run(again: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_ctrl_c_twice_ends_at_once():
+def test_ctrl_c_twice_ends_immediately():
     """F02."""
     outcome = run("os.kill(os.getpid(), signal.SIGINT)")
     assert outcome.returncode == 130
     assert outcome.stdout == ""
     assert outcome.stderr.strip() == (
-        "flatout: stopped at once; what was saved is untouched. Run the same command again."
+        "flatout: stopped immediately; everything saved so far is kept. Run the same command again."
     )
 
 
@@ -115,14 +115,14 @@ def test_sigterm_after_ctrl_c_does_not(tmp_path: Path):
 
 
 def test_a_ctrl_c_between_two_trainings_is_passed_on_once(monkeypatch: pytest.MonkeyPatch):
-    """Twice, and the loop would end before it has saved."""
+    """If it were passed on twice, the loop would end before it has saved."""
     monkeypatch.setattr("flatout.ranks.signals.stop_at_once", lambda: pytest.fail("the second Ctrl-C"))
     with StopSignals():
-        # As C code does that calls Python and goes on whatever comes back.
+        # Like C code that calls Python and ignores the exception.
         with suppress(KeyboardInterrupt):
             send(signal.SIGINT)
-        with Interrupts() as heard:
-            assert heard.requested == "SIGINT"
+        with Interrupts() as interrupts:
+            assert interrupts.requested == "SIGINT"
 
 
 def stop(error: type[Exception] | None = None) -> None:
@@ -136,14 +136,14 @@ def stop(error: type[Exception] | None = None) -> None:
 
 @pytest.mark.parametrize("error", [None, ImportError])
 def test_a_signal_where_nothing_is_unsaved_ends_the_block(error: type[Exception] | None):
-    """Also where an import in C has made an error of its own of it."""
-    before = [signal.getsignal(number) for number in ENDING]
-    with pytest.raises(Interrupted, match=r"^SIGTERM: stopped before the first step, nothing is lost\. Run the same"):
+    """Also if an import in C has turned the exception into an error of its own."""
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with pytest.raises(Interrupted, match=r"^SIGTERM: stopped before the first step; nothing is lost\. Run the same"):
         stop(error)
-    assert [signal.getsignal(number) for number in ENDING] == before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
-def test_a_second_signal_soon_after_does_not_break_off_the_cleaning_up():
+def test_a_second_signal_soon_after_does_not_interrupt_the_cleanup():
     cleaned = []
 
     def stop_twice() -> None:
@@ -182,7 +182,7 @@ assert signal.set_wakeup_fd(-1) == -1
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-# Commands, as processes. They are signalled when the kernel says that they listen, not after a guessed time.
+# Commands, as processes. They are signalled once the kernel reports a handler, not after a fixed time.
 
 COMMANDS = {
     "train.py": ["train.py", "--data", "nowhere.yaml"],
@@ -191,7 +191,7 @@ COMMANDS = {
     "defect": ["-m", "flatout", "--debug", "defect", "train", "--training_dataset_path", "nowhere"],
     "spike": ["-m", "flatout", "spike", "train", "--config", "nowhere.yaml"],
 }
-NOTHING_LOST = "flatout: {}: stopped before the first step, nothing is lost. Run the same command again.\n"
+NOTHING_LOST = "flatout: {}: stopped before the first step; nothing is lost. Run the same command again.\n"
 
 
 def start(*words: str) -> "subprocess.Popen[str]":
@@ -200,7 +200,7 @@ def start(*words: str) -> "subprocess.Popen[str]":
     )
 
 
-def listens(pid: int) -> bool:
+def has_handler(pid: int) -> bool:
     """Whether a process has a handler for SIGTERM."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt"))
@@ -212,40 +212,40 @@ def has_mapped(pid: int, library: str) -> bool:
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
-def test_a_training_command_listens_before_it_imports_torch(words: list[str]):
+def test_a_training_command_handles_signals_before_it_imports_torch(words: list[str]):
     process = start(*words)
-    wait_until(lambda: listens(process.pid), 10)
+    wait_until(lambda: has_handler(process.pid), 10)
     assert not has_mapped(process.pid, "libtorch")
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=5)
-    assert (process.returncode, said) == (75, NOTHING_LOST.format("SIGTERM"))
+    output, _ = process.communicate(timeout=5)
+    assert (process.returncode, output) == (75, NOTHING_LOST.format("SIGTERM"))
 
 
 def test_ctrl_c_while_torch_is_imported_is_answered():
-    # With a command for the end, data is looked at after torch is imported.
+    # With --on-done, data is checked after torch is imported.
     process = start(*COMMANDS["train.py"], "--on-done", "true")
     wait_until(lambda: has_mapped(process.pid, "libtorch_cpu"), 30)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=5)
-    assert (process.returncode, said) == (75, NOTHING_LOST.format("SIGINT"))
+    output, _ = process.communicate(timeout=5)
+    assert (process.returncode, output) == (75, NOTHING_LOST.format("SIGINT"))
 
 
 IN_C = """
 import hashlib
 from flatout.ranks import signals as interrupts
-from flatout.ranks.signals import Interrupts, PassedOn, StopSignals, watched
+from flatout.ranks.signals import Interrupts, ForwardedSignals, StopSignals, watched
 assert interrupts.ANSWER_S < 4, "answered within 5 s"
 interrupts.ANSWER_S = 0.3
-with watched(), {listener} as listener:
-    listener.nothing_unsaved = {nothing_unsaved}
+with watched(), {block} as block:
+    block.nothing_unsaved = {nothing_unsaved}
     print("computing", flush=True)
-    # Like a long step of torch: C code that runs without a look at what Python's handlers are asked for.
+    # Like a long step of torch: C code that does not run Python's signal handlers.
     hashlib.pbkdf2_hmac("sha256", b"step", b"", 10**9)
 """
 
 
-def start_computing(listener: str, *, nothing_unsaved: bool) -> "subprocess.Popen[str]":
-    process = start("-c", IN_C.format(listener=listener, nothing_unsaved=nothing_unsaved))
+def start_computing(block: str, *, nothing_unsaved: bool) -> "subprocess.Popen[str]":
+    process = start("-c", IN_C.format(block=block, nothing_unsaved=nothing_unsaved))
     assert process.stdout is not None
     assert process.stdout.readline() == "computing\n"
     began = cpu_ticks(process.pid)
@@ -258,29 +258,28 @@ def cpu_ticks(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
-@pytest.mark.parametrize("listener", ["StopSignals()", "Interrupts()"])
-def test_a_signal_is_answered_while_c_code_computes(listener: str):
-    process = start_computing(listener, nothing_unsaved=True)
+@pytest.mark.parametrize("block", ["StopSignals()", "Interrupts()"])
+def test_a_signal_is_answered_while_c_code_computes(block: str):
+    process = start_computing(block, nothing_unsaved=True)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=5)
-    assert (process.returncode, said) == (75, NOTHING_LOST.format("SIGTERM"))
+    output, _ = process.communicate(timeout=5)
+    assert (process.returncode, output) == (75, NOTHING_LOST.format("SIGTERM"))
 
 
-def test_somebody_who_has_to_wait_for_a_long_step_is_told_so_and_need_not():
-    """Ctrl-C, and once more."""
+def test_a_user_who_has_to_wait_for_a_long_step_is_told_so_and_can_end_it():
+    """By Ctrl-C a second time."""
     process = start_computing("Interrupts()", nothing_unsaved=False)
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
-    told = "flatout: SIGINT: the step under way is finished first, then everything is saved.\n"
-    assert process.stdout.readline() == told
+    assert process.stdout.readline() == "flatout: SIGINT: finishing the current step, then saving.\n"
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=5)
-    assert (process.returncode, said.startswith("flatout: stopped at once")) == (130, True)
+    output, _ = process.communicate(timeout=5)
+    assert (process.returncode, output.startswith("flatout: stopped immediately")) == (130, True)
 
 
-def test_a_process_that_passes_signals_on_stays_until_those_end_that_it_passed_them_to():
+def test_a_process_that_forwards_signals_waits_for_those_it_forwards_them_to():
     waiting = (
-        IN_C.partition("    listener.nothing")[0]
+        IN_C.partition("    block.nothing")[0]
         + """
     import time
     print("waiting", flush=True)
@@ -288,17 +287,17 @@ def test_a_process_that_passes_signals_on_stays_until_those_end_that_it_passed_t
     print("done", flush=True)
 """
     )
-    process = start("-c", waiting.format(listener="PassedOn(print)"))
+    process = start("-c", waiting.format(block="ForwardedSignals(print)"))
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=5)
-    assert (process.returncode, said) == (0, "15\ndone\n")
+    output, _ = process.communicate(timeout=5)
+    assert (process.returncode, output) == (0, "15\ndone\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_the_interpreter_shuts_down_does_not_change_the_exit_code(number: signal.Signals):
-    """Unloading torch takes a second: a supervisor must not take a complete training for one that was killed."""
+    """Unloading torch takes a second: a supervisor must not mistake a finished training for a killed one."""
     late = f"""
 import atexit, os, sys
 from flatout.ranks.signals import watched
@@ -308,5 +307,5 @@ with watched():
 sys.exit(3)
 """
     process = start("-c", late)
-    said, _ = process.communicate(timeout=10)
-    assert (process.returncode, said) == (3, "")
+    output, _ = process.communicate(timeout=10)
+    assert (process.returncode, output) == (3, "")

@@ -1,4 +1,4 @@
-"""Are two trainings the same, to the last bit? Tensors, optimizer, average, random states, rows of results."""
+"""Bitwise comparison of two trainings: tensors, optimizer, average, random states, rows of results."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from torch import Tensor
 from flatout.safefiles.container import read_container
 
 NOT_COMPARED = ("run.", "training.meter.seconds", "training.meter.waited_s", "training.job.records.bytes.log.jsonl")
-"""Where and how long it trained."""
+"""Values that depend on the machine and the duration."""
 TIMES = {"seconds", "images_per_s", "step_ms", "wait_ms"}
 
 
@@ -30,7 +30,7 @@ def differences_between(left: Path, right: Path) -> list[str]:
 
 
 def rows_of(log: Path) -> list[dict[str, Any]]:
-    """Of log.jsonl, without times."""
+    """The rows of log.jsonl, without times."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 

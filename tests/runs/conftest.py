@@ -16,9 +16,9 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toys]:
 
 @pytest.fixture(scope="session")
 def undisturbed(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a training that nothing happened to."""
+    """The folder of an undisturbed training."""
     run = toys.run(project := tmp_path_factory.mktemp("undisturbed"))
-    assert run.code == 0, run.said
+    assert run.code == 0, run.output
     return project / "toy"
 
 

@@ -1,7 +1,7 @@
-"""Small trainings of every job in processes of their own, forked from one that has imported torch.
+"""Small trainings of every job, each in its own process, forked from one that has imported torch.
 
-python -m tests.runs.every_job serves orders on standard input; the fixture `jobs` (test_every_job.py) sends them. An
-order names the words of a command, a folder, environment variables and a change that the process makes to itself first.
+python -m tests.runs.every_job serves requests on standard input; the fixture `jobs` (test_every_job.py) sends them. A
+request has the arguments of a command, a folder, environment variables and a change that the process makes first.
 """
 
 import json
@@ -20,15 +20,15 @@ from tests.old_runs.situations import SITUATIONS
 
 
 class Done(NamedTuple):
-    """A command that came to its end."""
+    """A command that has ended."""
 
     code: int
     out: str
     err: str
     saves: int
-    """How often it was saved."""
+    """Number of saved checkpoints."""
     seconds: float
-    """From its start to its end, without imports."""
+    """Run time, without imports."""
 
 
 class Jobs:
@@ -53,17 +53,17 @@ class Jobs:
         self._server.stdout.close()
 
     def run(self, folder: Path, *words: str, ranks: int = 1, change: str = "", **environ: str) -> list[Done]:
-        """`flatout WORDS` in a folder, as so many ranks; `change` is one of CHANGES."""
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-        order = {
+        """Run `flatout WORDS` in a folder, on this many ranks; `change` is one of CHANGES."""
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+        request = {
             "words": words, "folder": str(folder), "change": change,
             "environ": [
-                environ | (meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {})
+                environ | (rendezvous | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {})
                 for rank in range(ranks)
             ],
         }  # fmt: skip
         assert self._server.stdin is not None and self._server.stdout is not None
-        self._server.stdin.write(json.dumps(order) + "\n")
+        self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         return [Done(*each) for each in json.loads(self._server.stdout.readline())]
 
@@ -76,9 +76,9 @@ class JobFolder:
         self.situation = SITUATIONS[job]
         self.run_folder = folder / self.situation.run
 
-    def train(self, *more: str, **knobs: Any) -> Done:
-        """The training command of the job, with further flags."""
-        return self.ranks(1, *more, **knobs)[0]
+    def train(self, *more: str, **settings: Any) -> Done:
+        """Run the training command of the job, with further flags."""
+        return self.ranks(1, *more, **settings)[0]
 
     def ranks(self, num: int, *more: str, stop_after: int | None = None, change: str = "") -> list[Done]:
         environ = {} if stop_after is None else {"FLATOUT_STOP_AFTER": str(stop_after)}
@@ -103,7 +103,7 @@ class JobFolder:
         return content
 
 
-# The other side
+# The server process
 
 
 def _compile_cheaply() -> None:
@@ -114,10 +114,10 @@ def _compile_cheaply() -> None:
     torch.compile = functools.partial(torch.compile, backend="eager")
 
 
-def _decide_at_once() -> None:
+def _decide_immediately() -> None:
     from flatout.engine import compile
 
-    compile.SETTLED_AFTER, compile.ENOUGH_INTERVALS = 0, 1
+    compile.WARMUP_STEPS, compile.MIN_INTERVALS = 0, 1
 
 
 def _terminate_at_step(number: int) -> None:
@@ -138,13 +138,13 @@ def _terminate_at_step(number: int) -> None:
 CHANGES: Mapping[str, Callable[[], None]] = {
     "": lambda: None,
     "compile cheaply": _compile_cheaply,
-    "decide at once": _decide_at_once,
+    "decide immediately": _decide_immediately,
     "SIGTERM at step 7": lambda: _terminate_at_step(7),
 }
 
 
 def serve() -> None:
-    """Until standard input ends."""
+    """Serve requests until standard input ends."""
     import torch._dynamo  # noqa: F401  the first optimizer of a process imports it
 
     import flatout.defect.train
@@ -152,11 +152,11 @@ def serve() -> None:
     import flatout.yolo.train  # noqa: F401
 
     for line in sys.stdin:
-        order = json.loads(line)
+        request = json.loads(line)
         with tempfile.TemporaryDirectory() as name:
-            files = [Path(name) / str(rank) for rank in range(len(order["environ"]))]
+            files = [Path(name) / str(rank) for rank in range(len(request["environ"]))]
             pids = [
-                _start(order, environ, file) for environ, file in zip(order["environ"], files, strict=True)
+                _start(request, environ, file) for environ, file in zip(request["environ"], files, strict=True)
             ]  # fmt: skip
             began_s = time.monotonic()
             codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
@@ -166,26 +166,26 @@ def serve() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _start(order: Mapping[str, Any], environ: Mapping[str, str], file: Path) -> int:
+def _start(request: Mapping[str, Any], environ: Mapping[str, str], file: Path) -> int:
     for kind in ("out", "err", "saves"):
         Path(f"{file}.{kind}").touch()
     if (pid := os.fork()) == 0:
-        _be_flatout(order, environ, file)
+        _run_flatout(request, environ, file)
     return pid
 
 
-def _be_flatout(order: Mapping[str, Any], environ: Mapping[str, str], file: Path) -> NoReturn:
+def _run_flatout(request: Mapping[str, Any], environ: Mapping[str, str], file: Path) -> NoReturn:
     code = 99
     try:
         for number, kind in ((1, "out"), (2, "err")):
             os.dup2(os.open(f"{file}.{kind}", os.O_WRONLY), number)
-        os.chdir(order["folder"])
+        os.chdir(request["folder"])
         os.environ.update(environ)
         _count_saves(Path(f"{file}.saves"))
-        CHANGES[order["change"]]()
+        CHANGES[request["change"]]()
         from flatout.__main__ import main
 
-        code = main(order["words"])
+        code = main(request["words"])
     except SystemExit as end:
         code = int(end.code or 0)
     finally:

@@ -1,4 +1,4 @@
-"""What a training costs, when a budget is used up, and what --on-done is told."""
+"""The cost of a training, the end of a budget, and the variables of --on-done."""
 
 import json
 import logging
@@ -42,12 +42,12 @@ def test_a_budget_is_money_or_time(text: str, price: float | None, seconds: floa
 
 @pytest.mark.parametrize("text", ["5 dollars", "2h 30m", "h", "30m2h", "-5", "1e3x", "$5"])
 def test_what_is_neither_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"money like 5\.00 \(with --price\), or a time like 2h30m"):
+    with pytest.raises(ConfigError, match=r"money such as 5\.00 \(with --price\), or a time such as 2h30m"):
         read_budget(text, 1.0)
 
 
 def test_money_needs_a_price() -> None:
-    with pytest.raises(ConfigError, match=r"--budget 5 is money: say what an hour costs with --price"):
+    with pytest.raises(ConfigError, match=r"--budget 5 is an amount of money and needs --price"):
         Spending(None, "5")
     assert read_budget("", None) is None
 
@@ -57,7 +57,7 @@ def test_what_was_spent_is_counted_over_all_processes_of_a_run(tmp_path: Path, c
     first.start(start_of(tmp_path, continues=False))
     clock.now_s += 1800
     first.checkpoint(Saved(path=tmp_path / "last.pt", epoch=0, step=1))
-    clock.now_s += 60  # killed before the next save: not known to anybody
+    clock.now_s += 60  # killed before the next save: not recorded
     assert json.loads((tmp_path / "spent.json").read_text())["seconds"] == 1800
     second = Spending(2.0, "1h", clock=clock)
     second.start(start_of(tmp_path, continues=True))
@@ -65,8 +65,8 @@ def test_what_was_spent_is_counted_over_all_processes_of_a_run(tmp_path: Path, c
     assert second.over() is None and second.cost() == pytest.approx(2.0, abs=1e-2)
     clock.now_s += 1
     assert second.over() == (
-        "The budget of 1h is used up (1:00:00, cost 2.00 at 2.00 an hour). Everything is saved: the same command with "
-        "a larger --budget continues."
+        "The budget of 1h is used up (1:00:00, cost 2.00 at 2.00 an hour). Everything is saved: run the same command "
+        "with a larger --budget to continue."
     )
     fresh = Spending(2.0, "1h", clock=clock)
     fresh.start(start_of(tmp_path, continues=False))
@@ -82,28 +82,30 @@ def test_the_progress_line_shows_what_it_costs_now_and_in_the_end(clock: Clock) 
 
 # -- --on-done -----------------------------------------------------------------------------------------------------
 
-TELL = "env | grep ^FLATOUT_ | sort > told.txt"
+WRITE_VARIABLES = "env | grep ^FLATOUT_ | sort > variables.txt"
 
 
-def told_in(folder: Path) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in (folder / "told.txt").read_text().splitlines())
+def variables_in(folder: Path) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in (folder / "variables.txt").read_text().splitlines())
 
 
-def test_a_finished_training_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_the_command_gets_the_outcome_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "a run; touch $(echo injected) `touch injected`"
     run.mkdir()
-    with OnDone(TELL, Spending(1.0, clock=clock)) as done:
+    with OnDone(WRITE_VARIABLES, Spending(1.0, clock=clock)) as done:
         callbacks = Callbacks([done])
         callbacks.start(start_of(run, continues=True))
         clock.now_s += 3600
         callbacks.end(End(how="stopped", why='"; touch injected; echo "', folder=run, epoch=7))
-    told = told_in(tmp_path)
-    assert told == {
+    variables = variables_in(tmp_path)
+    assert variables == {
         "FLATOUT_OUTCOME": "stopped", "FLATOUT_EXIT_CODE": "0", "FLATOUT_RUN": str(run), "FLATOUT_EPOCH": "7",
         "FLATOUT_MESSAGE": '"; touch injected; echo "', "FLATOUT_SECONDS": "3600", "FLATOUT_COST": "1.00",
     }  # fmt: skip
-    assert not list(tmp_path.rglob("injected*")), "a value of ours was read as shell code"
+    assert not list(tmp_path.rglob("injected*")), "a value was interpreted as shell code"
 
 
 @pytest.mark.parametrize(
@@ -115,15 +117,15 @@ def test_a_finished_training_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (KeyboardInterrupt(), "interrupted", "130"),
     ],
 )
-def test_a_training_that_raised_is_told_and_raises_on(
+def test_an_exception_is_reported_to_the_command_and_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, outcome: str, code: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(type(error)), OnDone(TELL, Spending()):
+    with pytest.raises(type(error)), OnDone(WRITE_VARIABLES, Spending()):
         raise error
-    told = told_in(tmp_path)
-    assert (told["FLATOUT_OUTCOME"], told["FLATOUT_EXIT_CODE"], told["FLATOUT_RUN"]) == (outcome, code, "")
-    assert told["FLATOUT_MESSAGE"] == " ".join(str(error).replace("\0", " ").split())
+    found = variables_in(tmp_path)
+    assert (found["FLATOUT_OUTCOME"], found["FLATOUT_EXIT_CODE"], found["FLATOUT_RUN"]) == (outcome, code, "")
+    assert found["FLATOUT_MESSAGE"] == " ".join(str(error).replace("\0", " ").split())
 
 
 def test_a_command_that_fails_is_reported_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:

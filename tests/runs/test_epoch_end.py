@@ -1,4 +1,4 @@
-"""Which epoch is the best one: the newest of equally good ones, and never one without a number."""
+"""The best epoch: the newest of equally good ones, and never one whose score is NaN."""
 
 import pytest
 
@@ -21,5 +21,5 @@ NAN = float("nan")
 )
 def test_the_newest_of_the_best_is_kept(scores: list[float | None], best: int):
     tracker = BestTracker()
-    taken = [epoch for epoch, score in enumerate(scores) if tracker.takes(epoch, score)]
-    assert (taken[-1], tracker.epoch) == (best, best)
+    improved = [epoch for epoch, score in enumerate(scores) if tracker.update(epoch, score)]
+    assert (improved[-1], tracker.epoch) == (best, best)

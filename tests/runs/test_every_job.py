@@ -1,6 +1,6 @@
-"""What every job has (docs/jobs.md): each test is a row of the table there, and runs for each of its columns.
+"""Features of every job (docs/jobs.md): each test is a row of the table there, and runs for each of its columns.
 
-All guarantees of a run are tested with the toy; here is shown that real jobs get them, with the same flags.
+The guarantees of runs are tested with the toy job; these tests show that real jobs have them too, with the same flags.
 """
 
 import csv
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.bootstrap.script import Job, script_of
+from flatout.bootstrap.script import BootstrapConfig, script_of
 from flatout.cli import JOBS
 from flatout.monitor.run_state import run_state
 from flatout.runs.loggers.choose import DEFAULT, LOGGERS
@@ -60,14 +60,14 @@ def ok(done: Done) -> str:
     return done.out
 
 
-# Begin, continue, begin again
+# Start, continue, start over
 
 
 def test_the_same_command_continues_and_ends_with_the_same_weights(job: JobFolder, jobs: Jobs, tmp_path: Path):
     """G2, G7."""
     ok(job.train(stop_after=job.situation.stop_after))
-    told = ok(job.train())
-    assert f"Continuing {job.situation.run} at epoch 1" in told
+    output = ok(job.train())
+    assert f"Continuing {job.situation.run} at epoch 1" in output
     assert job.epochs == [0, 1, 2] and job.record["finished"]
     apart = tmp_path / "apart"
     ok(job.train("--project", str(apart), "--name", "whole"))
@@ -76,23 +76,23 @@ def test_the_same_command_continues_and_ends_with_the_same_weights(job: JobFolde
     assert all(mine[name].numpy().tobytes() == whole[name].numpy().tobytes() for name in mine)
 
 
-def test_fresh_begins_again(stopped: JobFolder):
-    told = ok(stopped.train("--fresh", stop_after=1))
-    assert f"Beginning {stopped.situation.run}2." in told
+def test_fresh_starts_a_new_run(stopped: JobFolder):
+    output = ok(stopped.train("--fresh", stop_after=1))
+    assert f"Starting {stopped.situation.run}2." in output
 
 
 def test_exist_ok_uses_the_folder_of_that_name(stopped: JobFolder):
-    told = ok(stopped.train("--exist-ok", "--fresh", stop_after=1))
-    assert f"Beginning {stopped.situation.run}." in told
+    output = ok(stopped.train("--exist-ok", "--fresh", stop_after=1))
+    assert f"Starting {stopped.situation.run}." in output
 
 
-def test_once_a_complete_run_is_not_followed_by_another(job: JobFolder):
+def test_once_does_nothing_if_the_run_is_finished(job: JobFolder):
     ok(job.train())
-    assert "this training is complete; nothing to do (--once)." in ok(job.train("--once"))
+    assert "this training is finished; nothing to do (--once)." in ok(job.train("--once"))
     assert [path.name for path in job.run_folder.parent.iterdir()] == [job.run_folder.name]
 
 
-def test_resume_takes_up_the_run_it_names(stopped: JobFolder):
+def test_resume_continues_the_run_it_names(stopped: JobFolder):
     assert "Continuing" in ok(stopped.train("--resume", stopped.situation.run))
     assert stopped.epochs == [0, 1, 2]
 
@@ -100,46 +100,49 @@ def test_resume_takes_up_the_run_it_names(stopped: JobFolder):
 # Three classes of change
 
 
-def test_an_exact_change_goes_on_in_silence(stopped: JobFolder):
-    told = ok(stopped.train(*EXACT[stopped.job]))
-    assert f"Continuing {stopped.situation.run} at epoch 1" in told
-    assert "round differently" not in told
+def test_an_exact_change_continues_silently(stopped: JobFolder):
+    output = ok(stopped.train(*EXACT[stopped.job]))
+    assert f"Continuing {stopped.situation.run} at epoch 1" in output
+    assert "round differently" not in output
 
 
-def test_a_rounding_change_goes_on_with_a_word(stopped: JobFolder):
-    told = ok(stopped.train(*ROUNDING[stopped.job]))
-    assert f"Continuing {stopped.situation.run} at epoch 1" in told
-    assert "Sums round differently from here on; samples and schedule stay the same." in told
+def test_a_rounding_change_continues_and_is_logged(stopped: JobFolder):
+    output = ok(stopped.train(*ROUNDING[stopped.job]))
+    assert f"Continuing {stopped.situation.run} at epoch 1" in output
+    assert "Sums round differently from here on; samples and schedule stay the same." in output
 
 
 @pytest.mark.parametrize("how", ["exist-ok", "resume"])
-def test_a_different_training_is_refused_with_a_list_and_a_way_out(how: str, stopped: JobFolder):
-    asked = ("--exist-ok",) if how == "exist-ok" else ("--resume", stopped.situation.run)
-    done = stopped.train(*asked, *DIFFERENT[stopped.job])
+def test_a_different_training_is_refused_with_a_list_and_alternatives(how: str, stopped: JobFolder):
+    flags = ("--exist-ok",) if how == "exist-ok" else ("--resume", stopped.situation.run)
+    done = stopped.train(*flags, *DIFFERENT[stopped.job])
     assert done.code == 2
-    way_out = "start over with --fresh" if how == "exist-ok" else "begin a new run without --resume"
-    assert " -> " in done.err and way_out in done.err
+    advice = "start over with --fresh" if how == "exist-ok" else "start a new run without --resume"
+    assert " -> " in done.err and advice in done.err
     assert stopped.epochs == [0]
 
 
-def test_other_data_is_refused_and_may_be_allowed(stopped: JobFolder):
+def test_changed_data_is_refused_unless_allowed(stopped: JobFolder):
     (stopped.folder / PART_OF_DATA[stopped.job]).rename(stopped.folder / "aside")
     refused = stopped.train()
     assert refused.code == 3 and "have changed since this run was saved" in refused.err
-    assert "continuing with the changed ones, as asked" in ok(stopped.train("--allow-data-change"))
+    assert "continuing with the changed data (--allow-data-change)" in ok(stopped.train("--allow-data-change"))
 
 
 # Money, signals, saving
 
 
-def test_a_budget_stops_it_saved(job: JobFolder):
-    told = ok(job.train("--price", "3600", "--budget", "0.01"))
-    assert "The budget of 0.01 is used up" in told and "the same command with a larger --budget continues" in told
-    assert re.search(r"so far: 0:00:0\d, cost \d+\.\d\d at 3600.00 an hour\.", told)
+def test_a_budget_saves_and_stops(job: JobFolder):
+    output = ok(job.train("--price", "3600", "--budget", "0.01"))
+    assert (
+        "The budget of 0.01 is used up" in output
+        and "run the same command with a larger --budget to continue" in output
+    )
+    assert re.search(r"so far: 0:00:0\d, cost \d+\.\d\d at 3600.00 an hour\.", output)
     assert "Continuing" in ok(job.train())
 
 
-def test_on_done_hears_how_it_ended(job: JobFolder):
+def test_on_done_gets_the_outcome(job: JobFolder):
     command = "echo $FLATOUT_OUTCOME $FLATOUT_EXIT_CODE $FLATOUT_EPOCH > done.txt"
     ok(job.train("--on-done", command, stop_after=1))
     assert (job.folder / "done.txt").read_text() == "stopped 0 0\n"
@@ -148,72 +151,74 @@ def test_on_done_hears_how_it_ended(job: JobFolder):
 
 
 def test_sigterm_saves_and_ends_with_75(job: JobFolder):
-    """G8, and F01: it has eight seconds, of which starting takes a part here."""
+    """G8, F01: within eight seconds, which here include part of the start."""
     done = job.train(change="SIGTERM at step 7")
     assert done.code == 75 and done.seconds < 8
-    assert re.search(r"^flatout: SIGTERM: saved at epoch \d, step \d\. Run the same command again\.$", done.err, re.M)
+    assert re.search(
+        r"^flatout: SIGTERM: saved at epoch \d, step \d\. Run the same command again to continue\.$", done.err, re.M
+    )
     assert "Continuing" in ok(job.train())
 
 
-def test_stop_after_ends_it_cleanly_after_so_many_steps(job: JobFolder):
-    assert "Stopped after 2 steps, as asked. The same command continues." in ok(job.train(stop_after=2))
+def test_stop_after_stops_cleanly_after_that_many_steps(job: JobFolder):
+    assert "Stopped after 2 steps, as requested. Run the same command again to continue." in ok(job.train(stop_after=2))
     (state,) = job.run_folder.glob("*/last.pt")
     assert read_container(state)["training"]["position"]["step"] == 2  # type: ignore[index]
 
 
-def test_it_is_saved_as_often_as_was_asked_for(job: JobFolder):
+def test_checkpoints_are_saved_as_often_as_requested(job: JobFolder):
     often = job.train("--save-every-steps", "1", stop_after=3)
     seldom = job.train("--save-every-steps", "1000", "--fresh", stop_after=3)
     assert often.saves - seldom.saves >= 2
 
 
-def test_patience_ends_it_when_nothing_gets_better(job: JobFolder):
-    """Scores of such small trainings hardly move; what counts is that the flag is known and the run complete."""
+def test_patience_stops_a_training_that_does_not_improve(job: JobFolder):
+    """Scores of such small trainings hardly change; this checks only that the flag is accepted and the run finishes."""
     ok(job.train("--patience", "1"))
     assert job.record["finished"]
 
 
-# Elsewhere
+# Other machines, several ranks
 
 
-def test_a_mirror_takes_it_to_another_machine(job: JobFolder, tmp_path: Path):
+def test_a_mirror_lets_another_machine_continue(job: JobFolder, tmp_path: Path):
     mirror = ("--mirror", f"file://{tmp_path}/mirror")
     assert "Mirrored to" in ok(job.train(*mirror, stop_after=job.situation.stop_after))
     job.run_folder.rename(tmp_path / "gone")
-    told = ok(job.train(*mirror))
-    assert "fetched checkpoint" in told and f"Continuing {job.situation.run} at epoch 1" in told
+    output = ok(job.train(*mirror))
+    assert "fetched checkpoint" in output and f"Continuing {job.situation.run} at epoch 1" in output
     assert job.epochs == [0, 1, 2]
     if job.job == "spike":
-        assert (job.run_folder / "metrics/epoch_000.json").is_file(), "files of subfolders come along"
+        assert (job.run_folder / "metrics/epoch_000.json").is_file(), "files of subfolders are mirrored too"
     job.run_folder.rename(tmp_path / "gone too")
-    assert "this training is over; its files are here." in ok(job.train(*mirror))
+    assert "this training is finished; its files are here." in ok(job.train(*mirror))
 
 
-def test_a_rented_machine_is_told_what_to_do(job: JobFolder):
+def test_bootstrap_prints_a_script_for_a_rented_machine(job: JobFolder):
     command = (job.job, "train", *job.flags[:2])
-    script = script_of(Job(command=command, package="x.whl", mirror="s3://bucket/run", gpus="2"))
+    script = script_of(BootstrapConfig(command=command, package="x.whl", mirror="s3://bucket/run", gpus="2"))
     assert f"flatout {job.job} train" in script and "--once --mirror s3://bucket/run --device 0,1" in script
     done = job.command("bootstrap", "--package", "x.whl", "--", job.job, "train", "--no-such-flag")
-    assert done.code == 2 and "--no-such-flag is no flag." in done.err
+    assert done.code == 2 and "unknown flag --no-such-flag." in done.err
 
 
-def test_two_ranks_train_it_and_it_goes_on_with_one(job: JobFolder):
-    """G6: with another number of ranks the batch of all together stays the same, and so do the steps."""
+def test_two_ranks_train_and_one_continues(job: JobFolder):
+    """G6: the total batch, and with it the steps, do not depend on the number of ranks."""
     runs = job.ranks(2, stop_after=3)
     assert [run.code for run in runs] == [0, 0], [run.err for run in runs]
-    told = ok(job.train())
-    assert "world_size 2 -> 1: samples and their order per step stay the same" in told
+    output = ok(job.train())
+    assert "world_size 2 -> 1: samples and their order per step stay the same" in output
     assert job.epochs == [0, 1, 2] and job.record["finished"]
 
 
-def test_begun_with_one_rank_it_goes_on_with_two(stopped: JobFolder):
+def test_one_rank_trains_and_two_continue(stopped: JobFolder):
     runs = stopped.ranks(2)
     assert [run.code for run in runs] == [0, 0], [run.err for run in runs]
     assert "world_size 1 -> 2" in runs[0].out
     assert stopped.epochs == [0, 1, 2]
 
 
-# Who hears of it
+# Loggers, monitor, profiler
 
 
 def test_numbers_go_to_tensorboard(job: JobFolder):
@@ -228,58 +233,58 @@ def test_numbers_go_to_a_plain_csv(job: JobFolder):
     with (job.run_folder / "scalars.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["epoch"] for row in rows} == {"0", "1", "2"} and "step/lr" in {row["name"] for row in rows}
-    told = [(int(row["step"]), row["name"]) for row in rows]
-    assert len(set(told)) == len(told) and [step for step, _ in told] == sorted(step for step, _ in told)
+    logged = [(int(row["step"]), row["name"]) for row in rows]
+    assert len(set(logged)) == len(logged) and [step for step, _ in logged] == sorted(step for step, _ in logged)
 
 
-@pytest.mark.parametrize("name", [name for name, known in LOGGERS.items() if known.needs and name != DEFAULT])
-def test_other_loggers_are_known_and_named_where_they_are_missing(name: str, job: JobFolder):
+@pytest.mark.parametrize("name", [name for name, spec in LOGGERS.items() if spec.needs and name != DEFAULT])
+def test_other_loggers_are_refused_with_a_command_if_they_are_not_installed(name: str, job: JobFolder):
     if importlib.util.find_spec(name) is not None:
         pytest.skip(f"{name} is installed: tests/engine/test_callbacks.py logs to it")
     done = job.train("--log-to", name)
     assert done.code == 2 and f"{name} is not installed: python -m pip install {name}" in done.err
 
 
-def test_the_monitor_shows_it(stopped: JobFolder):
+def test_the_monitor_shows_the_run(stopped: JobFolder):
     state = run_state(stopped.run_folder)
     assert (state["state"], state["epoch"], state["epochs"]) == ("stopped", 1, 3)
     assert state["series"] and state["readiness"] is not None
 
 
-def test_profile_says_where_the_time_goes(job: JobFolder):
-    told = ok(job.command("profile", job.job, "--steps", "3", "--quick", *job.flags))
-    assert "ms per step" in told and "Verdict" in told
+def test_profile_shows_where_the_time_goes(job: JobFolder):
+    output = ok(job.command("profile", job.job, "--steps", "3", "--quick", *job.flags))
+    assert "ms per step" in output and "Verdict" in output
     assert (job.folder / "profile/profile.html").is_file() and not job.run_folder.exists()
 
 
-def test_with_profile_a_training_says_so_by_itself(job: JobFolder):
-    told = ok(job.train("--profile", "3"))
-    assert f"The same as a page: {job.situation.run}/profile.html" in told
+def test_with_profile_a_training_profiles_itself(job: JobFolder):
+    output = ok(job.train("--profile", "3"))
+    assert f"Saved as a page: {job.situation.run}/profile.html" in output
     assert job.record["finished"]
 
 
 # The network
 
 
-def test_it_is_compiled_if_asked_for(job: JobFolder):
+def test_compile_on_compiles_the_network(job: JobFolder):
     assert "Model compiled successfully" in ok(job.train("--compile", "on", change="compile cheaply", stop_after=1))
 
 
 def test_compile_auto_says_whether_it_pays(job: JobFolder):
-    told = ok(job.train("--compile", "auto", "--log-every", "1", change="decide at once", stop_after=4))
-    assert re.search(r"compile auto: \d+ steps of .* it does not pay\.", told)
+    output = ok(job.train("--compile", "auto", "--log-every", "1", change="decide immediately", stop_after=4))
+    assert re.search(r"compile auto: \d+ steps of .* it does not pay\.", output)
 
 
-# Words
+# Exit codes and messages
 
 
-def test_what_is_wrong_has_the_same_exit_code(job: JobFolder):
+def test_mistakes_have_the_same_exit_codes(job: JobFolder):
     assert job.train("--no-such-flag").code == 2
     assert job.train("--device", "7").code == 5
     assert job.train("--resume", "nowhere").code == 4
 
 
-def test_the_last_words_are_the_same(job: JobFolder):
+def test_the_last_lines_are_the_same(job: JobFolder):
     *_, results, spent = ok(job.train()).splitlines()
     (weights,) = {path.parent for path in job.run_folder.glob("*/last.pt")}
     name = weights.relative_to(job.folder)

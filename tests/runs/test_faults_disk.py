@@ -1,4 +1,4 @@
-"""F15-F19, F23: disks that are full, damaged, read-only or lie. Real file systems and real errors of the kernel."""
+"""F15-F19, F23: disks that are full, damaged, read-only or failing. Real file systems and real errors of the kernel."""
 
 import os
 import shutil
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.fault
 
 KIB = 1024
 ONE_STATE_KIB, TWO_STATES_KIB = 112, 180
-"""Disks on which a run of the toy has room for one or two states: 44 KiB each in whole pages, 72 while one is written,
+"""Sizes of disks with space for one or two checkpoints of the toy: 44 KiB each in whole pages, 72 while one is written,
 and 48 for all other files."""
 
 
 @contextmanager
 def small_disk(folder: Path, size_kib: int) -> Iterator[Path]:
-    """A file system of its own at `folder`, of this size."""
+    """A separate file system of this size, mounted at `folder`."""
     folder.mkdir()
     _mount("-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(folder))
     try:
@@ -43,35 +43,35 @@ def _mount(*words: str) -> None:
 def interrupted(toys: Toys, tmp_path: Path) -> Path:
     """The folder of a training that was interrupted in its third epoch."""
     run = toys.run(tmp_path / "runs", "--signal-at", "2:5:SIGTERM")
-    assert run.code == 75, run.said
+    assert run.code == 75, run.output
     return tmp_path / "runs/toy"
 
 
-# Full.
+# Full
 
 
-def test_a_disk_that_holds_one_state_ends_the_training_and_keeps_it(toys: Toys, tmp_path: Path):
+def test_a_disk_with_space_for_one_checkpoint_ends_the_training_and_keeps_it(toys: Toys, tmp_path: Path):
     """F15."""
     with small_disk(tmp_path / "disk", ONE_STATE_KIB) as disk:
         run = toys.run(disk)
-        assert run.code == 5, run.said
-        last = run.said.splitlines()[-1]
-        assert last.startswith(f"flatout: {disk}/toy/weights/last.pt: no room: ")
-        assert "bytes are needed" in last
-        assert "are free. What was there before is untouched. Free some space or choose another folder." in last
-        assert "Trying once more." in run.said
+        assert run.code == 5, run.output
+        last = run.output.splitlines()[-1]
+        assert last.startswith(f"flatout: {disk}/toy/weights/last.pt: not enough disk space: ")
+        assert "bytes needed" in last
+        assert " free. The existing file is unchanged. Free some space or choose another folder." in last
+        assert "Trying again." in run.output
         saved: dict = read_container(disk / "toy/weights/last.pt")["training"]  # type: ignore[assignment]
         assert saved["position"]["epoch"] == 0
         _mount("-o", "remount,size=1m", str(disk))
         assert toys.run(disk).code == 0
 
 
-def test_a_disk_that_holds_two_states_is_large_enough(toys: Toys, undisturbed: Path, tmp_path: Path):
+def test_a_disk_with_space_for_two_checkpoints_is_large_enough(toys: Toys, undisturbed: Path, tmp_path: Path):
     """F15: the older checkpoint makes room for the newest one."""
     with small_disk(tmp_path / "disk", TWO_STATES_KIB) as disk:
         run = toys.run(disk)
-        assert run.code == 0, run.said
-        assert "no room" in run.said
+        assert run.code == 0, run.output
+        assert "not enough disk space" in run.output
         assert differences_between(undisturbed, disk / "toy") == []
 
 
@@ -81,15 +81,15 @@ def test_a_full_disk_for_logs_does_not_stop_the_training(name: str, toys: Toys, 
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / name).symlink_to("/dev/full")
     run = toys.run(tmp_path, "--exist-ok")
-    assert run.code == 0, run.said
-    assert run.said.count(f"{name}: cannot be written: No space left on device. Training goes on without it") == 1
+    assert run.code == 0, run.output
+    assert run.output.count(f"{name}: cannot be written: No space left on device. Training goes on without it") == 1
     (tmp_path / "toy" / name).unlink()
     shutil.copy(undisturbed / name, tmp_path / "toy" / name)
     differing = differences_between(undisturbed, tmp_path / "toy")
     assert all(key.startswith("training.job.records.bytes") for key in differing)
 
 
-# Damaged.
+# Damaged
 
 
 def flip(path: Path) -> None:
@@ -103,46 +103,48 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, cut])
-def test_a_damaged_newest_state_costs_steps_which_are_told(
+def test_a_damaged_newest_checkpoint_costs_steps_which_are_reported(
     damage: Callable[[Path], None], toys: Toys, undisturbed: Path, interrupted: Path
 ):
     """F17; every offset is tried in test_checkpoints.py."""
     damage(interrupted / "weights/last.pt")
     run = toys.run(interrupted.parent)
-    assert run.code == 0, run.said
-    assert "weights/last.pt: is " in run.said
-    assert "Continuing from" in run.said
-    assert "steps are lost (epoch 2 step 6 -> epoch 2 step 4)" in run.said
+    assert run.code == 0, run.output
+    assert "weights/last.pt: is " in run.output
+    assert "Continuing from" in run.output
+    assert "steps are lost (epoch 2 step 6 -> epoch 2 step 4)" in run.output
     assert differences_between(undisturbed, interrupted) == []
 
 
-def test_where_every_state_is_damaged_nothing_is_started_over(toys: Toys, interrupted: Path):
+def test_if_every_checkpoint_is_damaged_the_training_does_not_start_over(toys: Toys, interrupted: Path):
     """F18."""
     for path in interrupted.glob("weights/last*.pt"):
         cut(path)
     before = {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file() and path.name != ".lock"}
     run = toys.run(interrupted.parent)
     assert run.code == 4
-    last = run.said.splitlines()[-1]
-    assert last.startswith(f"flatout: {interrupted}/weights: no checkpoint can be read, and nothing was started over.")
-    assert last.endswith("start from the beginning with --fresh.")
+    last = run.output.splitlines()[-1]
+    assert last.startswith(f"flatout: {interrupted}/weights: no checkpoint can be read, so nothing was started.")
+    assert last.endswith("start over with --fresh.")
     assert {path: path.read_bytes() for path in before} == before
 
 
-# Read-only.
+# Read-only
 
 
-def test_a_place_that_cannot_be_written_is_told_with_the_way_out(toys: Toys, tmp_path: Path):
+def test_a_folder_that_cannot_be_written_is_refused_with_advice(toys: Toys, tmp_path: Path):
     """F19."""
     with small_disk(tmp_path / "disk", 64) as disk:
         _mount("-o", "remount,ro", str(disk))
         run = toys.run(disk / "runs")
-        assert run.code == 5, run.said
-        assert run.said.splitlines()[-1].startswith(f"flatout: {disk}/runs/toy: cannot be made: Read-only file system.")
-        assert run.said.rstrip().endswith("Choose another place with --project.")
+        assert run.code == 5, run.output
+        assert run.output.splitlines()[-1].startswith(
+            f"flatout: {disk}/runs/toy: cannot be created: Read-only file system."
+        )
+        assert run.output.rstrip().endswith("Choose another folder with --project.")
 
 
-def test_data_that_cannot_be_written_is_good_enough(toys: Toys, tmp_path: Path):
+def test_data_on_a_read_only_disk_can_be_used(toys: Toys, tmp_path: Path):
     """F19."""
     with small_disk(tmp_path / "disk", 64) as disk:
         (disk / "labels.txt").write_text("0 1 2 3")
@@ -150,24 +152,24 @@ def test_data_that_cannot_be_written_is_good_enough(toys: Toys, tmp_path: Path):
         assert toys.run(tmp_path / "runs", "--labels", disk / "labels.txt").code == 0
 
 
-# Lying.
+# Failing system calls
 
 
 @pytest.mark.skipif(
     shutil.which("strace") is None, reason="strace is not installed: no system call can be made to fail"
 )
 @pytest.mark.parametrize("calls", ["fsync:error=EIO", "rename,renameat,renameat2:error=EXDEV"])
-def test_a_system_call_that_fails_is_a_save_that_failed(calls: str, toys: Toys, undisturbed: Path, tmp_path: Path):
+def test_a_failing_system_call_is_a_failed_save(calls: str, toys: Toys, undisturbed: Path, tmp_path: Path):
     """F23."""
     run = toys.start(tmp_path, "--delay-ms", 30, "--save-every-steps", 6)
     newest = tmp_path / "toy/weights/last.pt"
     while not newest.exists():
-        assert not run.has_ended(), run.said
+        assert not run.has_ended(), run.output
         time.sleep(0.005)
     tracing = ["strace", "-f", "-q", "-p", str(run.pid), "-o", os.devnull, "-e", f"inject={calls}"]
     with subprocess.Popen(tracing, stderr=subprocess.DEVNULL):
-        assert run.wait() == 5, run.said
-    last = run.said.splitlines()[-1]
+        assert run.wait() == 5, run.output
+    last = run.output.splitlines()[-1]
     assert last.startswith(f"flatout: {newest}: cannot be written: ")
     assert last.endswith("Check the folder and its permissions.")
     read_container(newest)

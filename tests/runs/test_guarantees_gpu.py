@@ -1,4 +1,4 @@
-"""G5: on a GPU a resume changes nothing where kernels are deterministic."""
+"""G5: on a GPU a resume changes nothing if kernels are deterministic."""
 
 from pathlib import Path
 
@@ -19,15 +19,15 @@ ARGS = ("--device", "cuda", "--deterministic")
 
 def test_a_resume_on_a_gpu_changes_nothing(toys: Toys, tmp_path: Path):
     assert toys.run(tmp_path / "whole", *ARGS).code == 0
-    for place in ("0:5", "2:8", "3:11"):
-        project = tmp_path / place
-        interrupted = toys.run(project, *ARGS, "--signal-at", f"{place}:SIGTERM")
-        assert interrupted.code == 75, interrupted.said
+    for position in ("0:5", "2:8", "3:11"):
+        project = tmp_path / position
+        interrupted = toys.run(project, *ARGS, "--signal-at", f"{position}:SIGTERM")
+        assert interrupted.code == 75, interrupted.output
         assert toys.run(project, *ARGS).code == 0
-        assert differences_between(tmp_path / "whole/toy", project / "toy") == [], place
+        assert differences_between(tmp_path / "whole/toy", project / "toy") == [], position
 
 
-def test_a_resume_on_a_gpu_that_forgets_something_is_found_out(toys: Toys, tmp_path: Path):
+def test_a_resume_on_a_gpu_that_does_not_restore_a_part_is_detected(toys: Toys, tmp_path: Path):
     """Negative control of G5."""
     assert toys.run(tmp_path / "whole", *ARGS).code == 0
     assert toys.run(tmp_path / "parts", *ARGS, "--signal-at", "1:5:SIGTERM").code == 75
@@ -35,9 +35,9 @@ def test_a_resume_on_a_gpu_that_forgets_something_is_found_out(toys: Toys, tmp_p
     assert differences_between(tmp_path / "whole/toy", tmp_path / "parts/toy") != []
 
 
-def test_begun_on_a_gpu_and_ended_on_a_cpu_it_says_so(toys: Toys, tmp_path: Path):
+def test_continuing_a_gpu_run_on_a_cpu_is_logged(toys: Toys, tmp_path: Path):
     """F32."""
     assert toys.run(tmp_path, *ARGS, "--signal-at", "1:5:SIGTERM").code == 75
     run = toys.run(tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
-    assert run.code == 0, run.said
-    assert "-> None: sums round differently from here on; samples and schedule stay the same." in run.said
+    assert run.code == 0, run.output
+    assert "-> None: sums round differently from here on; samples and schedule stay the same." in run.output

@@ -37,7 +37,7 @@ def holder(tmp_path: Path):
     process.communicate()
 
 
-def test_a_second_process_is_refused_at_once_and_told_by_whom(holder, tmp_path: Path):
+def test_a_second_process_is_refused_immediately_with_the_name_of_the_holder(holder, tmp_path: Path):
     began = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         RunLock(tmp_path)
@@ -45,12 +45,12 @@ def test_a_second_process_is_refused_at_once_and_told_by_whom(holder, tmp_path: 
     assert caught.value.exit_code == 2
     assert re.fullmatch(
         rf"{tmp_path} is in use by process {holder.pid} on host \S+, started \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\. "
-        r"Wait for it, or choose another folder with --name\.",
+        r"Wait for it, or choose another name with --name\.",
         str(caught.value),
     )
 
 
-def test_even_break_lock_does_not_take_what_a_process_here_holds(holder, tmp_path: Path):
+def test_even_break_lock_does_not_break_a_lock_of_this_host(holder, tmp_path: Path):
     with pytest.raises(ConfigError, match="is in use by process"):
         RunLock(tmp_path, break_lock=True)
 
@@ -60,13 +60,13 @@ def test_a_killed_process_leaves_no_lock(holder, tmp_path: Path, caplog):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     with RunLock(tmp_path):
-        assert f"process {holder.pid} ended without giving it back; taken over." in caplog.text
+        assert f"process {holder.pid} ended without releasing the lock; taking over." in caplog.text
         assert json.loads((tmp_path / LOCK_NAME).read_text())["pid"] == os.getpid()
-    # Reading the file above has closed a descriptor of it, and with it the lock: the text must not depend on that.
+    # Reading the file above has closed a descriptor of it, which releases the kernel's lock; the file must go anyway.
     assert not (tmp_path / LOCK_NAME).exists()
 
 
-def test_a_lock_that_was_given_back_can_be_taken_again(tmp_path: Path):
+def test_a_lock_that_was_released_can_be_acquired_again(tmp_path: Path):
     lock = RunLock(tmp_path)
     lock.close()
     lock.close()
@@ -79,27 +79,27 @@ def test_one_process_cannot_hold_it_twice(tmp_path: Path):
         for _ in range(2):
             with pytest.raises(ConfigError, match=f"is in use by process {os.getpid()}"):
                 RunLock(tmp_path)
-        # Being refused has not cost us the lock.
+        # The refusal has not released the lock.
         outcome = subprocess.run([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
         assert "Locked" in outcome.stderr
 
 
-def test_another_hosts_word_is_believed_until_it_is_overruled(tmp_path: Path):
-    told = {"pid": 7, "host": "far-away", "started": "2026-01-02 03:04:05"}
-    (tmp_path / LOCK_NAME).write_text(json.dumps(told))
+def test_a_lock_of_another_host_holds_until_it_is_broken(tmp_path: Path):
+    holder = {"pid": 7, "host": "far-away", "started": "2026-01-02 03:04:05"}
+    (tmp_path / LOCK_NAME).write_text(json.dumps(holder))
     with pytest.raises(ConfigError, match=r"process 7 on host far-away, started 2026-01-02 03:04:05.*--break-lock"):
         RunLock(tmp_path)
-    assert json.loads((tmp_path / LOCK_NAME).read_text()) == told
+    assert json.loads((tmp_path / LOCK_NAME).read_text()) == holder
     with RunLock(tmp_path, break_lock=True):
         pass
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[1]", b"{"])
-def test_a_lock_file_that_says_nothing_is_no_obstacle(content: bytes, tmp_path: Path):
+def test_a_lock_file_without_a_holder_does_not_matter(content: bytes, tmp_path: Path):
     (tmp_path / LOCK_NAME).write_bytes(content)
     RunLock(tmp_path).close()
 
 
-def test_a_folder_that_cannot_be_written_is_a_matter_of_the_machine(tmp_path: Path):
+def test_a_folder_that_cannot_be_written_is_a_resource_error(tmp_path: Path):
     with pytest.raises(ResourceError, match=r"absent: cannot be written: No such file or directory.*--project"):
         RunLock(tmp_path / "absent")

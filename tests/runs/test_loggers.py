@@ -1,4 +1,4 @@
-"""The registry is the only list of loggers, and scalars.csv has every number once, whatever happened between."""
+"""The registry is the only list of loggers, and scalars.csv has every number once, whatever interrupts a run."""
 
 import csv
 import re
@@ -14,7 +14,7 @@ from flatout.engine.callbacks import Callback, Callbacks, End, RunStart, Scores
 from flatout.engine.job import IntervalStats
 from flatout.errors import ConfigError
 from flatout.runs.loggers import choose
-from flatout.runs.loggers.choose import LOGGERS, NONE, Known, choose_loggers
+from flatout.runs.loggers.choose import LOGGERS, NONE, LoggerSpec, choose_loggers
 from flatout.runs.loggers.plain_csv import NAME, PlainCsv
 from flatout.runs.options import RunOptions
 from tests.runs.test_records import full_after
@@ -23,7 +23,7 @@ from tests.runs.toy_runs import Toys
 
 DOCS = Path(__file__).parents[2] / "docs"
 STEPS = 4
-"""Of an epoch."""
+"""Steps per epoch."""
 
 
 # The registry
@@ -47,11 +47,11 @@ def test_a_new_logger_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch):
     module = ModuleType("paper_logger")
     module.Paper = Paper  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "paper_logger", module)
-    monkeypatch.setitem(choose.LOGGERS, "paper", Known("paper_logger:Paper"))
+    monkeypatch.setitem(choose.LOGGERS, "paper", LoggerSpec("paper_logger:Paper"))
     (made,) = choose_loggers(("paper", "none", "paper"), paper={"size": "A3"})
     assert isinstance(made, Paper) and made.size == "A3"
-    monkeypatch.setitem(choose.LOGGERS, "paper", Known("paper_logger:Paper", needs="no_such_paper"))
-    with pytest.raises(ConfigError, match="paper is not installed: python -m pip install no_such_paper, or log to"):
+    monkeypatch.setitem(choose.LOGGERS, "paper", LoggerSpec("paper_logger:Paper", needs="no_such_paper"))
+    with pytest.raises(ConfigError, match="paper is not installed: python -m pip install no_such_paper, or choose"):
         choose_loggers(("paper",))
 
 
@@ -70,7 +70,7 @@ def started(folder: Path, *, epoch: int = 0, step: int = 0, continues: bool = Tr
 
 
 def train(logger: PlainCsv, epoch: int, *steps: int, ends: bool = True, loss: float = 1.0) -> None:
-    """Log intervals that end after these steps of an epoch, then its end."""
+    """Report log intervals that end after these steps of an epoch, then its validation."""
     for step in steps:
         done = epoch * STEPS + step
         logger.log(IntervalStats(epoch, step, {"loss": loss}, 0.1, 5.0, 1.0, 80.0, steps_done=done, steps_left=1))
@@ -84,8 +84,8 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
 
-def moments(folder: Path) -> list[tuple[int, int, str]]:
-    """Of losses and scores."""
+def events(folder: Path) -> list[tuple[int, int, str]]:
+    """Step, epoch and name of losses and scores."""
     names = {"step/loss", "val/accuracy"}
     return [(int(row["step"]), int(row["epoch"]), row["name"]) for row in rows_of(folder) if row["name"] in names]
 
@@ -100,10 +100,10 @@ def test_every_number_has_a_row(tmp_path: Path):
     )
 
 
-def test_a_validation_within_an_epoch_belongs_to_the_epoch_under_way(tmp_path: Path):
+def test_a_validation_within_an_epoch_belongs_to_the_current_epoch(tmp_path: Path):
     logger = started(tmp_path, epoch=1, continues=False)
     logger.validation(Scores(epoch=0, at=6, steps_done=6, scalars={"val/accuracy": 0.5}))
-    assert moments(tmp_path) == [(6, 1, "val/accuracy")]
+    assert events(tmp_path) == [(6, 1, "val/accuracy")]
 
 
 EPOCH_0 = [(2, 0, "step/loss"), (4, 0, "step/loss"), (4, 0, "val/accuracy")]
@@ -120,22 +120,22 @@ EPOCH_1 = [(6, 1, "step/loss"), (8, 1, "step/loss"), (8, 1, "val/accuracy")]
         (1, 2, [*EPOCH_0, *EPOCH_1[:1]]),
         (2, 0, [*EPOCH_0, *EPOCH_1]),
     ],
-    ids=["its beginning", "within an epoch", "before its validation", "after it", "later", "the end"],
+    ids=["its start", "within an epoch", "before its validation", "after it", "later", "the end"],
 )
-def test_continued_from_an_older_state_rows_that_are_newer_go(epoch: int, step: int, kept: list, tmp_path: Path):
+def test_rows_newer_than_the_checkpoint_are_removed(epoch: int, step: int, kept: list, tmp_path: Path):
     logger = started(tmp_path, continues=False)
     train(logger, 0, 2, 4)
     train(logger, 1, 2, 4)
     started(tmp_path, epoch=epoch, step=step)
-    assert moments(tmp_path) == kept
+    assert events(tmp_path) == kept
 
 
-def test_without_the_cut_rows_would_be_there_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_truncating_rows_would_appear_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Negative control."""
-    monkeypatch.setattr(PlainCsv, "_cut", lambda self, length: None)
+    monkeypatch.setattr(PlainCsv, "_truncate", lambda self, length: None)
     train(started(tmp_path, continues=False), 0, 2, 4)
     train(started(tmp_path, step=2), 0, 4)
-    assert moments(tmp_path) == [*EPOCH_0, *EPOCH_0[1:]]
+    assert events(tmp_path) == [*EPOCH_0, *EPOCH_0[1:]]
 
 
 def test_half_a_row_at_the_end_is_removed(tmp_path: Path):
@@ -146,34 +146,34 @@ def test_half_a_row_at_the_end_is_removed(tmp_path: Path):
     assert (tmp_path / NAME).read_bytes() == whole
 
 
-def test_a_training_that_was_set_back_has_its_steps_once(tmp_path: Path):
+def test_a_training_that_was_rolled_back_has_its_steps_once(tmp_path: Path):
     logger = started(tmp_path, continues=False)
     train(logger, 0, 2, 4)
     train(logger, 1, 2, ends=False, loss=float("nan"))
     train(logger, 0, 4, loss=3.0)
     train(logger, 1, 2, 4)
-    assert moments(tmp_path) == [*EPOCH_0, *EPOCH_1]
+    assert events(tmp_path) == [*EPOCH_0, *EPOCH_1]
     assert "nan" not in (tmp_path / NAME).read_text()
 
 
-def test_what_is_told_twice_at_a_step_counts_as_told_the_second_time(tmp_path: Path):
-    """At a save, the steps of an interval that the device had not finished when the interval ended are told too."""
+def test_an_interval_that_is_reported_twice_counts_as_reported_the_second_time(tmp_path: Path):
+    """A save reports the interval again, with the steps that the device had not finished when it ended."""
     logger = started(tmp_path, continues=False)
     train(logger, 0, 2, 4, 4, loss=2.0)
-    assert moments(tmp_path) == EPOCH_0
+    assert events(tmp_path) == EPOCH_0
     train(logger, 0, loss=5.0)
-    assert rows_of(tmp_path)[-1]["value"] == "2.5" and moments(tmp_path) == EPOCH_0
+    assert rows_of(tmp_path)[-1]["value"] == "2.5" and events(tmp_path) == EPOCH_0
 
 
-def test_a_new_run_in_an_old_folder_begins_again(tmp_path: Path):
+def test_a_new_run_in_an_old_folder_starts_over(tmp_path: Path):
     train(started(tmp_path, continues=False), 0, 2)
     train(started(tmp_path, continues=False), 0, 4)
-    assert moments(tmp_path) == EPOCH_0[1:]
+    assert events(tmp_path) == EPOCH_0[1:]
 
 
-def test_switched_on_in_the_middle_it_begins_there(tmp_path: Path):
+def test_switched_on_in_the_middle_it_starts_there(tmp_path: Path):
     train(started(tmp_path, epoch=1), 1, 2, 4)
-    assert moments(tmp_path) == EPOCH_1
+    assert events(tmp_path) == EPOCH_1
 
 
 @pytest.mark.fault
@@ -184,7 +184,7 @@ def test_a_full_disk_costs_rows_and_one_warning(tmp_path: Path, caplog: pytest.L
         for _ in range(4):
             callbacks.validation(Scores(epoch=1, at=1, steps_done=8, scalars={"val/accuracy": 0.5}))
     train(logger, 2, 2)
-    assert moments(tmp_path) == [*EPOCH_0, (10, 2, "step/loss"), (12, 2, "val/accuracy")]
+    assert events(tmp_path) == [*EPOCH_0, (10, 2, "step/loss"), (12, 2, "val/accuracy")]
     (warning,) = caplog.messages
     assert "scalars.csv: cannot be written: File too large. Training goes on without it" in warning
     assert "# 4 missing" in (tmp_path / NAME).read_text()
@@ -199,18 +199,18 @@ def test_a_full_disk_costs_rows_and_one_warning(tmp_path: Path, caplog: pytest.L
         (("--signal-at", "1:11:SIGTERM"), 75),
         (("--poison-weights", "2:5", "--transient"), 0),
     ],
-    ids=["killed", "killed in a validation", "stopped in a validation", "set back"],
+    ids=["killed", "killed in a validation", "stopped in a validation", "rolled back"],
 )
 def test_a_disturbed_training_has_the_numbers_of_an_undisturbed_one(
     fault: tuple[str, ...], code: int, toys: Toys, tmp_path: Path
 ):
     plain, disturbed = tmp_path / "plain", tmp_path / "disturbed"
     run = toys.run(plain, "--log-to", "csv")
-    assert run.code == 0, run.said
+    assert run.code == 0, run.output
     assert toys.run(disturbed, "--log-to", "csv", *fault).code == code
     if code:
         run = toys.run(disturbed, "--log-to", "csv")
-        assert run.code == 0, run.said
+        assert run.code == 0, run.output
     expected, found = (numbers_of(project / "toy") for project in (plain, disturbed))
     assert len({key[:2] for key in found}) == len(found), "each number once"
     assert {key for key in expected if not key[1].startswith("step/")} <= found
@@ -221,23 +221,23 @@ def test_a_disturbed_training_has_the_numbers_of_an_undisturbed_one(
 
 
 def numbers_of(folder: Path) -> set[tuple[int, str, str]]:
-    """Step, name and value of what does not depend on the clock."""
+    """Step, name and value of everything that does not depend on the clock."""
     rows = [row for row in rows_of(folder) if not re.search(r"_ms$|_per_s$", row["name"])]
     numbers = {(int(row["step"]), row["name"], row["value"]) for row in rows}
     assert len(numbers) == len(rows)
     return numbers
 
 
-def test_of_several_ranks_the_first_writes(toys: Toys, tmp_path: Path):
+def test_only_the_first_rank_writes(toys: Toys, tmp_path: Path):
     runs = run_ranks(toys, tmp_path, "--epochs", 2, "--log-to", "csv")
-    assert [run.code for run in runs] == [0, 0], runs[0].said
+    assert [run.code for run in runs] == [0, 0], runs[0].output
     assert [key[0] for key in sorted(numbers_of(tmp_path / "toy")) if key[1] == "val/val_accuracy"] == [10, 20]
 
 
 @pytest.mark.fault
-def test_a_mirror_takes_it_along(toys: Toys, tmp_path: Path):
+def test_a_mirror_includes_it(toys: Toys, tmp_path: Path):
     flags = ("--log-to", "csv", "--mirror", (tmp_path / "mirror").as_uri())
     assert toys.run(tmp_path / "here", *flags, env={"FLATOUT_STOP_AFTER": "14"}).code == 0
     run = toys.run(tmp_path / "there", *flags)
-    assert run.code == 0, run.said
+    assert run.code == 0, run.output
     assert numbers_of(tmp_path / "here/toy") < numbers_of(tmp_path / "there/toy")

@@ -1,4 +1,4 @@
-"""A run that is copied elsewhere goes on on a machine that has never seen it; a mirror that fails costs nothing."""
+"""A mirrored run is continued by another machine; a mirror that fails does not stop the training."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from flatout.runs.folder import RunRequest
 from flatout.runs.mirror import Mirror
 from flatout.runs.mirror import snapshot as manifests
 from flatout.runs.mirror.mirror import Uploads
-from flatout.runs.mirror.place import Place, PlaceError
+from flatout.runs.mirror.remote_folder import RemoteError, RemoteFolder
 from flatout.runs.mirror.snapshot import Snapshot
 from flatout.runs.options import Identity
 from tests.feed.injections import wait_until
@@ -30,26 +30,26 @@ from tests.runs.toy_runs import Toys
 
 CONFIG = {"epochs": 4, "seed": 1}
 LIMIT_S = 30
-"""For what takes milliseconds on a machine that does nothing else."""
+"""For work that takes milliseconds on an idle machine."""
 
 
-def wanted(project: Path, config: dict[str, Any] = CONFIG, *, exist_ok: bool = False) -> RunRequest:
+def request_for(project: Path, config: dict[str, Any] = CONFIG, *, exist_ok: bool = False) -> RunRequest:
     return RunRequest(project=project, name="exp", identity=Identity(config), exist_ok=exist_ok)
 
 
 class FakeRun:
-    """A run folder as a training leaves it, without the training."""
+    """A run folder as a training leaves it, without training."""
 
     def __init__(self, project: Path) -> None:
         self.folder = project / "exp"
         self.state = self.folder / "weights/last.pt"
         self.state.parent.mkdir(parents=True)
         (self.folder / "opt.yaml").write_text("seed: 1\n")
-        (self.folder / "picture.jpg").write_bytes(b"not needed to continue")
+        (self.folder / "plot.jpg").write_bytes(b"not needed to continue")
         self.state.with_name("best.pt").write_bytes(b"best")
 
     def save(self, step: int, *, finished: bool = False) -> Saved:
-        """As `CheckpointStore` does: another file under the same name."""
+        """Replace the file, as `CheckpointStore` does."""
         part = self.state.with_suffix(".part")
         part.write_bytes(f"state of step {step}".encode() * 1000)
         part.replace(self.state)
@@ -112,31 +112,31 @@ def bucket() -> Iterator[str]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def test_what_was_copied_comes_back_whole_on_another_machine(url: str, run: FakeRun, tmp_path: Path) -> None:
+def test_a_mirrored_run_is_fetched_completely_by_another_machine(url: str, run: FakeRun, tmp_path: Path) -> None:
     mirror = Mirror(url, "exp")
-    assert mirror.fetch(wanted(tmp_path / "there")) is None, "nothing is there yet"
+    assert mirror.fetch(request_for(tmp_path / "there")) is None, "nothing is there yet"
     mirror.checkpoint(run.save(10))
     mirror.checkpoint(run.save(20))
     mirror.end(interrupted(run.folder))
-    fetched = Mirror(url, "exp").fetch(wanted(tmp_path / "there"))
+    fetched = Mirror(url, "exp").fetch(request_for(tmp_path / "there"))
     assert fetched is not None and not fetched.finished
-    assert content_of(fetched.folder) == run.content(), "what is needed to continue, and nothing else"
-    assert Mirror(url, "exp").fetch(wanted(tmp_path / "there")) is None, "it is here now"
+    assert content_of(fetched.folder) == run.content(), "only what is needed to continue"
+    assert Mirror(url, "exp").fetch(request_for(tmp_path / "there")) is None, "it is here now"
 
 
-def test_two_checkpoints_are_kept_and_nothing_that_no_checkpoint_needs(run: FakeRun, tmp_path: Path) -> None:
+def test_two_checkpoints_are_kept_and_no_unused_objects(run: FakeRun, tmp_path: Path) -> None:
     uploads = copied(run, tmp_path, steps=(10, 20, 30, 40))
-    place = Place(f"file://{tmp_path}/mirror", "exp")
-    assert manifests.numbers(place) == [3, 4]
-    kept = [manifests.read(place, number) for number in (3, 4)]
+    remote = RemoteFolder(f"file://{tmp_path}/mirror", "exp")
+    assert manifests.numbers(remote) == [3, 4]
+    kept = [manifests.read(remote, number) for number in (3, 4)]
     assert [manifest.steps for manifest in kept] == [30, 40]
-    assert set(place.keys("objects")) == {file.sha256 for manifest in kept for file in manifest.files.values()}
+    assert set(remote.keys("objects")) == {file.sha256 for manifest in kept for file in manifest.files.values()}
     assert uploads.newest == kept[1]
 
 
 def copied(run: FakeRun, tmp_path: Path, steps: tuple[int, ...]) -> Uploads:
-    """One checkpoint after the other, each waited for."""
-    uploads = Uploads(Place(f"file://{tmp_path}/mirror", "exp"))
+    """Upload one checkpoint after the other, waiting for each."""
+    uploads = Uploads(RemoteFolder(f"file://{tmp_path}/mirror", "exp"))
     for step in steps:
         uploads.offer(Snapshot(run.folder, run.save(step).path))
         wait_until(lambda step=step: uploads.newest is not None and uploads.newest.steps == step, LIMIT_S)  # type: ignore[misc]
@@ -145,31 +145,31 @@ def copied(run: FakeRun, tmp_path: Path, steps: tuple[int, ...]) -> Uploads:
 
 
 @pytest.mark.parametrize("written_bytes", [None, 0, 100])
-def test_a_checkpoint_without_its_whole_manifest_is_not_there(
+def test_a_checkpoint_without_a_complete_manifest_does_not_count(
     written_bytes: int | None, run: FakeRun, tmp_path: Path
 ) -> None:
-    """As if the machine had gone in the middle of the copy, or of its last word."""
+    """As if the machine had been lost during the copy, or while it wrote the manifest."""
     copied(run, tmp_path, steps=(10, 20))
     manifest = tmp_path / "mirror/exp/manifests/000002.json"
     manifest.unlink() if written_bytes is None else os.truncate(manifest, written_bytes)
-    fetched = Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(tmp_path / "there"))
+    fetched = Mirror(f"file://{tmp_path}/mirror", "exp").fetch(request_for(tmp_path / "there"))
     assert fetched is not None
     assert (fetched.folder / "weights/last.pt").read_bytes().startswith(b"state of step 10")
 
 
-def test_damage_is_noticed_and_the_checkpoint_before_is_taken(
+def test_damage_is_noticed_and_the_checkpoint_before_is_used(
     run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copied(run, tmp_path, steps=(10, 20))
-    place = Place(f"file://{tmp_path}/mirror", "exp")
-    damage(tmp_path, manifests.read(place, 2))
-    fetched = Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(tmp_path / "there"))
+    remote = RemoteFolder(f"file://{tmp_path}/mirror", "exp")
+    damage(tmp_path, manifests.read(remote, 2))
+    fetched = Mirror(f"file://{tmp_path}/mirror", "exp").fetch(request_for(tmp_path / "there"))
     assert fetched is not None
     assert (fetched.folder / "weights/last.pt").read_bytes().startswith(b"state of step 10")
-    assert "is damaged: its sha256 differs. The checkpoint before it is taken." in caplog.text
-    damage(tmp_path, manifests.read(place, 1))
-    with pytest.raises(CheckpointError, match="nothing was started over"):
-        Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(tmp_path / "elsewhere"))
+    assert "is damaged: its sha256 differs. Using the checkpoint before it." in caplog.text
+    damage(tmp_path, manifests.read(remote, 1))
+    with pytest.raises(CheckpointError, match="so nothing was started"):
+        Mirror(f"file://{tmp_path}/mirror", "exp").fetch(request_for(tmp_path / "elsewhere"))
 
 
 def damage(tmp_path: Path, manifest: manifests.Manifest) -> None:
@@ -179,68 +179,66 @@ def damage(tmp_path: Path, manifest: manifests.Manifest) -> None:
     path.write_bytes(content)
 
 
-def test_a_newer_state_on_this_machine_is_left_alone_and_an_older_one_is_not(run: FakeRun, tmp_path: Path) -> None:
+def test_a_newer_local_checkpoint_is_left_alone_and_an_older_one_is_not(run: FakeRun, tmp_path: Path) -> None:
     copied(run, tmp_path, steps=(10, 20))
     mirror = Mirror(f"file://{tmp_path}/mirror", "exp")
     run.save(30)
-    assert mirror.fetch(wanted(run.folder.parent)) is None
+    assert mirror.fetch(request_for(run.folder.parent)) is None
     run.save(5)
-    fetched = mirror.fetch(wanted(run.folder.parent))
+    fetched = mirror.fetch(request_for(run.folder.parent))
     assert fetched is not None and fetched.folder == run.folder
     assert run.state.read_bytes().startswith(b"state of step 20")
 
 
-def test_a_newer_state_on_this_machine_is_not_replaced_by_the_checkpoint_before_a_damaged_one(
+def test_a_newer_local_checkpoint_is_not_replaced_by_the_one_before_a_damaged_one(
     run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copied(run, tmp_path, steps=(10, 20))
-    damage(tmp_path, manifests.read(Place(f"file://{tmp_path}/mirror", "exp"), 2))
+    damage(tmp_path, manifests.read(RemoteFolder(f"file://{tmp_path}/mirror", "exp"), 2))
     run.save(15)
-    assert Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(run.folder.parent)) is None
+    assert Mirror(f"file://{tmp_path}/mirror", "exp").fetch(request_for(run.folder.parent)) is None
     assert run.state.read_bytes().startswith(b"state of step 15")
-    assert "The state on this machine is newer than the one before it." in caplog.text
+    assert "The checkpoint on this machine is newer than the one before it." in caplog.text
 
 
 def test_with_exist_ok_a_run_is_fetched_into_the_one_folder_that_will_be_opened(run: FakeRun, tmp_path: Path) -> None:
-    """Else the command would begin anew in `exp`, and the fetched run would lie in `exp2`."""
+    """Otherwise the command would start over in `exp`, and the fetched run would be in `exp2`."""
     copied(run, tmp_path, steps=(10,))
     mirror, there = Mirror(f"file://{tmp_path}/mirror", "exp"), FakeRun(tmp_path / "there")
     there.save(90, finished=True)
-    fetched = mirror.fetch(wanted(there.folder.parent, CONFIG, exist_ok=True))
+    fetched = mirror.fetch(request_for(there.folder.parent, CONFIG, exist_ok=True))
     assert fetched is not None and fetched.folder == there.folder
     (there.folder / "run.json").write_text(json.dumps({"config": {"seed": 7}, "finished": False}))
-    assert mirror.fetch(wanted(there.folder.parent, CONFIG, exist_ok=True)) is None, "choose_run refuses it"
+    assert mirror.fetch(request_for(there.folder.parent, CONFIG, exist_ok=True)) is None, "choose_run refuses it"
 
 
-def test_another_config_is_refused_and_a_finished_training_is_not_begun_again(run: FakeRun, tmp_path: Path) -> None:
+def test_other_settings_are_refused_and_a_finished_training_is_not_repeated(run: FakeRun, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/mirror"
     copied(run, tmp_path, steps=(10,))
-    with pytest.raises(ConfigError, match="an unfinished run of another config: seed 1 -> 2"):
-        Mirror(url, "exp").fetch(wanted(tmp_path / "there", CONFIG | {"seed": 2}))
-    assert Mirror(url, "exp").fetch(wanted(tmp_path / "there", CONFIG | {"epochs": 9})) is not None, (
+    with pytest.raises(ConfigError, match="an unfinished run with other settings: seed 1 -> 2"):
+        Mirror(url, "exp").fetch(request_for(tmp_path / "there", CONFIG | {"seed": 2}))
+    assert Mirror(url, "exp").fetch(request_for(tmp_path / "there", CONFIG | {"epochs": 9})) is not None, (
         "more epochs are fine"
     )
     run.save(20, finished=True)
     Mirror(url, "exp").end(End(how="finished", folder=run.folder, epoch=4))
-    fetched = Mirror(url, "exp").fetch(wanted(tmp_path / "new"))
+    fetched = Mirror(url, "exp").fetch(request_for(tmp_path / "new"))
     assert fetched is not None and fetched.finished
     assert content_of(fetched.folder) == run.content()
 
 
-def test_a_machine_without_room_for_the_copy_says_so(
-    run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_before_fetching(run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied(run, tmp_path, steps=(10,))
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
-    with pytest.raises(ResourceError, match=r"no room: .* bytes are needed, 100 are free"):
-        Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(tmp_path / "there"))
+    with pytest.raises(ResourceError, match=r"not enough disk space: .* bytes needed, 100 free"):
+        Mirror(f"file://{tmp_path}/mirror", "exp").fetch(request_for(tmp_path / "there"))
 
 
 # A mirror that does not work.
 
 
-class Unreliable(Place):
-    """Fails a few times, and then may take its time."""
+class Unreliable(RemoteFolder):
+    """Fails a few times, then waits for the gate, if there is one."""
 
     def __init__(self, url: str, *, failures: int, gate: threading.Event | None = None) -> None:
         super().__init__(url, "exp")
@@ -249,13 +247,13 @@ class Unreliable(Place):
     def upload(self, source: Path, key: str) -> None:
         if self.failures:
             self.failures -= 1
-            raise PlaceError(f"{self.url}: cannot write {key}: no route to host.")
+            raise RemoteError(f"{self.url}: cannot write {key}: no route to host.")
         if self.gate is not None:
             self.gate.wait(LIMIT_S)
         super().upload(source, key)
 
 
-def test_a_failing_mirror_is_told_once_and_tried_again(
+def test_a_failing_mirror_causes_one_warning_and_is_retried(
     run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -266,26 +264,28 @@ def test_a_failing_mirror_is_told_once_and_tried_again(
     assert "The mirror works again" in caplog.text
 
 
-def test_saving_never_waits_and_the_newest_state_wins(run: FakeRun, tmp_path: Path) -> None:
+def test_saving_never_waits_and_the_newest_checkpoint_wins(run: FakeRun, tmp_path: Path) -> None:
     gate = threading.Event()
     uploads = Uploads(Unreliable(f"file://{tmp_path}/mirror", failures=0, gate=gate))
     for step in range(10, 60, 10):
         uploads.offer(Snapshot(run.folder, run.save(step).path))
-    assert uploads.newest is None, "the first copy has not ended, and nobody has waited for it"
+    assert uploads.newest is None, "the first copy has not ended, and nothing has waited for it"
     gate.set()
     assert uploads.finish(LIMIT_S)
     assert uploads.newest is not None and uploads.newest.steps == 50
     assert len(os.listdir(tmp_path / "mirror/exp/manifests")) <= 2
 
 
-def test_an_error_that_nobody_thought_of_ends_the_copying_and_nobody_waits_for_it(
+def test_an_unexpected_error_ends_the_copying_without_blocking(
     run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Uploads, "_publish", lambda self, manifest: 1 // 0)
-    uploads = Uploads(Place(f"file://{tmp_path}/mirror", "exp"))
+    uploads = Uploads(RemoteFolder(f"file://{tmp_path}/mirror", "exp"))
     uploads.offer(snapshot := Snapshot(run.folder, run.save(10).path))
     assert not uploads.finish(LIMIT_S)
-    assert "ZeroDivisionError: integer division or modulo by zero. Nothing more is copied there." in caplog.text
+    assert (
+        "ZeroDivisionError: integer division or modulo by zero. No further checkpoints are copied there." in caplog.text
+    )
     uploads.offer(late := Snapshot(run.folder, run.save(20).path))
     wait_until(lambda: not snapshot.held and not late.held, LIMIT_S)
 
@@ -297,44 +297,44 @@ def test_giving_up_at_the_end_says_where_the_files_are(
     mirror = Mirror(f"file://{tmp_path}/mirror", "exp", patience_s=0.3)
     mirror.checkpoint(run.save(10))
     mirror.end(interrupted(run.folder))
-    assert f"is not up to date; the files of the run are in {run.folder}" in caplog.text
+    assert f"is not up to date; all files are in {run.folder}" in caplog.text
 
 
-def test_two_trainings_must_not_share_a_place(run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place = Place(f"file://{tmp_path}/mirror", "exp")
-    mine = Uploads(place)
+def test_two_trainings_must_not_share_a_mirror(run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    remote = RemoteFolder(f"file://{tmp_path}/mirror", "exp")
+    mine = Uploads(remote)
     mine.offer(Snapshot(run.folder, run.save(10).path))
     wait_until(lambda: mine.newest is not None, LIMIT_S)
     theirs = copied(run, tmp_path, steps=(20,))
     mine.offer(Snapshot(run.folder, run.save(30).path))
     assert not mine.finish(LIMIT_S)
     assert "another training has written checkpoint 2 there" in caplog.text
-    assert theirs.newest is not None and manifests.numbers(place) == [1, 2]
+    assert theirs.newest is not None and manifests.numbers(remote) == [1, 2]
 
 
 def test_a_mirror_that_cannot_be_reached_is_an_error_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a fresh machine would begin anew, and overwrite what it could not see."""
+    """Otherwise a new machine would start over and overwrite what it could not see."""
 
-    def refuse(place: Place, folder: str) -> list[str]:
-        raise PlaceError(f"{place.url}: cannot list {folder}: no route to host.")
+    def refuse(remote: RemoteFolder, folder: str) -> list[str]:
+        raise RemoteError(f"{remote.url}: cannot list {folder}: no route to host.")
 
-    monkeypatch.setattr(Place, "keys", refuse)
+    monkeypatch.setattr(RemoteFolder, "keys", refuse)
     with pytest.raises(ResourceError, match=r"no route to host\. Nothing was started"):
-        Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(tmp_path / "there"))
+        Mirror(f"file://{tmp_path}/mirror", "exp").fetch(request_for(tmp_path / "there"))
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
-        ("bucket/folder", "write a URL"),
-        ("s3://AKIA:secret@bucket/folder", "no keys belong in it"),
-        ("carrier-pigeon://loft", "is not understood here"),
+        ("bucket/folder", "not a URL"),
+        ("s3://AKIA:secret@bucket/folder", "must not contain credentials"),
+        ("carrier-pigeon://loft", "is not supported here"),
     ],
 )
-def test_urls_that_cannot_be_used_are_refused_without_their_secrets(url: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as refused:
+def test_urls_that_cannot_be_used_are_refused_without_their_secrets(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
         Mirror(url, "exp")
     assert "secret" not in str(refused.value)
 
@@ -343,40 +343,40 @@ def test_urls_that_cannot_be_used_are_refused_without_their_secrets(url: str, to
 def test_a_manifest_cannot_write_outside_of_the_run_folder(name: str) -> None:
     file = {"sha256": "0" * 64, "nbytes": 1}
     content = {"schema": 1, "number": 1, "writer": "w", "config": {}, "position": {}, "finished": False}
-    with pytest.raises(ValueError, match="is no file of a run folder"):
+    with pytest.raises(ValueError, match="is not a file of a run folder"):
         manifests.parse(content | {"files": {name: file}})
 
 
-# The whole way, with a real training.
+# With a real training.
 
 
 @pytest.mark.fault
-def test_a_training_goes_on_from_its_mirror_on_a_fresh_machine(toys: Toys, undisturbed: Path, tmp_path: Path) -> None:
-    """Killed, and its folder gone with the machine: the same command elsewhere ends with the same bits."""
+def test_a_training_continues_from_its_mirror_on_a_new_machine(toys: Toys, undisturbed: Path, tmp_path: Path) -> None:
+    """Killed, and its folder lost with the machine: the same command elsewhere ends with the same bits."""
     args = ("--mirror", f"file://{tmp_path}/mirror")
-    # Slowly: it must not have ended before we have seen that it has begun.
+    # Slow, so that it does not end before its first copy is seen.
     killed = toys.start(tmp_path / "first", *args, "--delay-ms", 150)
     wait_until(lambda: list(tmp_path.glob("mirror/toy/manifests/*.json")), LIMIT_S)
     killed.send(signal.SIGKILL)
     killed.wait()
     shutil.rmtree(tmp_path / "first")
     continued = toys.run(tmp_path / "second", *args)
-    assert continued.code == 0, continued.said
-    assert "Continuing " in continued.said
+    assert continued.code == 0, continued.output
+    assert "Continuing " in continued.output
     assert differences_between(undisturbed, tmp_path / "second/toy") == []
     again = toys.run(tmp_path / "third", *args)
-    assert again.code == 0 and "\ntraining\n" not in again.said, "it has ended"
+    assert again.code == 0 and "\ntraining\n" not in again.output, "it is finished"
     assert (tmp_path / "third/toy/results.csv").read_text() == (undisturbed / "results.csv").read_text()
 
 
 @pytest.mark.fault
-def test_ranks_that_are_told_to_end_wait_for_the_mirror(toys: Toys, tmp_path: Path) -> None:
-    """Whichever hears it: a launcher would end all as soon as one has ended."""
+def test_interrupted_ranks_wait_for_the_mirror(toys: Toys, tmp_path: Path) -> None:
+    """Whichever rank gets the signal: a launcher would end all as soon as one has ended."""
     runs = start_ranks(toys, tmp_path / "runs", "--mirror", f"file://{tmp_path}/mirror", "--epochs", 200)
     runs[0].wait_for_words("epoch 0 step 6")
     runs[1].send(signal.SIGTERM)
-    assert [run.wait() for run in runs] == [75, 75], [run.said for run in runs]
-    place = Place(f"file://{tmp_path}/mirror", "toy")
-    newest = manifests.read(place, manifests.numbers(place)[-1])
-    assert newest.where() in runs[0].said, "the last state that was saved"
-    assert "Mirrored to" in runs[0].said
+    assert [run.wait() for run in runs] == [75, 75], [run.output for run in runs]
+    remote = RemoteFolder(f"file://{tmp_path}/mirror", "toy")
+    newest = manifests.read(remote, manifests.numbers(remote)[-1])
+    assert newest.where() in runs[0].output, "the last checkpoint"
+    assert "Mirrored to" in runs[0].output

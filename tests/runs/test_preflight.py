@@ -1,4 +1,4 @@
-"""Before a training: GPUs that torch cannot use (F30, faked probes), and disks that are too small."""
+"""Checks before a training: GPUs that torch cannot use (F30, simulated), and disks that are too small."""
 
 import resource
 import shutil
@@ -44,26 +44,26 @@ def test_a_gpu_that_torch_cannot_use_is_refused_with_reason_and_command(
 ) -> None:
     monkeypatch.setattr(preflight, "torch_facts", lambda device: torch_facts)
     monkeypatch.setattr(preflight, "driver_facts", lambda: driver)
-    with pytest.raises(ResourceError) as told:
+    with pytest.raises(ResourceError) as refused:
         preflight.check_gpus("")
-    assert reason in str(told.value) and remedy in str(told.value)
-    assert str(told.value).endswith("To train on the CPU all the same: --device cpu")
+    assert reason in str(refused.value) and remedy in str(refused.value)
+    assert str(refused.value).endswith("To train on the CPU instead: --device cpu")
     preflight.check_gpus("cpu")
 
 
 def test_a_gpu_that_works_is_not_refused_because_its_driver_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     working = TorchFacts(version="2.13.0", cuda="13.0", archs=("sm_90",), gpus=(TorchGpu("H100", 2**36, (9, 0)),))
-    preflight.judge_gpus(working, DriverFacts(error="Driver/library version mismatch"))
+    preflight.check_gpu_facts(working, DriverFacts(error="Driver/library version mismatch"))
     assert "does not answer" in caplog.text
 
 
-def test_a_machine_without_a_gpu_hears_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    preflight.judge_gpus(TorchFacts(version="2.13.0+cpu"), DriverFacts())
+def test_a_machine_without_a_gpu_causes_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    preflight.check_gpu_facts(TorchFacts(version="2.13.0+cpu"), DriverFacts())
     assert caplog.messages == []
 
 
-def test_gpus_that_are_hidden_cost_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    preflight.judge_gpus(CUDA, DriverFacts(version="580.1", gpus=(H100,), visible=""))
+def test_hidden_gpus_cause_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    preflight.check_gpu_facts(CUDA, DriverFacts(version="580.1", gpus=(H100,), visible=""))
     assert caplog.messages == ["gpu H100: hidden by CUDA_VISIBLE_DEVICES='': to use them: unset CUDA_VISIBLE_DEVICES"]
 
 
@@ -73,7 +73,7 @@ class Usage(NamedTuple):
     free: int = 0
 
 
-def test_the_need_is_that_of_the_tensors() -> None:
+def test_the_needed_space_is_that_of_the_tensors() -> None:
     network = nn.Linear(1000, 1000, bias=False)
     sgd = torch.optim.SGD(network.parameters(), lr=0.1)
     adam = torch.optim.Adam(network.parameters(), lr=0.1)
@@ -84,17 +84,19 @@ def test_the_need_is_that_of_the_tensors() -> None:
     assert need.whole > 13 * need.state
 
 
-def test_a_disk_without_room_for_a_save_is_refused_and_one_without_room_for_all_is_told(
+def test_a_disk_too_small_for_checkpoints_is_refused_and_one_too_small_for_all_files_causes_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     need = DiskNeed(state=10**9, least=3 * 10**9, whole=8 * 10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(free=2_000_000_000))
-    with pytest.raises(ResourceError, match=r"2.0 GB are free, and saving this training takes 3.0 GB .*--project"):
+    with pytest.raises(
+        ResourceError, match=r"2.0 GB free, but the checkpoints of this training need 3.0 GB .*--project"
+    ):
         check_disk(tmp_path, need)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(free=5_000_000_000))
     assert check_disk(tmp_path, need) == "disk 5.0 GB free, about 8.0 GB needed"
-    assert "without some of them" in caplog.text
-    # What is replaced needs no new room.
+    assert "some of them will not be written" in caplog.text
+    # Files that are replaced need no additional space.
     (tmp_path / "last.pt").write_bytes(b"")
     with (tmp_path / "last.pt").open("r+b") as file:
         file.truncate(2_000_000_000)
@@ -111,12 +113,14 @@ def test_too_few_descriptors_are_found_before_anything_is_trained(monkeypatch: p
     check_descriptors(uses_gpu=False)
 
 
-def test_files_that_may_not_grow_to_the_size_of_a_state_are_found(tmp_path: Path) -> None:
+def test_a_file_size_limit_below_the_size_of_a_checkpoint_is_found(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
         check_disk(tmp_path, DiskNeed(state=1_000_000, least=0, whole=0))
-        with pytest.raises(ResourceError, match=r"state .* takes 3\.0 MB, .* files of 1\.0 MB at most\. .*ulimit -f"):
+        with pytest.raises(
+            ResourceError, match=r"checkpoint .* takes 3\.0 MB, .* files of at most 1\.0 MB\. .*ulimit -f"
+        ):
             check_disk(tmp_path, DiskNeed(state=3_000_000, least=0, whole=0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,4 +1,4 @@
-"""Progress is told on terminals and in logs, and no clock that is set can confuse it (F11)."""
+"""Progress on terminals and in logs, unaffected by changes of the wall clock (F11)."""
 
 import io
 import logging
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_off_a_terminal_lines_are_aligned_and_seldom(caplog):
+def test_without_a_terminal_lines_are_aligned_and_rare(caplog):
     caplog.set_level(logging.INFO)
     clock = Clock()
     with StepProgress(1000, stream=io.StringIO(), every_s=10, clock=clock) as progress:
@@ -34,7 +34,7 @@ def test_off_a_terminal_lines_are_aligned_and_seldom(caplog):
     assert caplog.messages[2] == "train    41/1000    4 %  loss 0.0244  8:00 left"
 
 
-def test_the_last_step_is_always_told(caplog):
+def test_the_last_step_is_always_logged(caplog):
     caplog.set_level(logging.INFO)
     with StepProgress(3, stream=io.StringIO(), every_s=1e9) as progress:
         for done in (1, 2, 3):
@@ -52,7 +52,7 @@ def test_steps_of_an_earlier_process_do_not_count_as_speed(caplog):
     assert caplog.messages == ["train   901/1000   90 %  at most 3:18 left"]
 
 
-def test_on_a_terminal_a_bar_is_drawn_and_removed(caplog):
+def test_on_a_terminal_a_bar_is_shown_and_removed(caplog):
     terminal = Terminal()
     with StepProgress(10, stream=terminal) as progress:
         for done in range(1, 11):
@@ -62,14 +62,14 @@ def test_on_a_terminal_a_bar_is_drawn_and_removed(caplog):
     assert not caplog.messages
 
 
-def test_a_line_goes_above_the_bar_on_a_terminal_and_else_to_the_log(caplog, monkeypatch):
+def test_a_line_goes_above_the_bar_on_a_terminal_and_otherwise_to_the_log(caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
     with StepProgress(10, stream=terminal) as progress:
         progress.say("image 1/2 [bold]a.jpg: 3 bolts")
     assert "image 1/2 [bold]a.jpg: 3 bolts" in terminal.getvalue() and not caplog.messages
-    monkeypatch.setattr("sys.stdout", io.StringIO())  # somebody keeps the lines in a file
+    monkeypatch.setattr("sys.stdout", io.StringIO())  # stdout is redirected to a file
     with StepProgress(10, stream=terminal) as progress:
         progress.say("image 2/2 b.jpg: nothing")
     assert caplog.messages == ["image 2/2 b.jpg: nothing"]
@@ -100,7 +100,7 @@ def test_the_pace_follows_a_change_of_speed():
 
 
 def test_the_start_of_a_process_is_not_extrapolated():
-    """A run of COCO's size said "9:10:25 left" and ended within minutes: its first hundred steps took 23 s."""
+    """A run of COCO's size showed "9:10:25 left" and ended within minutes: its first hundred steps took 23 s."""
     pace = Pace(0, 0.0)
     pace.update(100, 23.0)
     assert pace.is_bound
@@ -109,7 +109,7 @@ def test_the_start_of_a_process_is_not_extrapolated():
     assert pace.seconds_for(50_000) == pytest.approx(550, rel=0.01)
 
 
-def test_a_pause_that_comes_once_is_not_extrapolated_and_one_that_comes_again_is():
+def test_a_single_pause_is_not_extrapolated_and_a_recurring_one_is():
     pace, done, now_s = Pace(0, 0.0), 0, 0.0
     for interval in range(1, 41):
         done, now_s = done + 50, now_s + 0.55 + (77.0 if interval == 12 else 0.0)
@@ -146,5 +146,5 @@ def test_a_clock_that_stands_still_or_no_new_step_is_harmless():
 
 
 def test_times_left_are_short():
-    assert [eta_text(s) for s in (None, 0, 61, 3723)] == ["just begun", "0:00 left", "1:01 left", "1:02:03 left"]
+    assert [eta_text(s) for s in (None, 0, 61, 3723)] == ["just started", "0:00 left", "1:01 left", "1:02:03 left"]
     assert [eta_text(s, is_bound=True) for s in (0, 61)] == ["0:00 left", "at most 1:01 left"]

@@ -1,4 +1,4 @@
-"""Rows are there once and whole, whatever happened between."""
+"""Every row is written once and completely, whatever interrupts a run."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ def epochs_in(folder: Path) -> tuple[list[int], list[int], list[int]]:
     return text, table, events
 
 
-def test_every_kind_of_row_is_written_at_once_and_readable(records: Records, tmp_path: Path):
+def test_every_kind_of_row_is_written_immediately_and_readable(records: Records, tmp_path: Path):
     for epoch in range(3):
         write(records, epoch)
         expected = list(range(epoch + 1))
@@ -44,7 +44,7 @@ def test_every_kind_of_row_is_written_at_once_and_readable(records: Records, tmp
         assert next(csv.DictReader(file))["note"] == 'a, "b"'
 
 
-def test_no_row_is_there_twice_after_a_resume(records: Records, tmp_path: Path):
+def test_no_row_appears_twice_after_a_resume(records: Records, tmp_path: Path):
     write(records, 0)
     state = records.state_dict()
     write(records, 1)
@@ -56,7 +56,7 @@ def test_no_row_is_there_twice_after_a_resume(records: Records, tmp_path: Path):
     assert epochs_in(tmp_path) == ([0, 1], [0, 1], [0, 1])
 
 
-def test_without_the_cut_rows_would_be_there_twice(records: Records, tmp_path: Path):
+def test_without_truncating_rows_would_appear_twice(records: Records, tmp_path: Path):
     """Negative control."""
     write(records, 0)
     write(records, 1)
@@ -65,7 +65,7 @@ def test_without_the_cut_rows_would_be_there_twice(records: Records, tmp_path: P
     assert epochs_in(tmp_path)[0] == [0, 1, 1]
 
 
-def test_a_file_that_was_begun_after_the_save_is_cut_to_nothing(records: Records, tmp_path: Path):
+def test_a_file_that_was_created_after_the_save_is_emptied(records: Records, tmp_path: Path):
     state = records.state_dict()
     write(records, 0)
     with Records(tmp_path) as resumed:
@@ -74,18 +74,18 @@ def test_a_file_that_was_begun_after_the_save_is_cut_to_nothing(records: Records
     assert epochs_in(tmp_path) == ([5], [5], [5])
 
 
-def test_a_file_that_somebody_removed_is_told_and_begun_again(records: Records, tmp_path: Path, caplog):
+def test_a_removed_file_causes_a_warning_and_is_started_again(records: Records, tmp_path: Path, caplog):
     write(records, 0)
     state = records.state_dict()
     (tmp_path / "results.txt").unlink()
     with Records(tmp_path) as resumed:
         resumed.load_state_dict(state)
         write(resumed, 1)
-    assert "results.txt is shorter than it was" in caplog.text
+    assert "results.txt is shorter than when the checkpoint was saved" in caplog.text
     assert epochs_in(tmp_path) == ([1], [0, 1], [0, 1])
 
 
-def test_a_table_that_an_older_version_began_keeps_its_columns(tmp_path: Path):
+def test_a_table_of_an_older_version_keeps_its_columns(tmp_path: Path):
     (tmp_path / "results.csv").write_text("epoch,gone,loss\n0,7,0.5\n")
     with Records(tmp_path) as records:
         records.row("results.csv", {"epoch": 1, "loss": 0.25, "new": 3})
@@ -93,7 +93,7 @@ def test_a_table_that_an_older_version_began_keeps_its_columns(tmp_path: Path):
         records.clear()
         records.rows("results.csv", [])
         records.row("results.csv", {"epoch": 0, "new": 3})
-    assert (tmp_path / "results.csv").read_text() == "epoch,new\n0,3\n", "begun again, it has the columns of today"
+    assert (tmp_path / "results.csv").read_text() == "epoch,new\n0,3\n", "started again, it has the current columns"
 
 
 @pytest.mark.fault

@@ -1,4 +1,4 @@
-"""Which changes of options a run survives (G7): exact ones silently, rounding with a word, different ones not."""
+"""Which changes of options allow a run to continue (G7): exact silently, rounding with a log line, different not."""
 
 import json
 import logging
@@ -38,20 +38,20 @@ def identity(**given: object) -> Identity:
     return identity_of(options, config_of(options))
 
 
-def wanted(project: Path, **given: object) -> RunRequest:
+def request(project: Path, **given: object) -> RunRequest:
     resume = given.pop("resume", None)
     return RunRequest(project=project, name="exp", identity=identity(**given), resume=resume)  # type: ignore[arg-type]
 
 
-def begun(project: Path, **given: object) -> Path:
-    with choose_run(wanted(project, **given)) as run:
+def unfinished(project: Path, **given: object) -> Path:
+    with choose_run(request(project, **given)) as run:
         return run.folder
 
 
 # Comparing
 
 
-def test_a_config_equals_itself_after_a_trip_through_the_file():
+def test_a_config_equals_itself_after_a_round_trip_through_a_file():
     config = {"size": (320, 320), "hyp": {"lr0": 0.01}}
     assert changes(json.loads(json.dumps(config)), config) == []
     found = Identity(config).compare(json.loads(json.dumps(config)))
@@ -75,8 +75,8 @@ def test_every_option_belongs_to_a_class(now: dict, rounding: list, different: l
     assert (found.rounding, found.different, found.extends) == (rounding, different, extends)
 
 
-def test_data_that_has_moved_is_the_same_for_a_run_that_is_named():
-    """What is in the files is compared as well."""
+def test_moved_data_is_the_same_for_a_run_that_resume_names():
+    """The content of the files is compared as well."""
     assert identity(data="there").compare(identity().config, is_named=True).is_same_training
 
 
@@ -97,22 +97,22 @@ def test_groups_of_keys_are_compared_key_by_key():
     assert Identity(new, changes={"DATA.CROP": "exact"}).compare(old).is_same_training
 
 
-# What a command does with it
+# Effects on a command
 
 
-def test_exact_changes_go_on_in_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    folder = begun(tmp_path)
+def test_exact_changes_continue_silently(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = unfinished(tmp_path)
     caplog.set_level(logging.INFO)
-    with choose_run(wanted(tmp_path, workers=2, patience=5)) as run:
+    with choose_run(request(tmp_path, workers=2, patience=5)) as run:
         assert (run.folder, run.continues) == (folder, True)
     assert caplog.messages == []
 
 
-def test_rounding_changes_go_on_with_a_word_which_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    folder = begun(tmp_path)
+def test_rounding_changes_continue_and_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = unfinished(tmp_path)
     caplog.set_level(logging.INFO)
     for _ in range(2):
-        with choose_run(wanted(tmp_path, amp="bf16")) as run:
+        with choose_run(request(tmp_path, amp="bf16")) as run:
             assert (run.folder, run.continues) == (folder, True)
     assert caplog.messages == [
         f'{folder}: amp "off" -> "bf16". Sums round differently from here on; samples and schedule stay the same.'
@@ -120,37 +120,37 @@ def test_rounding_changes_go_on_with_a_word_which_is_said_once(tmp_path: Path, c
     assert (read_record(folder) or {})["config"]["amp"] == "bf16"
 
 
-def test_different_changes_are_another_run_and_refused_where_this_one_is_meant(tmp_path: Path):
-    folder = begun(tmp_path)
-    with choose_run(wanted(tmp_path, batch=32)) as run:
+def test_different_changes_start_another_run_and_are_refused_with_exist_ok_and_resume(tmp_path: Path):
+    folder = unfinished(tmp_path)
+    with choose_run(request(tmp_path, batch=32)) as run:
         assert run.folder != folder
-    with pytest.raises(ConfigError, match=r"another config: batch 16 -> 32\. Continue it as it was with --resume"):
-        choose_run(replace(wanted(tmp_path, batch=32), exist_ok=True))
-    with pytest.raises(ConfigError, match=r"--resume .*exp: batch 16 -> 32 would make another training of it\. Leave"):
-        choose_run(wanted(tmp_path, batch=32, resume=folder))
-    with choose_run(wanted(tmp_path, amp="bf16", resume=folder)) as run:
+    with pytest.raises(ConfigError, match=r"other settings: batch 16 -> 32\. Continue it as it was with --resume"):
+        choose_run(replace(request(tmp_path, batch=32), exist_ok=True))
+    with pytest.raises(ConfigError, match=r"--resume .*exp: batch 16 -> 32 would make it a different training\. Leave"):
+        choose_run(request(tmp_path, batch=32, resume=folder))
+    with choose_run(request(tmp_path, amp="bf16", resume=folder)) as run:
         assert run.continues
 
 
 # --resume RUN --flag
 
 
-def test_a_resumed_run_has_its_own_options_but_for_what_was_typed():
+def test_a_resumed_run_has_its_own_options_except_those_given():
     stored = Options(batch=32, workers=1, price=1.0, log_every=7)
-    asked = Options(batch=16, workers=8, price=2.0, amp="bf16", resume="runs/exp")
-    taken = options_to_resume(stored, asked, {"amp", "resume", "price"})
-    assert (taken.batch, taken.workers, taken.log_every, taken.amp) == (32, 1, 7, "bf16")
-    assert (taken.price, taken.resume) == (2.0, "runs/exp"), "said by every command for itself"
-    typed = options_to_resume(stored, asked, {"workers", "batch"})
-    assert (typed.workers, typed.batch) == (8, 16), "typed, though it is the default"
+    requested = Options(batch=16, workers=8, price=2.0, amp="bf16", resume="runs/exp")
+    merged = options_to_resume(stored, requested, {"amp", "resume", "price"})
+    assert (merged.batch, merged.workers, merged.log_every, merged.amp) == (32, 1, 7, "bf16")
+    assert (merged.price, merged.resume) == (2.0, "runs/exp"), "never taken from the run"
+    typed = options_to_resume(stored, requested, {"workers", "batch"})
+    assert (typed.workers, typed.batch) == (8, 16), "given, though it is the default"
 
 
-def test_from_python_what_is_not_at_its_default_counts_as_given():
-    taken = options_to_resume(Options(batch=32, workers=1), Options(workers=8, amp="bf16"))
-    assert (taken.batch, taken.workers, taken.amp) == (32, 1, "bf16")
+def test_from_python_options_that_differ_from_their_defaults_count_as_given():
+    merged = options_to_resume(Options(batch=32, workers=1), Options(workers=8, amp="bf16"))
+    assert (merged.batch, merged.workers, merged.amp) == (32, 1, "bf16")
 
 
-def test_what_is_typed_undoes_its_opposite():
+def test_a_given_option_undoes_its_opposite():
     @dataclass(frozen=True, kw_only=True)
     class Pair(RunOptions):
         """Options that exclude each other."""
@@ -158,23 +158,23 @@ def test_what_is_typed_undoes_its_opposite():
         fast: bool = option(False, "on", change="exact")
         no_fast: bool = option(False, "off", change="exact")
 
-    taken = options_to_resume(Pair(fast=True), Pair(no_fast=True), {"no_fast"})
-    assert (taken.fast, taken.no_fast) == (False, True)
-    taken = options_to_resume(Pair(no_fast=True), Pair(fast=True), {"fast"})
-    assert (taken.fast, taken.no_fast) == (True, False)
+    merged = options_to_resume(Pair(fast=True), Pair(no_fast=True), {"no_fast"})
+    assert (merged.fast, merged.no_fast) == (False, True)
+    merged = options_to_resume(Pair(no_fast=True), Pair(fast=True), {"fast"})
+    assert (merged.fast, merged.no_fast) == (True, False)
 
 
-def test_what_resume_names_must_be_there_and_be_a_state(tmp_path: Path):
+def test_the_path_given_to_resume_must_exist_and_be_a_checkpoint(tmp_path: Path):
     assert checkpoint_to_resume(Options()) is None
     with pytest.raises(CheckpointError, match="no such file"):
         checkpoint_to_resume(Options(resume=str(tmp_path / "last.pt")))
     (tmp_path / "best.pt").touch()
-    with pytest.raises(ConfigError, match=r"name that, or the folder of the run\. To start a new run .* --weights"):
+    with pytest.raises(ConfigError, match=r"Give its last\.pt or the run folder\. To start a new run .* --weights"):
         checkpoint_to_resume(Options(resume=str(tmp_path / "best.pt")))
     (tmp_path / "last.pt").touch()
     assert checkpoint_to_resume(Options(resume=True), root=tmp_path) == tmp_path / "last.pt"
 
 
 def test_every_option_of_a_run_has_a_class():
-    """What every run has changes nothing that is learned, but for what rounds."""
+    """Options of every run never make it a different training."""
     assert set(changes_of(RunOptions).values()) == {"call", "exact", "rounding"}

@@ -1,8 +1,8 @@
-"""The toy job with whatever a test has in store for it: signals, poison, a lack of memory, mechanisms left out.
+"""The toy job with injected faults: signals, NaN, out of memory, mechanisms switched off.
 
     python -m tests.runs.toy_faults --project FOLDER --signal-at 1:5:SIGTERM ...
 
-Steps are named as epoch:step; those of the validation follow those of the epoch. It goes through flatout's own door, so
+Steps are given as epoch:step; those of the validation follow those of the epoch. It uses flatout's own entry point, so
 that exit codes and messages are those of any command.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout import __main__ as door
+from flatout import __main__ as flatout_main
 from flatout.cli import Command, option
 from flatout.engine.job import Sections
 from flatout.engine.loop import Loop
@@ -39,17 +39,17 @@ WALL_CLOCK = time.time
 
 @dataclass(frozen=True, kw_only=True)
 class FaultyOptions(ToyOptions):
-    """What a test may ask for."""
+    """Options for the faults of a test."""
 
-    threads: int = option(1, "of torch", change="exact")
-    delay_ms: float = option(0.0, "before every step", change="exact")
-    clock_jump_s: float = option(0.0, "how far the wall clock jumps at every step", change="exact")
-    lost_after_s: float = option(25.0, "of a silent rank", change="exact")
-    transient: bool = option(False, "trouble does not come back", change="exact")
-    unkeyed: bool = option(False, "a mechanism left out, for negative controls", change="exact")
-    unseeded: bool = option(False, "a mechanism left out, for negative controls", change="exact")
-    unshared: bool = option(False, "a mechanism left out, for negative controls", change="exact")
-    forget: str = option("", "what a resume leaves out, for negative controls", change="call")
+    threads: int = option(1, "threads of torch", change="exact")
+    delay_ms: float = option(0.0, "delay before every step", change="exact")
+    clock_jump_s: float = option(0.0, "jump of the wall clock at every step", change="exact")
+    lost_after_s: float = option(25.0, "time without a heartbeat after which a rank is lost", change="exact")
+    transient: bool = option(False, "faults occur only once", change="exact")
+    unkeyed: bool = option(False, "a mechanism switched off, for negative controls", change="exact")
+    unseeded: bool = option(False, "a mechanism switched off, for negative controls", change="exact")
+    unshared: bool = option(False, "a mechanism switched off, for negative controls", change="exact")
+    forget: str = option("", "a part that a resume does not restore, for negative controls", change="call")
     signal_at: str = option("", "epoch:step:SIGNAL,...", change="call")
     poison_loss: str = option("", "epoch:step,...", change="call")
     poison_input: str = option("", "epoch:step,...", change="call")
@@ -57,14 +57,14 @@ class FaultyOptions(ToyOptions):
     no_memory: str = option("", "epoch:step,...", change="call")
 
     device: str = option("cpu", "cpu, or a GPU", change="exact")
-    log_every: int = option(4, "steps between two lines of the log", change="exact")
+    log_every: int = option(4, "steps between two log lines", change="exact")
     save_every_steps: int = option(6, "most steps between two checkpoints", change="exact")
-    log_to: tuple[str, ...] = option(("none",), "where numbers go", change="exact")
-    no_preflight: bool = option(True, "the machine is not looked at", change="call")
+    log_to: tuple[str, ...] = option(("none",), "loggers", change="exact")
+    no_preflight: bool = option(True, "skip the checks of the machine", change="call")
 
 
 class Faults:
-    """Does to the process what was asked for, at the steps it was asked for."""
+    """Injects the requested faults at the requested steps."""
 
     def __init__(self, options: FaultyOptions, network: nn.Module) -> None:
         self._options, self._network = options, network
@@ -95,14 +95,14 @@ class Faults:
 
 
 class FaultyJob(ToyJob):
-    """A step to which things happen."""
+    """A step with faults."""
 
     def __init__(self, options: FaultyOptions, faults: Faults) -> None:
-        self._options, self._faults, self._has_begun = options, faults, False
+        self._options, self._faults, self._has_started = options, faults, False
 
     def inputs(self, batch: DeviceBatch, epoch: int, step: int) -> dict[str, Tensor]:
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._has_started:
+            self._has_started = True
             logger.info("training")
         self._faults.at(epoch, step)
         time.sleep(self._options.delay_ms / 1e3)
@@ -119,7 +119,7 @@ class FaultyJob(ToyJob):
 
 
 class FaultyRecipe(ToyRecipe):
-    """A run to which things happen."""
+    """A run with faults."""
 
     options: FaultyOptions
 
@@ -147,7 +147,7 @@ class FaultyRecipe(ToyRecipe):
             yield batch
 
     def final_weights(self, *about: Any) -> None:
-        """The whole state stays, to be compared."""
+        """None: last.pt stays a whole checkpoint, to be compared."""
 
     def after_epoch(
         self, model: Model, epoch: int, found: ValidationResult | None, sections: Callable[[], Sections], *, stops: bool
@@ -158,7 +158,7 @@ class FaultyRecipe(ToyRecipe):
 
 
 class FaultyCommand(TrainCommand):
-    """Leaves mechanisms out before it trains, in a process of its own."""
+    """Switches off mechanisms before it trains; the process is used for nothing else."""
 
     def answer(self, options: Any, *rest: Any) -> None:
         ranks.process_group = functools.partial(ranks.process_group, lost_after_s=options.lost_after_s)
@@ -168,7 +168,7 @@ class FaultyCommand(TrainCommand):
 
 
 def _forget(part: str) -> None:
-    """From now on a resume has one part as it is in a training that has just begun."""
+    """Let a resume keep one part as it is at the start of a training instead of restoring it."""
     load_sections = Loop.load_sections
 
     def load(self: Loop, sections: Mapping[str, Any]) -> None:
@@ -184,7 +184,7 @@ COMMAND = FaultyCommand("toy", FaultyOptions, "tests.runs.toy_faults:FaultyRecip
 
 
 def main(argv: Sequence[str]) -> int:
-    """A command of flatout, as `flatout yolo train` is one."""
+    """The training command, as `flatout yolo train` is one."""
     logging.basicConfig(level=os.environ.get("TOY_LOG", "INFO"), format="%(message)s", stream=sys.stderr, force=True)
     # flatout's own logger gets a level from the command.
     logging.root.handlers[0].setLevel(logging.root.level)
@@ -192,8 +192,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_command() -> int:
-    door.COMMANDS["toy"] = Command("a training to be killed", "tests.runs.toy_faults")
-    return door.main(["toy", *sys.argv[1:]])
+    flatout_main.COMMANDS["toy"] = Command("a training to be killed", "tests.runs.toy_faults")
+    return flatout_main.main(["toy", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

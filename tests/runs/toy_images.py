@@ -1,4 +1,4 @@
-"""What the toy job learns from. Imported by the workers of a feed, so without torch."""
+"""The data of the toy job. Imported by the workers of a feed, so without torch."""
 
 import os
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class NoisyImages(SampleSource):
 
 
 class UnkeyedImages(NoisyImages):
-    """Every process draws numbers of its own, as careless sources do: for a negative control."""
+    """Images that depend on the process, as in careless sources; for a negative control."""
 
     def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, Any]:
         return super().sample(index, np.random.default_rng(os.getpid()))

@@ -1,9 +1,9 @@
-"""A whole job in one file: an image classifier. docs/new-job.md goes through it.
+"""A complete job in one file: an image classifier, explained in docs/new-job.md.
 
     python -m tests.runs.toy_job --epochs 4 [any flag of a run]
 
-Four epochs of ten steps; every second step ends an accumulation window. Of resuming, ranks, loggers, mirrors, budgets,
-signals and exit codes there is not a line in here: those are the run's.
+Four epochs of ten steps; every second step ends an accumulation window. Resuming, ranks, loggers, mirrors, budgets,
+signals and exit codes need no code here: they are part of the run.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout import __main__ as door
+from flatout import __main__ as flatout_main
 from flatout.cli import Command, option
 from flatout.engine.job import Sections, StepSettings
 from flatout.engine.optim import MovingAverage, make_optimizer
@@ -34,19 +34,19 @@ FIRST_LR, WARMUP = 0.02, 5
 
 @dataclass(frozen=True, kw_only=True)
 class ToyOptions(RunOptions):
-    """What the toy can be asked for, beside what every run can."""
+    """The toy's own options, besides those of every run."""
 
     epochs: int = option(4, "passes over the images")
     steps: int = option(10, "steps of a pass")
     window: int = option(2, "steps of an accumulation window")
-    seed: int = option(1, "of first weights, order and noise")
+    seed: int = option(1, "seed of initial weights, order and noise")
     workers: int = option(0, "processes that make images", change="exact")
-    labels: str = option("", "a file that the data is told by", change="place")
+    labels: str = option("", "a file that identifies the data", change="place")
     name: str = option("toy", "name of the run", change="exact")
 
 
 class ToyJob:
-    """What a step computes."""
+    """The computation of a step."""
 
     item_names = ("loss", "accuracy")
     paddings: Mapping[str, Any] = {}
@@ -65,7 +65,7 @@ class ToyJob:
 
 
 class ToyRecipe(Recipe):
-    """What the run asks of this job."""
+    """The parts of a training that are specific to this job."""
 
     name = "toy"
     validates = True
@@ -105,10 +105,10 @@ class ToyRecipe(Recipe):
         return self
 
     def __call__(self, epoch: int, step: int) -> StepSettings:
-        """A short warm-up, then a straight line to zero; an optimizer step at the end of every window."""
+        """A short warm-up, then a linear decay to zero; an optimizer step at the end of every window."""
         done, total = epoch * self.options.steps + step, self.options.epochs * self.options.steps
         lr = FIRST_LR * min(1.0, (done + 1) / WARMUP) * (1 - done / total)
-        return StepSettings(lrs=(lr,), momentum=0.9, steps=(step + 1) % self.options.window == 0)
+        return StepSettings(lrs=(lr,), momentum=0.9, step_optimizer=(step + 1) % self.options.window == 0)
 
     def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult:
         right = 0.0
@@ -132,5 +132,5 @@ COMMAND = TrainCommand("toy", ToyOptions, "tests.runs.toy_job:ToyRecipe")
 main = COMMAND.main
 
 if __name__ == "__main__":
-    door.COMMANDS["toy"] = Command("a classifier", "tests.runs.toy_job")
-    sys.exit(door.main(["toy", *sys.argv[1:]]))
+    flatout_main.COMMANDS["toy"] = Command("a classifier", "tests.runs.toy_job")
+    sys.exit(flatout_main.main(["toy", *sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""Ranks of a toy training, as a launcher would start them: real processes that meet through a store."""
+"""Ranks of a toy training, as a launcher would start them: real processes that join through a store."""
 
 import re
 from pathlib import Path
@@ -18,33 +18,38 @@ def start_ranks(
     each: dict[int, tuple[object, ...]] | None = None,
     env: dict[str, str] | None = None,
 ) -> list[ToyRun]:
-    """`num` ranks; `each` has further arguments by rank."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num), "TOY_LOG": "DEBUG"}
+    """Start `num` ranks; `each` has further arguments by rank."""
+    rendezvous = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(num),
+        "TOY_LOG": "DEBUG",
+    }
     return [
         toys.start(
             project,
             *args,
             *(each or {}).get(rank, ()),
-            env=meeting | (env or {}) | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=rendezvous | (env or {}) | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(num)
     ]
 
 
-def run_ranks(toys: Toys, project: Path, *args: object, **knobs: Any) -> list[ToyRun]:
-    """The same, to their good end."""
-    runs = start_ranks(toys, project, *args, **knobs)
+def run_ranks(toys: Toys, project: Path, *args: object, **settings: Any) -> list[ToyRun]:
+    """Start ranks and wait until all have succeeded."""
+    runs = start_ranks(toys, project, *args, **settings)
     codes = [run.wait() for run in runs]
-    assert not any(codes), [run.said for run in runs]
+    assert not any(codes), [run.output for run in runs]
     return runs
 
 
 def seen_by(runs: list[ToyRun]) -> Samples:
-    """What was trained on, of all ranks together, by epoch and step."""
-    each = [samples_of(run.said) for run in runs]
-    return {place: [index for samples in each for index in samples[place]] for place in each[0]}
+    """The samples of all ranks together, by epoch and step."""
+    each = [samples_of(run.output) for run in runs]
+    return {position: [index for samples in each for index in samples[position]] for position in each[0]}
 
 
-def samples_of(said: str) -> Samples:
-    found = re.findall(r"^epoch (\d+) step (\d+) samples \[([\d, ]+)\]$", said, re.MULTILINE)
+def samples_of(output: str) -> Samples:
+    found = re.findall(r"^epoch (\d+) step (\d+) samples \[([\d, ]+)\]$", output, re.MULTILINE)
     return {(int(epoch), int(step)): [int(index) for index in text.split(",")] for epoch, step, text in found}

@@ -1,6 +1,6 @@
-"""Real processes that train the toy, at a hundredth of the price: forked from one that has imported torch already.
+"""Toy trainings in real processes, started cheaply: forked from one that has already imported torch.
 
-Each is a process of its own, with its own signals, exit code and death. Fixture `toys` (conftest.py).
+Each has its own signals and exit code, and can be killed. Fixture `toys` (conftest.py).
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from tests.feed.injections import CHECKOUT, MARK, is_gone, wait_until
 
 LIMIT_S = 60
 REPEATS = int(os.environ.get("FLATOUT_FAULT_REPEATS", "10"))
-"""Random moments at which a training is hit; 100 for a nightly run."""
+"""Number of random moments at which a training is interrupted; 100 for a nightly run."""
 
 
 class Toys:
@@ -27,7 +27,7 @@ class Toys:
         self._folder = folder
         self._count = 0
         environ = os.environ | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
-        self._mother = subprocess.Popen(
+        self._server = subprocess.Popen(
             [sys.executable, "-c", "from tests.runs.toy_runs import serve; serve()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ, start_new_session=True,
         )  # fmt: skip
@@ -36,37 +36,38 @@ class Toys:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        assert self._mother.stdin is not None
-        self._mother.stdin.close()
-        self._mother.wait(LIMIT_S)
-        assert self._mother.stdout is not None
-        self._mother.stdout.close()
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait(LIMIT_S)
+        assert self._server.stdout is not None
+        self._server.stdout.close()
 
     def start(self, project: Path, *args: object, ignore: str = "", env: dict[str, str] | None = None) -> "ToyRun":
-        """Begin or continue a training in `project`; does not wait for it. `ignore` names a signal, as nohup does."""
+        """Start or continue a training in `project` without waiting for it. `ignore`: a signal to ignore, as with
+        nohup."""
         self._count += 1
         logs = self._folder / f"{self._count:04}"
         mark = uuid.uuid4().hex
         argv = ["--project", str(project), *map(str, args)]
-        order = {"argv": argv, "logs": str(logs), "ignore": ignore, "env": {MARK: mark, **(env or {})}}
-        return ToyRun(self, self.ask(order), logs, mark)
+        request = {"argv": argv, "logs": str(logs), "ignore": ignore, "env": {MARK: mark, **(env or {})}}
+        return ToyRun(self, self.send(request), logs, mark)
 
-    def run(self, project: Path, *args: object, **knobs: Any) -> "ToyRun":
-        """The same, to its end."""
-        run = self.start(project, *args, **knobs)
+    def run(self, project: Path, *args: object, **settings: Any) -> "ToyRun":
+        """Start or continue a training and wait for its end."""
+        run = self.start(project, *args, **settings)
         run.wait()
         return run
 
-    def ask(self, order: dict[str, Any]) -> Any:
-        assert self._mother.stdin is not None
-        assert self._mother.stdout is not None
-        self._mother.stdin.write(json.dumps(order) + "\n")
-        self._mother.stdin.flush()
-        return json.loads(self._mother.stdout.readline())
+    def send(self, request: dict[str, Any]) -> Any:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
 
 
 class ToyRun:
-    """One process that trains."""
+    """A process that trains."""
 
     def __init__(self, toys: Toys, pid: int, logs: Path, mark: str) -> None:
         self._toys = toys
@@ -82,11 +83,11 @@ class ToyRun:
 
     def has_ended(self) -> bool:
         if self.code is None:
-            self.code = self._toys.ask({"poll": self.pid})
+            self.code = self._toys.send({"poll": self.pid})
         return self.code is not None
 
     def wait(self, limit_s: float = LIMIT_S) -> int:
-        """Exit code."""
+        """Wait for the end; returns the exit code."""
         try:
             wait_until(self.has_ended, limit_s)
         except BaseException:
@@ -96,16 +97,16 @@ class ToyRun:
         return self.code
 
     @property
-    def said(self) -> str:
-        """On standard error, the log included."""
+    def output(self) -> str:
+        """Standard error, including the log."""
         path = self._logs.with_suffix(".err")
         return path.read_text() if path.exists() else ""
 
     def wait_for_words(self, words: str) -> None:
-        wait_until(lambda: words in self.said or self.has_ended(), LIMIT_S)
+        wait_until(lambda: words in self.output or self.has_ended(), LIMIT_S)
 
     def children(self) -> list[int]:
-        """Feed processes of this training, wherever they hide."""
+        """All processes of this training's feed."""
         needle = f"{MARK}={self._mark}".encode()
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if needle in _environ(pid)]
 
@@ -120,46 +121,46 @@ def _environ(pid: int) -> bytes:
         return b""
 
 
-# The other side: a process that has imported torch, and computes nothing itself.
+# The server: a process that has imported torch and computes nothing itself
 
 
 def serve() -> None:
-    """Until standard input ends: fork a training per order, and tell how one ended when asked."""
-    # The first optimizer step would import it, in every child anew.
+    """Until standard input ends, fork a training for each request, or return the exit code of one."""
+    # Otherwise the first optimizer step would import it in every child.
     import torch._dynamo  # noqa: F401
 
     from tests.runs import toy_faults
 
     living: set[int] = set()
     for line in sys.stdin:
-        order = json.loads(line)
+        request = json.loads(line)
         answer: int | None
-        if "poll" in order:
-            pid, status = os.waitpid(order["poll"], os.WNOHANG)
+        if "poll" in request:
+            pid, status = os.waitpid(request["poll"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if pid else None
             living.discard(pid)
         else:
             answer = os.fork()
             if answer == 0:
-                _train(toy_faults.run_command, order)
+                _train(toy_faults.run_command, request)
             living.add(answer)
         print(json.dumps(answer), flush=True)
     for pid in living:
         os.kill(pid, signal.SIGKILL)
 
 
-def _train(command: Any, order: dict[str, Any]) -> None:
+def _train(command: Any, request: dict[str, Any]) -> None:
     code = 99
     try:
         os.setsid()
-        logs = Path(order["logs"])
+        logs = Path(request["logs"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for fd, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(logs.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND), fd)
-        if order["ignore"]:
-            signal.signal(getattr(signal, order["ignore"]), signal.SIG_IGN)
-        os.environ.update(order["env"])
-        sys.argv = ["toy", *order["argv"]]
+        if request["ignore"]:
+            signal.signal(getattr(signal, request["ignore"]), signal.SIG_IGN)
+        os.environ.update(request["env"])
+        sys.argv = ["toy", *request["argv"]]
         code = command()
     except SystemExit as end:
         code = int(end.code or 0)

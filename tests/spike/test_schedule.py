@@ -38,6 +38,6 @@ def test_the_optimizer_steps_where_a_window_ends_and_the_rate_changes_only_there
     assert (plan.steps_per_epoch, plan.leftover) == (3, 1)
     schedule = SpikeSchedule(1.0, plan=plan, epochs=2, warmup=2)
     settings = [schedule(epoch, step) for epoch in range(2) for step in range(plan.trained_micro_batches)]
-    assert [each.steps for each in settings] == [False, False, True] * 6
+    assert [each.step_optimizer for each in settings] == [False, False, True] * 6
     assert [each.lrs[0] for each in settings[::3]] == [learning_rate(1.0, k, warmup=2, total=6) for k in range(6)]
     assert all(settings[i].lrs == settings[i - i % 3].lrs for i in range(len(settings)))

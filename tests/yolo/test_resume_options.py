@@ -213,7 +213,7 @@ def test_resume_without_a_value_takes_the_newest_run_and_with_one_that_one(tmp_p
     assert checkpoint_to_resume(TrainOptions(resume=True), root=tmp_path) == new
     assert checkpoint_to_resume(TrainOptions(resume=str(old)), root=tmp_path) == old
     assert checkpoint_to_resume(TrainOptions(resume=str(old.parents[1])), root=tmp_path) == old.parents[1]
-    with pytest.raises(CheckpointError, match=r"--resume gone.pt: no such file. Name a last.pt, or nothing"):
+    with pytest.raises(CheckpointError, match=r"--resume gone.pt: no such file. Give a run folder or its last.pt"):
         checkpoint_to_resume(TrainOptions(resume="gone.pt"))
 
 

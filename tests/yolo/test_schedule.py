@@ -27,7 +27,7 @@ def test_without_warmup_the_first_iteration_learns_at_full_rate():
     settings = schedule(warmup_iters=0, total_batch=64)(0, 0)
     assert settings.lrs == (0.01, 0.01, 0.01)
     assert settings.momentum == 0.937
-    assert settings.steps
+    assert settings.step_optimizer
 
 
 def test_a_learning_rate_lags_one_epoch_behind_once_warmup_is_over():

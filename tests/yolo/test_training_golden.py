@@ -50,10 +50,10 @@ def check_schedule(record: dict[str, Any]) -> None:
         settings = schedule(epoch, iteration - epoch * steps_per_epoch)
         assert list(settings.lrs) == near(lrs), iteration
         assert settings.momentum == (None if record["adam"] else near(momentum)), iteration
-        assert (schedule.accumulate(iteration), settings.steps) == (accumulate, steps), iteration
+        assert (schedule.accumulate(iteration), settings.step_optimizer) == (accumulate, steps), iteration
     if "optimizer_steps" in record:
         epochs = range(record["start_epoch"], record["epochs"])
-        taken = sum(schedule(epoch, step).steps for epoch in epochs for step in range(steps_per_epoch))
+        taken = sum(schedule(epoch, step).step_optimizer for epoch in epochs for step in range(steps_per_epoch))
         assert taken == record["optimizer_steps"]
 
 

@@ -370,7 +370,7 @@ def test_devices_are_named_as_in_yolov7(monkeypatch):
     assert str(choose_device("1,0")) == "cuda:1"
     with pytest.raises(ResourceError, match="this machine has 2, numbered from 0"):
         choose_devices("2")
-    with pytest.raises(ConfigError, match="named twice"):
+    with pytest.raises(ConfigError, match="listed twice"):
         choose_devices("1,1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert [str(device) for device in choose_devices("")] == ["cpu"]

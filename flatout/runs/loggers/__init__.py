@@ -1,10 +1,10 @@
-"""Callbacks that pass a training's numbers on to other programs; a package that one needs is imported when it is used.
+"""Loggers: callbacks that send the numbers of a training to files or other programs, whose packages are imported late.
 
 Files:
 
-    choose              The loggers that `--log-to` can name. Nothing that leaves the machine is on unless it is named
-    mlflow_tracking     A run in MLflow: pip install mlflow
-    plain_csv           Every number of a training in one plain table, scalars.csv in the run folder
-    tensorboard         Scalars and pictures for TensorBoard, where it is installed: pip install tensorboard
-    weights_and_biases  A run in Weights & Biases: pip install wandb
+    choose              The loggers of `--log-to`. None that sends data off the machine is on by default
+    mlflow_tracking     Logger for MLflow (pip install mlflow)
+    plain_csv           Logger that writes every number of a training to scalars.csv in the run folder
+    tensorboard         Logger for TensorBoard (pip install tensorboard): scalars, histograms and plots
+    weights_and_biases  Logger for Weights & Biases (pip install wandb)
 """

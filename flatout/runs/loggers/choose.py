@@ -1,7 +1,7 @@
-"""The loggers that `--log-to` can name. Nothing that leaves the machine is on unless it is named.
+"""The loggers of `--log-to`. None that sends data off the machine is on by default.
 
-`LOGGERS` is the only list of them: flags, errors and tests of the documentation follow from it. No torch: help must
-answer at once.
+`LOGGERS` is the only list of them: flags, errors and tests of the documentation follow from it. Does not import torch,
+so that help is fast.
 """
 
 import importlib.util
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Known(NamedTuple):
-    """A logger, imported when it is chosen."""
+class LoggerSpec(NamedTuple):
+    """Where a logger is defined; imported only when it is chosen."""
 
     home: str
-    """module:class, of a `Callback`. The class raises ConfigError if it cannot work here."""
+    """'module:class' of a `Callback`, which raises ConfigError if it cannot be used."""
     needs: str = ""
-    """A package that must be installed."""
+    """The package that must be installed."""
 
 
 LOGGERS = {
-    "tensorboard": Known("flatout.runs.loggers.tensorboard:TensorBoard", needs="tensorboard"),
-    "wandb": Known("flatout.runs.loggers.weights_and_biases:WeightsAndBiases", needs="wandb"),
-    "mlflow": Known("flatout.runs.loggers.mlflow_tracking:MLflow", needs="mlflow"),
-    "csv": Known("flatout.runs.loggers.plain_csv:PlainCsv"),
+    "tensorboard": LoggerSpec("flatout.runs.loggers.tensorboard:TensorBoard", needs="tensorboard"),
+    "wandb": LoggerSpec("flatout.runs.loggers.weights_and_biases:WeightsAndBiases", needs="wandb"),
+    "mlflow": LoggerSpec("flatout.runs.loggers.mlflow_tracking:MLflow", needs="mlflow"),
+    "csv": LoggerSpec("flatout.runs.loggers.plain_csv:PlainCsv"),
 }
 DEFAULT, NONE = "tensorboard", "none"
 
@@ -42,23 +42,24 @@ else:
 
 
 def choose_loggers(names: Sequence[LogTo], **settings: Mapping[str, Any]) -> list["Callback"]:
-    """One per name; without names the default, if it is installed. ConfigError for what cannot be used here.
+    """Create the loggers with these names; without names the default one, if it is installed.
 
-    `settings` holds keywords of loggers, by their names.
+    ConfigError if one cannot be used. `settings` are keyword arguments by the name of the logger.
     """
     if not names and not _is_installed(LOGGERS[DEFAULT]):
         logger.info(
-            "TensorBoard is not installed, so numbers go to the run folder alone. To have it: "
+            "TensorBoard is not installed: numbers go only to files in the run folder. To install it: "
             "python -m pip install tensorboard"
         )
         return []
-    wanted = {name: LOGGERS[name] for name in names or (DEFAULT,) if name != NONE}
-    for name, known in wanted.items():
-        if not _is_installed(known):
-            needs = known.needs
-            raise ConfigError(f"{name} is not installed: python -m pip install {needs}, or log to something else.")
-    return [resolve_name(known.home)(**settings.get(name, {})) for name, known in wanted.items()]
+    chosen = {name: LOGGERS[name] for name in names or (DEFAULT,) if name != NONE}
+    for name, spec in chosen.items():
+        if not _is_installed(spec):
+            raise ConfigError(
+                f"{name} is not installed: python -m pip install {spec.needs}, or choose another logger with --log-to."
+            )
+    return [resolve_name(spec.home)(**settings.get(name, {})) for name, spec in chosen.items()]
 
 
-def _is_installed(known: Known) -> bool:
-    return not known.needs or importlib.util.find_spec(known.needs) is not None
+def _is_installed(spec: LoggerSpec) -> bool:
+    return not spec.needs or importlib.util.find_spec(spec.needs) is not None

@@ -1,6 +1,6 @@
-"""A run in MLflow: pip install mlflow. It goes where MLFLOW_TRACKING_URI says, else where MLflow itself would put it.
+"""Logger for MLflow (pip install mlflow). Logs to MLFLOW_TRACKING_URI, else to MLflow's default store.
 
-A continued run goes on under the same id, which lies in the run folder.
+A continued run keeps its MLflow id, which is stored in the run folder.
 """
 
 import os
@@ -13,18 +13,18 @@ from flatout.errors import ConfigError, one_line
 ID_FILE = "mlflow_id.txt"
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "interrupted": "KILLED", "failed": "FAILED"}
 DEFAULTS = {
-    # A server that is gone must not hold up a training for minutes, as MLflow's own defaults would.
+    # An unreachable server must not block a training for minutes, as with MLflow's own defaults.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    # Since 3.17 MLflow refuses a folder unless this is set; whoever names one (file:///...) means it.
+    # Since 3.17 MLflow refuses a folder (file:///...) unless this is set.
     "MLFLOW_ALLOW_FILE_STORE": "true",
 }
-"""Environment variables of MLflow that are set unless they are already."""
-MOST_PARAMETER_LETTERS = 500
+"""Environment variables for MLflow that are set unless they are already."""
+MAX_PARAMETER_CHARACTERS = 500
 
 
 class MLflow(Callback):
-    """Parameters at the start, metrics after every epoch, the text files of the run at the end."""
+    """Logs parameters at the start, metrics after every epoch, and text files of the run at the end."""
 
     def __init__(self, *, experiment: str = "flatout") -> None:
         """ConfigError if MLflow cannot open its store."""
@@ -43,8 +43,8 @@ class MLflow(Callback):
             self._id = client.create_run(self._experiment_id(client), run_name=run.folder.name).info.run_id
             file.write_text(self._id)
             for name, value in run.config.items():
-                client.log_param(self._id, _allowed(name), str(value)[:MOST_PARAMETER_LETTERS])
-        # Last: one that could not be begun is not written to.
+                client.log_param(self._id, _allowed(name), str(value)[:MAX_PARAMETER_CHARACTERS])
+        # Set last, so that nothing is logged to a run that could not be started.
         self._client = client
 
     def validation(self, scores: Scores) -> None:
@@ -67,14 +67,14 @@ class MLflow(Callback):
 
 
 def _check_store() -> None:
-    """ConfigError if MLflow cannot open the store that it would write to. A server is not asked yet."""
+    """ConfigError if MLflow cannot open its store. A server is not contacted yet."""
     try:
         _open_client()
-    except Exception as error:  # each store has errors of its own, and after any of them nothing would be logged
+    except Exception as error:  # each store has its own errors, and after any of them nothing would be logged
         raise ConfigError(
-            f"MLflow cannot open its store: {one_line(error, 200).removesuffix('.')}. Name a folder or a server, "
+            f"MLflow cannot open its store: {one_line(error, 200).removesuffix('.')}. Set a folder or a server, "
             "MLFLOW_TRACKING_URI=file:///folder or http://host:5000; a database such as sqlite:///mlflow.db needs "
-            "more of MLflow: python -m pip install mlflow."
+            "the full package: python -m pip install mlflow"
         ) from error
 
 
@@ -87,7 +87,7 @@ def _open_client() -> Any:
 
 
 def _allowed(name: str) -> str:
-    """MLflow takes letters, digits and _-./ and blanks in names, but no @."""
+    """The name with characters replaced that MLflow does not allow, such as @."""
     return "".join(letter if letter.isalnum() or letter in "_-./: " else "_" for letter in name)
 
 

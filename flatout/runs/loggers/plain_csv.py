@@ -1,9 +1,9 @@
-"""Every number of a training in one plain table, scalars.csv in the run folder: nothing to install.
+"""Logger that writes every number of a training to scalars.csv in the run folder; needs no further package.
 
     step,epoch,name,value        a row per number: `step/...` at every log interval, the tags of charts after an epoch
 
-Rows stand in the order of their steps. A training that is continued, or set back to an earlier state after its loss was
-not finite, repeats steps: rows from there on are cut off first, so that none is there twice.
+Rows are in the order of their steps. A training that is continued, or rolled back after its loss was not finite,
+repeats steps: rows from there on are removed first, so that none appears twice.
 """
 
 import csv
@@ -15,27 +15,27 @@ from flatout.engine import Callback, End, IntervalStats, RunStart, Scores
 from flatout.runs.folder import Records
 
 NAME = "scalars.csv"
-WITHIN = "step/"
-"""Before the names of what is told at a log interval."""
+INTERVAL_PREFIX = "step/"
+"""Prefix of the names of numbers of a log interval."""
 
 
-class Moment(NamedTuple):
-    """When something was told; moments of a training ascend."""
+class EventTime(NamedTuple):
+    """The position of an event in a training, in ascending order."""
 
     step: int
-    is_scored: bool
-    """Validation comes after the log interval that ends at the same step."""
+    is_validation: bool
+    """A validation comes after the log interval that ends at the same step."""
 
 
 class PlainCsv(Callback):
-    """Appends to scalars.csv. A full disk costs rows and one warning, never the training."""
+    """Appends to scalars.csv. A full disk costs rows and one warning, but never the training."""
 
     def __init__(self) -> None:
         self._records: Records | None = None
         self._path = Path()
         self._epoch = 0
-        self._last, self._last_begin = Moment(-1, False), 0
-        """The newest moment, and the length of the file before it."""
+        self._last, self._last_begin = EventTime(-1, False), 0
+        """The newest event, and the length of the file before it."""
 
     def start(self, run: RunStart) -> None:
         self._path, self._epoch = run.folder / NAME, run.epoch
@@ -43,57 +43,59 @@ class PlainCsv(Callback):
         if not run.continues:
             self._records.clear()
             return
-        # A state of step 0 was saved after the validation of the epoch before; any other, before one that is due there.
-        repeats = Moment(run.steps_done + 1, False) if run.step == 0 else Moment(run.steps_done, True)
-        self._cut(self._begin_of(repeats))
+        # A checkpoint of step 0 was saved after the validation of the epoch before, any other one before a validation
+        # that is due at its step.
+        repeated = EventTime(run.steps_done + 1, False) if run.step == 0 else EventTime(run.steps_done, True)
+        self._truncate(self._begin_of(repeated))
 
-    def log(self, tick: IntervalStats) -> None:
-        self._epoch = tick.epoch
-        speed = {"step_ms": tick.step_ms, "wait_ms": tick.wait_ms, "samples_per_s": tick.samples_per_s}
-        numbers = {**tick.items, "lr": tick.lr, **speed}
-        self._write(Moment(tick.steps_done, False), {f"{WITHIN}{name}": value for name, value in numbers.items()})
+    def log(self, stats: IntervalStats) -> None:
+        self._epoch = stats.epoch
+        speed = {"step_ms": stats.step_ms, "wait_ms": stats.wait_ms, "samples_per_s": stats.samples_per_s}
+        numbers = {**stats.items, "lr": stats.lr, **speed}
+        prefixed = {f"{INTERVAL_PREFIX}{name}": value for name, value in numbers.items()}
+        self._write(EventTime(stats.steps_done, False), prefixed)
 
     def validation(self, scores: Scores) -> None:
-        # One within an epoch counts the epochs before it.
+        # A validation within an epoch reports the epoch before it.
         self._epoch = max(self._epoch, scores.epoch)
-        self._write(Moment(scores.steps_done, True), scores.scalars)
+        self._write(EventTime(scores.steps_done, True), scores.scalars)
 
     def end(self, end: End) -> None:
         if self._records is not None:
             self._records.close()
 
-    def _write(self, moment: Moment, numbers: Mapping[str, float]) -> None:
+    def _write(self, time: EventTime, numbers: Mapping[str, float]) -> None:
         assert self._records is not None
-        if moment < self._last:
-            self._cut(self._begin_of(moment))
-        elif moment == self._last:
-            # A save reports once more, with steps whose numbers had not arrived when the interval ended.
-            self._cut(self._last_begin)
-        self._last, self._last_begin = moment, self._path.stat().st_size if self._path.is_file() else 0
-        head = {"step": moment.step, "epoch": self._epoch}
+        if time < self._last:
+            self._truncate(self._begin_of(time))
+        elif time == self._last:
+            # A save reports the interval again, including steps whose numbers had not arrived when it ended.
+            self._truncate(self._last_begin)
+        self._last, self._last_begin = time, self._path.stat().st_size if self._path.is_file() else 0
+        head = {"step": time.step, "epoch": self._epoch}
         self._records.rows(NAME, [{**head, "name": name, "value": value} for name, value in numbers.items()])
 
-    def _cut(self, length: int) -> None:
+    def _truncate(self, length: int) -> None:
         assert self._records is not None
         self._records.load_state_dict({"bytes": {NAME: length}})
 
-    def _begin_of(self, moment: Moment) -> int:
-        """Length of the file up to its first row of this moment or a later one, or to a row that is not whole."""
+    def _begin_of(self, time: EventTime) -> int:
+        """Length of the file up to its first row of this time or later, or up to an incomplete row."""
         if not self._path.is_file():
             return 0
         length = 0
         with self._path.open("rb") as lines:
             for line in lines:
-                own = _moment_of(line.decode(errors="replace"))
-                if not line.endswith(b"\n") or (own is not None and own >= moment):
+                own = _time_of(line.decode(errors="replace"))
+                if not line.endswith(b"\n") or (own is not None and own >= time):
                     break
                 length += len(line)
         return length
 
 
-def _moment_of(line: str) -> Moment | None:
-    """None for the first line, and for marks where rows are missing."""
+def _time_of(line: str) -> EventTime | None:
+    """The time of a row; None for the header, and for marks of missing rows."""
     cells = next(csv.reader([line]), [])
     if len(cells) != 4 or not cells[0].isdecimal():
         return None
-    return Moment(int(cells[0]), not cells[2].startswith(WITHIN))
+    return EventTime(int(cells[0]), not cells[2].startswith(INTERVAL_PREFIX))

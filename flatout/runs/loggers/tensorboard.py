@@ -1,15 +1,15 @@
-"""Scalars and pictures for TensorBoard, where it is installed: pip install tensorboard."""
+"""Logger for TensorBoard (pip install tensorboard): scalars, histograms and plots."""
 
 from pathlib import Path
 from typing import Any
 
 from flatout.engine import Callback, End, RunStart, Scores
 
-PICTURES = ("*.png", "*.jpg", "visuals/*.png")
+PLOTS = ("*.png", "*.jpg", "visuals/*.png")
 
 
 class TensorBoard(Callback):
-    """An event file in the run folder, or in a folder within it."""
+    """Writes an event file in the run folder, or in the subfolder `within`."""
 
     def __init__(self, within: str = "") -> None:
         self._within = within
@@ -29,10 +29,10 @@ class TensorBoard(Callback):
         writer.flush()
 
     def end(self, end: End) -> None:
-        """The pictures that a run has drawn of itself, as they are at its end."""
+        """Add the plots of the run, as they are at its end."""
         if self._writer is None:
             return
-        for path in (path for part in PICTURES for path in sorted(end.folder.glob(part))):
+        for path in (path for part in PLOTS for path in sorted(end.folder.glob(part))):
             name = path.relative_to(end.folder).with_suffix("").as_posix()
             if (summary := _summary(name, path)) is not None:
                 self._writer.file_writer.add_summary(summary, end.epoch)
@@ -47,13 +47,13 @@ class TensorBoard(Callback):
 
 
 def _summary(name: str, path: Path) -> Any:
-    """A picture's file, not decoded: torch's add_image would decode and encode it anew. None if it is no picture."""
+    """A plot as a summary, without decoding it, as torch's add_image would; None if the file is not an image."""
     from PIL import Image, UnidentifiedImageError
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     try:
-        with Image.open(path) as picture:
-            width, height = picture.size
+        with Image.open(path) as plot:
+            width, height = plot.size
     except UnidentifiedImageError:
         return None
     image = Summary.Image(encoded_image_string=path.read_bytes(), width=width, height=height, colorspace=3)

@@ -1,6 +1,6 @@
-"""A run in Weights & Biases: pip install wandb. Offline with WANDB_MODE=offline, else it needs an account and network.
+"""Logger for Weights & Biases (pip install wandb). Needs an account and a network, unless WANDB_MODE=offline is set.
 
-A continued run goes on under the same id, which lies in the run folder.
+A continued run keeps its W&B id, which is stored in the run folder.
 """
 
 import shutil
@@ -14,7 +14,7 @@ EXIT_CODES = {"finished": 0, "stopped": 0, "interrupted": 75, "failed": 1}
 
 
 class WeightsAndBiases(Callback):
-    """Scalars after every epoch; the state every `save_period` epochs, if that is above 0; pictures at the end."""
+    """Logs scalars after every epoch, the checkpoint every `save_period` epochs (if above 0), and plots at the end."""
 
     def __init__(
         self, *, project: str = "flatout", entity: str | None = None, save_period: int = -1, alias: str = "latest"
@@ -59,7 +59,7 @@ class WeightsAndBiases(Callback):
         self._run.finish(exit_code=EXIT_CODES[end.how])
 
     def _upload(self, path: Path) -> None:
-        """The file as it is now: the next save replaces it while the upload is under way."""
+        """Upload a copy of the file, because the next save may replace it during the upload."""
         import wandb
 
         artifact = wandb.Artifact(f"run_{self._run.id}_model", type="model")

@@ -1,16 +1,16 @@
-"""Copies of a run elsewhere, so that a machine may be taken away: `--mirror s3://bucket/folder`.
+"""Copies of a run behind a URL, from which another machine can continue it: `--mirror s3://bucket/folder`.
 
-    save --snapshot--> Uploads (a thread) --objects, then a manifest--> URL/name     newest two are kept
-    URL/name --newest manifest whose files are whole--> run folder --> the same command continues
+    save --snapshot--> Uploads (a thread) --objects, then a manifest--> URL/name     the newest two are kept
+    URL/name --newest manifest whose files are intact--> run folder --> the same command continues
 
 Layout:  URL/name/objects/SHA256   content, under its own digest        URL/name/manifests/000012.json   written last
 
 Files:
 
-    fetch     Bring a mirrored run back: the newest checkpoint whose files are whole becomes a run folder again
-    mirror    `--mirror URL`, as a training sees it
-    place     A folder behind an fsspec URL, and the few things a mirror does there
-    snapshot  A run folder at the moment of a save
+    fetch          Fetch a mirrored run: its newest intact checkpoint becomes a run folder again
+    mirror         `--mirror URL`: fetches a run before training, uploads every checkpoint in the background
+    remote_folder  A folder behind an fsspec URL, with the few operations that a mirror needs
+    snapshot       Snapshots of a run folder at a save, and the manifests of mirrored checkpoints
 """
 
 from flatout.runs.mirror.mirror import Mirror

@@ -1,4 +1,4 @@
-"""Bring a mirrored run back: the newest checkpoint whose files are whole becomes a run folder again."""
+"""Fetch a mirrored run: its newest intact checkpoint becomes a run folder again."""
 
 import errno
 import json
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from flatout.errors import CheckpointError, ConfigError, ResourceError
 from flatout.runs.folder import RunRequest, new_run_folder, read_record
 from flatout.runs.mirror import snapshot as manifests
-from flatout.runs.mirror.place import Place, PlaceError
-from flatout.runs.mirror.snapshot import Manifest, Senseless, position_note, read_position, steps_of
+from flatout.runs.mirror.remote_folder import RemoteError, RemoteFolder
+from flatout.runs.mirror.snapshot import InvalidManifest, Manifest, position_note, read_position, steps_of
 from flatout.runs.options import RECORD_NAME
 from flatout.safefiles import write_error
 
@@ -24,85 +24,84 @@ STATE_NAME = "last.pt"
 
 
 class Fetched(NamedTuple):
-    """What a mirror had to say about a command."""
+    """The run folder that was fetched from a mirror or matches it."""
 
     folder: Path
     finished: bool
-    """The training has ended: there is nothing left to do."""
+    """Whether the training is finished, so that there is nothing left to do."""
 
 
-def fetch(place: Place, wanted: RunRequest) -> Fetched | None:
-    """Make the run folder of this command what the mirror knows of it; None if that is nothing new.
+def fetch(remote: RemoteFolder, request: RunRequest) -> Fetched | None:
+    """Update the run folder of this command from the mirror; None if the mirror has nothing newer.
 
-    Folders are those of `choose_run`: with `exist_ok` there is only one, project/name.
-    ConfigError if the mirror holds a run of another config; ResourceError if it cannot be reached, and CheckpointError
-    if what it holds is damaged: never a silent new beginning.
+    Folders are those of `choose_run`: with `exist_ok` there is only one, project/name. ConfigError if the mirror holds
+    a run with other settings, ResourceError if it cannot be reached, and CheckpointError if all its checkpoints are
+    damaged: a training never silently starts over.
     """
     try:
-        found = manifests.numbers(place)
-        newest = _newest(place, found)
-    except PlaceError as error:
-        raise ResourceError(f"{error} Nothing was started. Mend that, or leave --mirror out.") from error
+        found = manifests.numbers(remote)
+        newest = _newest(remote, found)
+    except RemoteError as error:
+        raise ResourceError(f"{error} Nothing was started. Fix that, or leave out --mirror.") from error
     if newest is None:
         return None
-    _check_config(place, newest, wanted)
-    if wanted.exist_ok and _holds_another(wanted.folders[0], wanted):
-        return None  # whoever opens it says what differs
-    local = _local_run(wanted, finished=newest.finished)
+    _check_config(remote, newest, request)
+    if request.exist_ok and _holds_another(request.folders[0], request):
+        return None  # opening the folder reports what differs
+    local = _local_run(request, finished=newest.finished)
     known = -1 if local is None else _steps_in(local)
     if local is not None and (newest.finished or known >= newest.steps):
         return Fetched(local, finished=True) if newest.finished else None
-    scratch = wanted.project / f".{wanted.name}.fetching"
+    scratch = request.project / f".{request.name}.fetching"
     numbers = [number for number in found if number <= newest.number]
-    if (manifest := _download_newest(place, numbers, scratch, newer_than=known)) is None:
+    if (manifest := _download_newest(remote, numbers, scratch, newer_than=known)) is None:
         return None
-    folder = _move(scratch, local or new_run_folder(wanted.project, wanted.name, exist_ok=wanted.exist_ok))
-    _note_position(folder, manifest)
-    logger.info("%s: fetched checkpoint %d (%s) from %s.", folder, manifest.number, manifest.where(), place.url)
+    folder = _move(scratch, local or new_run_folder(request.project, request.name, exist_ok=request.exist_ok))
+    _write_position(folder, manifest)
+    logger.info("%s: fetched checkpoint %d (%s) from %s.", folder, manifest.number, manifest.where(), remote.url)
     return Fetched(folder, manifest.finished)
 
 
-def _newest(place: Place, found: Sequence[int]) -> Manifest | None:
-    """Of those that make sense: a machine may have gone while it wrote the last one."""
+def _newest(remote: RemoteFolder, found: Sequence[int]) -> Manifest | None:
+    """The newest valid manifest: a machine may have been lost while it wrote the last one."""
     problems = []
     for number in reversed(found):
         try:
-            return manifests.read(place, number)
-        except Senseless as error:
+            return manifests.read(remote, number)
+        except InvalidManifest as error:
             problems.append(str(error))
-            logger.warning("%s The checkpoint before it is taken.", error)
+            logger.warning("%s Using the checkpoint before it.", error)
     if problems:
-        raise _nothing_usable(place, problems)
+        raise _nothing_usable(remote, problems)
     return None
 
 
-def _nothing_usable(place: Place, problems: Sequence[str]) -> CheckpointError:
-    return CheckpointError(
-        f"{place.url}: no checkpoint can be used, and nothing was started over. {' '.join(problems)}"
-    )
+def _nothing_usable(remote: RemoteFolder, problems: Sequence[str]) -> CheckpointError:
+    return CheckpointError(f"{remote.url}: no checkpoint can be used, so nothing was started. {' '.join(problems)}")
 
 
-def _check_config(place: Place, manifest: Manifest, wanted: RunRequest) -> None:
-    comparison = wanted.identity.compare(manifest.config)
+def _check_config(remote: RemoteFolder, manifest: Manifest, request: RunRequest) -> None:
+    comparison = request.identity.compare(manifest.config)
     if comparison.different or (manifest.finished and comparison.extends):
         state = "a finished" if manifest.finished else "an unfinished"
         raise ConfigError(
-            f"{place.url} holds {state} run of another config: {', '.join(comparison.different + comparison.extends)}. "
-            "Use another --name or --mirror; --fresh begins again, and replaces what is there."
+            f"{remote.url} holds {state} run with other settings: "
+            f"{', '.join(comparison.different + comparison.extends)}. Use another --name or --mirror, or --fresh to "
+            "start over and replace it."
         )
 
 
-def _holds_another(folder: Path, wanted: RunRequest) -> bool:
-    """Whether an unfinished run of another training is there."""
+def _holds_another(folder: Path, request: RunRequest) -> bool:
+    """Whether the folder holds an unfinished run of another training."""
     record = read_record(folder)
-    return record is not None and not record.get("finished") and not wanted.compare(record).is_same_training
+    return record is not None and not record.get("finished") and not request.compare(record).is_same_training
 
 
-def _local_run(wanted: RunRequest, *, finished: bool) -> Path | None:
-    """The folder on this machine that holds an earlier moment of the run, or its end."""
-    for folder in wanted.folders:
+def _local_run(request: RunRequest, *, finished: bool) -> Path | None:
+    """The folder on this machine that holds an earlier checkpoint of the run or, if `finished`, the finished run."""
+    for folder in request.folders:
         record = read_record(folder)
-        if record and bool(record.get("finished")) == finished and wanted.compare(record).is_same_training:
+        if record and bool(record.get("finished")) == finished and request.compare(record).is_same_training:
             return folder
     return None
 
@@ -112,45 +111,45 @@ def _steps_in(folder: Path) -> int:
     return max(found, default=-1)
 
 
-def _download_newest(place: Place, found: Sequence[int], scratch: Path, *, newer_than: int) -> Manifest | None:
-    """The newest checkpoint that is whole, into `scratch`; None if this machine is as far as what is left of them."""
+def _download_newest(remote: RemoteFolder, found: Sequence[int], scratch: Path, *, newer_than: int) -> Manifest | None:
+    """Download the newest intact checkpoint to `scratch`; None if it is not newer than the one on this machine."""
     problems: list[str] = []
     for number in reversed(found):
         shutil.rmtree(scratch, ignore_errors=True)
         try:
-            manifest = manifests.read(place, number)
+            manifest = manifests.read(remote, number)
             if problems and manifest.steps <= newer_than:
-                logger.warning("%s The state on this machine is newer than the one before it.", problems[-1])
+                logger.warning("%s The checkpoint on this machine is newer than the one before it.", problems[-1])
                 return None
-            _download(place, manifest, scratch)
-        except PlaceError as error:
+            _download(remote, manifest, scratch)
+        except RemoteError as error:
             problems.append(str(error))
             continue
         for problem in problems:
-            logger.warning("%s The checkpoint before it is taken.", problem)
+            logger.warning("%s Using the checkpoint before it.", problem)
         return manifest
     shutil.rmtree(scratch, ignore_errors=True)
-    raise _nothing_usable(place, problems)
+    raise _nothing_usable(remote, problems)
 
 
-def _download(place: Place, manifest: Manifest, scratch: Path) -> None:
-    """All files, each compared with its digest; ResourceError if there is no room for them here."""
+def _download(remote: RemoteFolder, manifest: Manifest, scratch: Path) -> None:
+    """Download all files and check their digests; ResourceError if the disk is too full for them."""
     try:
         scratch.mkdir(parents=True)
         if manifest.nbytes > shutil.disk_usage(scratch).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise write_error(error, scratch, manifest.nbytes) from error
-    logger.info("Fetching %.1f MB (%s) from %s.", manifest.nbytes / 1e6, manifest.where(), place.url)
+    logger.info("Fetching %.1f MB (%s) from %s.", manifest.nbytes / 1e6, manifest.where(), remote.url)
     for name, file in manifest.files.items():
         target = scratch / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if place.download(file.key, target) != file.sha256:
-            raise PlaceError(f"{place.url}/{file.key}: is damaged: its sha256 differs.")
+        if remote.download(file.key, target) != file.sha256:
+            raise RemoteError(f"{remote.url}/{file.key} is damaged: its sha256 differs.")
 
 
 def _move(scratch: Path, folder: Path) -> Path:
-    """To its final place: run.json last, because a folder without one is no run."""
+    """Move all files to the run folder; run.json last, because a folder without it does not count as a run."""
     names = sorted(path.relative_to(scratch) for path in scratch.rglob("*") if path.is_file())
     for part in sorted(names, key=lambda path: path.name == RECORD_NAME):
         (folder / part).parent.mkdir(exist_ok=True)
@@ -159,8 +158,8 @@ def _move(scratch: Path, folder: Path) -> Path:
     return folder
 
 
-def _note_position(folder: Path, manifest: Manifest) -> None:
-    """As a save would: so that the next start finds it here, and does not fetch it again."""
+def _write_position(folder: Path, manifest: Manifest) -> None:
+    """Write the position as a save does, so that the next start does not fetch the checkpoint again."""
     for state in folder.glob(f"*/{STATE_NAME}"):
         with suppress(OSError):
             position_note(state).write_text(json.dumps(manifest.position))

@@ -1,8 +1,8 @@
-"""`--mirror URL`, as a training sees it: fetched from before it begins, told of every save, waited for at the end.
+"""`--mirror URL`: fetches a run before training, uploads every checkpoint in the background, and waits at the end.
 
-Snapshots go up in the background: the newest wins, failures are told and tried again, training never waits.
+    offer(snapshot) --replaces a waiting one--> thread: upload new objects -> manifest -> prune
 
-offer(snapshot) --replaces one that waits--> thread: objects that are not there yet -> manifest -> prune
+Only the newest snapshot is uploaded. Failures are logged and retried; training never waits for an upload.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from flatout.engine import Callback, End, Saved
 from flatout.runs.folder import RunRequest
 from flatout.runs.mirror import snapshot as manifests
 from flatout.runs.mirror.fetch import STATE_NAME, Fetched, fetch
-from flatout.runs.mirror.place import Place, PlaceError
+from flatout.runs.mirror.remote_folder import RemoteError, RemoteFolder
 from flatout.runs.mirror.snapshot import OBJECTS, Manifest, MirroredFile, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -31,23 +31,23 @@ LINE_INTERVAL_S = 5.0
 
 
 class TakenOver(Exception):
-    """Another process writes to the same place."""
+    """Another process writes to the same mirror."""
 
 
 class Uploads:
-    """A thread that copies what it is offered. `finish` waits for it and may be called twice."""
+    """A thread that uploads snapshots. `finish` waits for it and may be called twice."""
 
-    def __init__(self, place: Place, *, first_wait_s: float = FIRST_WAIT_S) -> None:
-        self._place, self._first_wait_s = place, first_wait_s
+    def __init__(self, remote: RemoteFolder, *, first_wait_s: float = FIRST_WAIT_S) -> None:
+        self._remote, self._first_wait_s = remote, first_wait_s
         self._writer = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._changed = threading.Condition()
         self._waiting: Snapshot | None = None
         self._busy = self._ended = False
-        self._doing = ""
+        self._activity = ""
         self._newest: Manifest | None = None
-        """The last one that this process wrote."""
+        """The last manifest that this process wrote."""
         self._digests: dict[tuple[int, ...], str] = {}
-        self._trouble: str | None = None
+        self._error: str | None = None
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         self._thread.start()
 
@@ -56,7 +56,7 @@ class Uploads:
         return self._newest
 
     def offer(self, snapshot: Snapshot) -> None:
-        """Returns at once; an older snapshot that is still waiting is dropped."""
+        """Queue a snapshot; returns immediately. An older one that is still waiting is dropped."""
         with self._changed:
             old, self._waiting = (snapshot, None) if self._ended else (self._waiting, snapshot)
             self._changed.notify_all()
@@ -64,14 +64,14 @@ class Uploads:
             old.close()
 
     def finish(self, patience_s: float) -> bool:
-        """Wait until everything is there; says every few seconds what it waits for. False if it gave up."""
-        end_s, told_s = time.monotonic() + patience_s, time.monotonic()
+        """Wait until everything is uploaded, logging every few seconds; returns whether it is."""
+        end_s, logged_s = time.monotonic() + patience_s, time.monotonic()
         with self._changed:
             while (self._waiting is not None or self._busy) and not self._ended and time.monotonic() < end_s:
                 self._changed.wait(0.2)
-                if time.monotonic() - told_s >= LINE_INTERVAL_S:
-                    told_s = time.monotonic()
-                    logger.info("Waiting for the mirror: %s.", self._trouble or self._doing or "beginning")
+                if time.monotonic() - logged_s >= LINE_INTERVAL_S:
+                    logged_s = time.monotonic()
+                    logger.info("Waiting for the mirror: %s.", self._error or self._activity or "starting")
             is_done = self._waiting is None and not self._busy and not self._ended
             self._ended = True
             self._changed.notify_all()
@@ -82,12 +82,11 @@ class Uploads:
     def _work(self) -> None:
         while (snapshot := self._next()) is not None:
             try:
-                self._until_it_works(snapshot)
+                self._copy_with_retries(snapshot)
             except TakenOver as error:
                 self._give_up(str(error))
-            except Exception as error:
-                # Whatever it is: nobody may wait for a thread that is gone.
-                self._give_up(f"{self._place.url}: {type(error).__name__}: {error}.")
+            except Exception as error:  # of any type: `finish` must not wait for a thread that has died
+                self._give_up(f"{self._remote.url}: {type(error).__name__}: {error}.")
                 logger.debug("mirroring failed here:", exc_info=error)
             finally:
                 snapshot.close()
@@ -105,32 +104,32 @@ class Uploads:
         return snapshot if self._busy else None
 
     def _give_up(self, why: str) -> None:
-        logger.error("%s Nothing more is copied there.", why)
+        logger.error("%s No further checkpoints are copied there.", why)
         with self._changed:
             self._ended = True
 
-    def _until_it_works(self, snapshot: Snapshot) -> None:
-        """Try again and again, until there is something newer to try or nobody waits any more."""
+    def _copy_with_retries(self, snapshot: Snapshot) -> None:
+        """Retry until it succeeds, a newer snapshot is offered, or `finish` has given up waiting."""
         wait_s = self._first_wait_s
         while True:
             try:
                 self._copy(snapshot)
-            except (PlaceError, OSError) as error:
-                self._complain(str(error), wait_s)
+            except (RemoteError, OSError) as error:
+                self._warn(str(error), wait_s)
             else:
-                if self._trouble is not None:
-                    logger.info("The mirror works again: %s is up to date.", self._place.url)
-                self._trouble = None
+                if self._error is not None:
+                    logger.info("The mirror works again: %s is up to date.", self._remote.url)
+                self._error = None
                 return
             with self._changed:
                 if self._changed.wait_for(lambda: self._waiting is not None or self._ended, wait_s):
                     return
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    def _complain(self, error: str, wait_s: float) -> None:
-        if self._trouble is None:
-            logger.warning("%s Training goes on; it is tried again in %.0f s, and again.", error, wait_s)
-        self._trouble = error
+    def _warn(self, error: str, wait_s: float) -> None:
+        if self._error is None:
+            logger.warning("%s Training goes on; the copy is retried, first in %.0f s.", error, wait_s)
+        self._error = error
 
     # One checkpoint
 
@@ -138,17 +137,17 @@ class Uploads:
         number = self._next_number()
         known = {} if self._newest is None else {file.sha256: file for file in self._newest.files.values()}
         files = {}
-        # The best weights are often the same as last time.
+        # Digests are reused: the best weights are often the same as last time.
         self._digests = {
             held.identity: self._digests.get(held.identity) or held.sha256() for held in snapshot.held.values()
         }
         for name, held in snapshot.held.items():
             files[name] = MirroredFile(self._digests[held.identity], held.nbytes)
-            self._doing = f"copying {name}, {held.nbytes / 1e6:.1f} MB, to {self._place.url}"
-            self._put(files[name], known, partial(self._place.upload, held.path))
+            self._activity = f"copying {name}, {held.nbytes / 1e6:.1f} MB, to {self._remote.url}"
+            self._put(files[name], known, partial(self._remote.upload, held.path))
         for name, content in snapshot.small.items():
             files[name] = MirroredFile(hashlib.sha256(content).hexdigest(), len(content))
-            self._put(files[name], known, partial(self._place.write, content))
+            self._put(files[name], known, partial(self._remote.write, content))
         self._publish(
             Manifest(
                 number=number,
@@ -166,66 +165,66 @@ class Uploads:
             known[file.sha256] = file
 
     def _next_number(self) -> int:
-        """One more than the newest, which must be ours or have been there before we came."""
-        newest = max(manifests.numbers(self._place), default=0)
+        """One more than the newest number; TakenOver if another process has written it since our last one."""
+        newest = max(manifests.numbers(self._remote), default=0)
         if self._newest is not None and newest > self._newest.number:
             raise TakenOver(
-                f"{self._place.url}: another training has written checkpoint {newest} there. Two must not share a "
-                "place: give one of them another --name or --mirror."
+                f"{self._remote.url}: another training has written checkpoint {newest} there. Two trainings must not "
+                "share a mirror: give one of them another --name or --mirror."
             )
         return newest + 1
 
     def _publish(self, manifest: Manifest) -> None:
-        """The manifest last: from here on the checkpoint is there. Then what is too old goes, manifests first."""
-        manifests.write(self._place, manifest)
+        """Write the manifest last, which makes the checkpoint valid. Then remove old ones, manifests first."""
+        manifests.write(self._remote, manifest)
         self._newest = manifest
         logger.debug("mirrored checkpoint %d (%s)", manifest.number, manifest.where())
-        with suppress(PlaceError):
+        with suppress(RemoteError):
             self._prune()
 
     def _prune(self) -> None:
-        numbers = manifests.numbers(self._place)
-        kept = [manifests.read(self._place, number) for number in numbers[-KEPT:]]
+        numbers = manifests.numbers(self._remote)
+        kept = [manifests.read(self._remote, number) for number in numbers[-KEPT:]]
         for number in numbers[:-KEPT]:
-            self._place.remove(manifests.key_of(number))
+            self._remote.remove(manifests.key_of(number))
         needed = {file.sha256 for manifest in kept for file in manifest.files.values()}
-        for name in self._place.keys(OBJECTS):
+        for name in self._remote.keys(OBJECTS):
             if name not in needed:
-                self._place.remove(f"{OBJECTS}/{name}")
+                self._remote.remove(f"{OBJECTS}/{name}")
 
 
 PATIENCE_S = 600.0
-"""How long the end of a training waits for a mirror that does not work."""
+"""How long the end of a training waits for the mirror."""
 
 
 class Mirror(Callback):
-    """Copies of one run under URL/name. Belongs to the first rank."""
+    """The mirror of one run under URL/name. Used by the first rank only."""
 
     def __init__(self, url: str, name: str, *, patience_s: float = PATIENCE_S) -> None:
-        """ConfigError if the URL cannot be used; nothing is asked of the network yet."""
-        self._place = Place(url, name)
+        """ConfigError if the URL cannot be used. Does not access the network yet."""
+        self._remote = RemoteFolder(url, name)
         self._patience_s = patience_s
         self._uploads: Uploads | None = None
 
-    def fetch(self, wanted: RunRequest) -> Fetched | None:
-        """Continue here what was begun elsewhere: see `flatout.runs.mirror.fetch`. Waits for the network."""
-        return fetch(self._place, wanted)
+    def fetch(self, request: RunRequest) -> Fetched | None:
+        """Fetch what another machine has trained; see `flatout.runs.mirror.fetch`. Waits for the network."""
+        return fetch(self._remote, request)
 
     def checkpoint(self, saved: Saved) -> None:
         self._offer(Snapshot(saved.path.parent.parent, saved.path))
 
     def end(self, end: End) -> None:
-        """Copy the final files of a finished training, and wait until everything is there."""
+        """Copy the final files of a finished training, and wait until everything is uploaded."""
         if end.how == "finished":
             for state in end.folder.glob(f"*/{STATE_NAME}"):
                 self._offer(Snapshot(end.folder, state))
         if self._uploads is None:
             return
         if self._uploads.finish(self._patience_s):
-            logger.info("Mirrored to %s.", self._place.url)
+            logger.info("Mirrored to %s.", self._remote.url)
         else:
-            logger.warning("%s is not up to date; the files of the run are in %s.", self._place.url, end.folder)
+            logger.warning("The mirror %s is not up to date; all files are in %s.", self._remote.url, end.folder)
 
     def _offer(self, snapshot: Snapshot) -> None:
-        self._uploads = self._uploads or Uploads(self._place)
+        self._uploads = self._uploads or Uploads(self._remote)
         self._uploads.offer(snapshot)

@@ -1,7 +1,7 @@
-"""A run folder at the moment of a save: what is needed to continue it, held so that later saves change nothing.
+"""Snapshots of a run folder at a save, and the manifests of mirrored checkpoints.
 
-Large files are held open: one that is replaced under its name keeps its content for whoever has it open. Small ones are
-read at once.
+A snapshot holds what is needed to continue the run, unaffected by later saves: large files are kept open, and so keep
+their content when they are replaced; small ones are read immediately.
 """
 
 import hashlib
@@ -15,29 +15,32 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from flatout.runs.folder import read_record
-from flatout.runs.mirror.place import Place, PlaceError
+from flatout.runs.mirror.remote_folder import RemoteError, RemoteFolder
 
 SMALL_SUFFIXES = {".json", ".jsonl", ".yaml", ".txt", ".csv"}
 SMALL_BYTES = 64 << 20
 SMALL_BYTES_BELOW = 1 << 20
-"""In folders of the run folder, such as spike's metrics/."""
+"""The limit in subfolders of the run folder, such as spike's metrics/."""
 BEST = "best.pt"
 _CHUNK_BYTES = 4 << 20
 
 
+# Snapshots
+
+
 class HeldFile:
-    """A file that stays what it was; `close` lets it go."""
+    """An open file whose content stays available after it is replaced, until `close`."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         status = os.fstat(self._fd)
         self.nbytes = status.st_size
         self.identity = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
-        """Equal for two openings of the same content."""
+        """Equal if the same content is opened twice."""
 
     @property
     def path(self) -> Path:
-        """A name under which this content can be read, whatever happens to its first one."""
+        """A path to this content, even after its file name belongs to another file."""
         return Path(f"/proc/self/fd/{self._fd}")
 
     def sha256(self) -> str:
@@ -52,10 +55,10 @@ class HeldFile:
 
 
 class Snapshot:
-    """Everything of a run that a fresh machine needs to go on with it."""
+    """Everything that another machine needs to continue a run."""
 
     def __init__(self, folder: Path, state: Path) -> None:
-        """`state` is the file to continue from. Takes milliseconds: nothing is copied but small files."""
+        """`state` is the checkpoint to continue from. Takes milliseconds: only small files are copied."""
         record = read_record(folder) or {}
         self.config: Mapping[str, Any] = record.get("config", {})
         self.finished = bool(record.get("finished"))
@@ -77,12 +80,12 @@ class Snapshot:
 
 
 def position_note(state: Path) -> Path:
-    """Where `CheckpointStore` notes how far a state is."""
+    """The file in which `CheckpointStore` keeps the position of a checkpoint."""
     return state.with_name(f".{state.stem}.position.json")
 
 
 def read_position(state: Path) -> dict[str, int]:
-    """How far a state is, as the note beside it says; empty where there is none."""
+    """The position of a checkpoint from the file beside it; empty if there is none."""
     try:
         note = json.loads(position_note(state).read_text())
     except (OSError, ValueError):
@@ -96,10 +99,11 @@ def _is_small(path: Path, most_bytes: int) -> bool:
     return visible and stat.S_ISREG(status.st_mode) and status.st_size <= most_bytes
 
 
-# What a mirrored checkpoint consists of: a list of files with their digests, written last.
+# Manifests
 #
-# A checkpoint is there if and only if its manifest is. What a manifest says is not believed: names must stay inside
-# the run folder, keys are digests, and content must have the digest that its key is.
+# A manifest lists the files of a checkpoint with their digests. It is written last: a checkpoint exists if and only if
+# its manifest does. Manifests are not trusted: names must stay inside the run folder, and content must match its
+# digest, which is also its key.
 
 SCHEMA = 1
 FOLDER = "manifests"
@@ -108,13 +112,13 @@ _NAME = re.compile(r"(\d{6})\.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class Senseless(PlaceError):
-    """What was read is no manifest."""
+class InvalidManifest(RemoteError):
+    """A manifest that cannot be parsed."""
 
 
 @dataclass(frozen=True)
 class MirroredFile:
-    """Content of a file of the run folder, found under its digest."""
+    """The content of a file of the run folder, stored under its digest."""
 
     sha256: str
     nbytes: int
@@ -126,17 +130,17 @@ class MirroredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One checkpoint."""
+    """The files and the position of one mirrored checkpoint."""
 
     number: int
     writer: str
-    """Names the process that wrote it: two must not write to one place."""
+    """The process that wrote it; no other may write to the same mirror."""
     config: Mapping[str, Any]
     position: Mapping[str, int]
-    """Epoch, step and steps per epoch of the state; empty if it has none."""
+    """Epoch, step and steps per epoch; empty if unknown."""
     finished: bool
     files: Mapping[str, MirroredFile]
-    """By name in the run folder."""
+    """By path in the run folder."""
 
     @property
     def steps(self) -> int:
@@ -147,20 +151,20 @@ class Manifest:
         return sum(file.nbytes for file in self.files.values())
 
     def where(self) -> str:
-        """'epoch 3, step 40'."""
+        """The position as text: 'epoch 3, step 40'."""
         return f"epoch {self.position.get('epoch', '?')}, step {self.position.get('step', '?')}"
 
 
 def steps_of(position: Mapping[str, int]) -> int:
-    """Steps since the beginning; -1 if the position is unknown."""
+    """Steps since the start of the training; -1 if the position is unknown."""
     if not {"epoch", "step", "steps_per_epoch"} <= position.keys():
         return -1
     return position["epoch"] * position["steps_per_epoch"] + position["step"]
 
 
-def numbers(place: Place) -> list[int]:
-    """Of the checkpoints that are there, rising."""
-    matches = map(_NAME.fullmatch, place.keys(FOLDER))
+def numbers(remote: RemoteFolder) -> list[int]:
+    """Numbers of the existing checkpoints, ascending."""
+    matches = map(_NAME.fullmatch, remote.keys(FOLDER))
     return [int(match[1]) for match in matches if match]
 
 
@@ -168,17 +172,17 @@ def key_of(number: int) -> str:
     return f"{FOLDER}/{number:06}.json"
 
 
-def write(place: Place, manifest: Manifest) -> None:
+def write(remote: RemoteFolder, manifest: Manifest) -> None:
     content = json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=1).encode()
-    place.write(content, key_of(manifest.number))
+    remote.write(content, key_of(manifest.number))
 
 
-def read(place: Place, number: int) -> Manifest:
-    """PlaceError if it cannot be read, Senseless if it makes no sense."""
+def read(remote: RemoteFolder, number: int) -> Manifest:
+    """The manifest of a checkpoint; RemoteError if it cannot be read, InvalidManifest if it cannot be parsed."""
     try:
-        return parse(json.loads(place.read(key_of(number))))
+        return parse(json.loads(remote.read(key_of(number))))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Senseless(f"{place.url}/{key_of(number)}: makes no sense: {error}") from error
+        raise InvalidManifest(f"{remote.url}/{key_of(number)} is not a valid manifest: {error}") from error
 
 
 def parse(content: Mapping[str, Any]) -> Manifest:
@@ -203,6 +207,6 @@ def parse(content: Mapping[str, Any]) -> Manifest:
 def _check(name: str, file: MirroredFile) -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.name or len(path.parts) > 2 or "\0" in name:
-        raise ValueError(f"{name!r} is no file of a run folder")
+        raise ValueError(f"{name!r} is not a file of a run folder")
     if not _SHA256.fullmatch(file.sha256) or file.nbytes < 0:
-        raise ValueError(f"{name!r} has no digest")
+        raise ValueError(f"{name!r} has no valid digest")

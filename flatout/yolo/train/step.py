@@ -333,7 +333,7 @@ class YoloSchedule:
         return StepSettings(
             lrs=(lr, lr, bias_lr),
             momentum=None if self._adam else momentum,
-            steps=iteration % self.accumulate(iteration) == 0,
+            step_optimizer=iteration % self.accumulate(iteration) == 0,
         )
 
     def accumulate(self, iteration: int) -> int:

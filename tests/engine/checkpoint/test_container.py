@@ -1,4 +1,4 @@
-"""A file of ours is whole or absent, plain, and refused when it is somebody else's."""
+"""A container file is complete or absent and holds plain data; files of other programs are refused."""
 
 import errno
 import os
@@ -50,7 +50,7 @@ def test_torch_agrees_that_it_is_plain(tmp_path: Path):
         ({(1, 2): 3}, r"state is a builtins\.dict"),
     ],
 )
-def test_a_value_that_is_not_plain_is_a_mistake_of_ours_and_named(value: object, words: str, tmp_path: Path):
+def test_a_value_that_is_not_plain_is_a_type_error_that_names_it(value: object, words: str, tmp_path: Path):
     with pytest.raises(TypeError, match=words):
         write_container(tmp_path / "a.pt", {"state": value})
     assert list(tmp_path.iterdir()) == []
@@ -65,7 +65,7 @@ def test_parameters_on_any_device_are_written_as_plain_tensors(tmp_path: Path):
 
 def test_a_foreign_file_is_not_a_container(tmp_path: Path):
     torch.save({"model": {"w": torch.ones(2)}}, tmp_path / "other.pt")
-    with expect(CheckpointError, r"other\.pt: holds weights of another program"):
+    with expect(CheckpointError, r"other\.pt: was not written by flatout"):
         read_container(tmp_path / "other.pt")
 
 
@@ -99,27 +99,30 @@ def test_a_new_file_has_the_permissions_a_user_expects(tmp_path: Path):
 def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    with expect(ResourceError, r"last\.pt: no room: [\d,]+ bytes are needed, 1,000 are free\. What was there before"):
+    with expect(ResourceError, r"last\.pt: not enough disk space: [\d,]+ bytes needed, 1,000 free\. The existing file"):
         write_container(tmp_path / "last.pt", CONTENT)
     assert list(tmp_path.iterdir()) == []
 
 
 REFUSALS = [
-    (errno.ENOSPC, r"last\.pt: no room: [\d,]+ bytes are needed"),
-    (errno.EDQUOT, r"last\.pt: your disk quota is used up: [\d,]+ bytes are needed"),
-    (errno.EFBIG, r"last\.pt: the file would have about [\d,]+ bytes, and this process may write files of 1,000 bytes"),
+    (errno.ENOSPC, r"last\.pt: not enough disk space: [\d,]+ bytes needed"),
+    (errno.EDQUOT, r"last\.pt: disk quota exceeded: [\d,]+ bytes needed"),
+    (
+        errno.EFBIG,
+        r"last\.pt: the file would have about [\d,]+ bytes, but this process may write files of at most 1,000 bytes",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("number", "told"), REFUSALS, ids=["full", "quota", "limit"])
+@pytest.mark.parametrize(("number", "message"), REFUSALS, ids=["full", "quota", "limit"])
 @pytest.mark.parametrize("elements", [10, 3_000_000])
-def test_a_file_that_the_system_refuses_in_the_middle_is_told_with_the_true_reason(
-    elements: int, number: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_write_that_the_system_refuses_in_the_middle_is_reported_with_the_true_reason(
+    elements: int, number: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A limit on file sizes makes the system refuse a write in the middle; the other reasons are put in its place."""
+    """A limit on file sizes makes the system refuse a write in the middle; the error number is then replaced."""
     write_container(tmp_path / "last.pt", {"step": 1})
     monkeypatch.setattr(atomic, "write_error", lambda error, *args: write_error(OSError(number, ""), *args))
-    with limited_files(1000), expect(ResourceError, told):
+    with limited_files(1000), expect(ResourceError, message):
         write_container(tmp_path / "last.pt", {"w": torch.ones(elements)})
     assert read_container(tmp_path / "last.pt") == {"step": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]

@@ -1,4 +1,4 @@
-"""Every byte of a file of ours is covered: no flipped bit and no missing byte goes unnoticed."""
+"""The digest covers every byte of a container file: no flipped bit and no missing byte goes unnoticed."""
 
 import random
 import zipfile
@@ -42,7 +42,7 @@ def test_a_file_that_ends_early_anywhere_is_found(good: bytes, tmp_path: Path):
 
 
 def test_without_the_digest_some_flipped_bits_would_pass(tmp_path: Path):
-    """The checksums of a zip leave gaps; this is why there is a digest."""
+    """Negative control: the checksums of a zip leave gaps, which is why there is a digest."""
     torch.save({"flatout": {"schema": 1}, **CONTENT}, tmp_path / "plain.pt")
     plain = (tmp_path / "plain.pt").read_bytes()
     assert any(is_read(plain, offset, tmp_path / "a.pt") for offset in spread(len(plain)))

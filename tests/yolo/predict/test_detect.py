@@ -412,7 +412,7 @@ def test_a_full_disk_is_a_resource_error(place, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("flatout.yolo.predict.outputs.write_image", full)
-    with pytest.raises(ResourceError, match=r"runs/detect/exp/\d\d.png: no room"):
+    with pytest.raises(ResourceError, match=r"runs/detect/exp/\d\d.png: not enough disk space"):
         run(place)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("flatout-")]
 

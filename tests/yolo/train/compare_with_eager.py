@@ -34,7 +34,7 @@ def run_and_compare_with_eager(loop: Loop, network: nn.Module) -> int:
     Returns the number of steps that a graph has run.
     """
     step, num_graphed = loop._training_step, 0
-    work = step.work
+    work = step.forward_backward
     apart: list[tuple[float, str]] = []
 
     def both(inputs: Mapping[str, Tensor], *, window_ends: bool) -> Tensor:
@@ -56,7 +56,7 @@ def run_and_compare_with_eager(loop: Loop, network: nn.Module) -> int:
                 assert distance(network.get_buffer(name), buffer) <= GRADIENT_RTOL, name
         return numbers
 
-    step.work = both  # type: ignore[method-assign]
+    step.forward_backward = both  # type: ignore[method-assign]
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         loop.run()
     assert max(apart)[0] <= TIE_RTOL, apart

@@ -82,7 +82,7 @@ def make_loop(
         device=torch.device(device),
         epoch_end=end,
         average=MovingAverage(network),
-        tell=tell,
+        on_interval=tell,
     )
     return loop, end
 

@@ -180,7 +180,7 @@ def test_a_gpu_that_torch_cannot_use_ends_a_command_before_anything_is_made(
     monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
     words = ["yolo", "train", "--data", "none.yaml", "--weights", ""]
     assert main(["yolo", "train", "--data", str(next((files / "data").glob("*.yaml"))), "--weights", ""]) == 5
-    assert "H100: unused, this torch is built for the CPU only. To mend it: python -m pip" in capsys.readouterr().err
+    assert "H100: unused, this torch is built for the CPU only. To fix it: python -m pip" in capsys.readouterr().err
     assert main([*words, "--device", "cpu"]) == 2, "there is no such data set"
     assert main([*words, "--no-preflight"]) == 2
     assert list(tmp_path.iterdir()) == []
@@ -191,7 +191,7 @@ def test_a_disk_without_room_ends_a_training_before_anything_is_made(
 ) -> None:
     full = os.statvfs_result((4096, 4096, 10, 1, 1, 10, 1, 1, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    with pytest.raises(ResourceError, match="are free, and saving this training takes"):
+    with pytest.raises(ResourceError, match="free, but the checkpoints of this training need"):
         train(replace(options, no_preflight=False))
     assert list(Path(options.project).iterdir()) == []
 

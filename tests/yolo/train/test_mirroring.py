@@ -26,6 +26,6 @@ def test_the_same_command_on_another_machine_goes_on_and_a_finished_one_does_not
     caplog.clear()
     third = train(replace(options, project=str(tmp_path / "third")))
     assert third is not None and third.finished
-    assert "this training is over; its files are here" in caplog.text and "Model Summary" not in caplog.text
+    assert "this training is finished; its files are here" in caplog.text and "Model Summary" not in caplog.text
     for name in ("results.txt", "weights/best.pt", "weights/last.pt"):
         assert (third.folder / name).read_bytes() == (second.folder / name).read_bytes()

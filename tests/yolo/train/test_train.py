@@ -112,7 +112,7 @@ def test_a_run_that_does_not_know_gamma_goes_on_without_it_and_refuses_it(
     hyp = yaml.safe_load((folder / "hyp.yaml").read_text())
     del hyp["gamma"]
     (folder / "hyp.yaml").write_text(yaml.safe_dump(hyp))
-    with pytest.raises(ConfigError, match=r"hyp\.gamma 0\.0 -> 0\.3 would make another training of it"):
+    with pytest.raises(ConfigError, match=r"hyp\.gamma 0\.0 -> 0\.3 would make it a different training"):
         train(TrainOptions(resume=str(folder), hyp=with_gamma(files / "hyp.yaml", 0.3, tmp_path)))
     continued = trained(TrainOptions(resume=str(folder)))
     assert continued.folder == folder
@@ -153,7 +153,7 @@ def test_resume_takes_everything_from_the_run(options: TrainOptions) -> None:
     assert resumed.finished
     assert resumed.folder == stopped.folder
     assert len(results_of(resumed.folder)) == options.epochs
-    with pytest.raises(CheckpointError, match="nothing to resume"):
+    with pytest.raises(CheckpointError, match="so it cannot be resumed"):
         train(TrainOptions(resume=str(last)))
 
 
@@ -176,8 +176,8 @@ def test_resume_accepts_flags_that_keep_the_training_the_same_and_refuses_the_ot
     resume = ["yolo", "train", "--resume", str(folder)]
     assert main([*resume, "--batch", "16", "--workers", "1", "--img", "96", "--channels-last"]) == 2
     error = capsys.readouterr().err
-    assert f"--resume {folder}: batch_size 32 -> 16, img_size [64, 64] -> [96, 96] would make another" in error
-    assert "Leave these options out to continue it as it was, or begin a new run without --resume." in error
+    assert f"--resume {folder}: batch_size 32 -> 16, img_size [64, 64] -> [96, 96] would make it a different" in error
+    assert "Leave these options out to continue the run as it was, or start a new run without --resume." in error
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
     assert main([*resume, "--workers", "1", "--fast_dataloader", "--log-every", "1"]) == 0
@@ -205,7 +205,7 @@ def test_resume_takes_the_hyper_parameters_of_the_run_unless_another_file_is_nam
     other = yaml.safe_load(own.read_text()) | {"lr0": 0.02}
     own.write_text(yaml.safe_dump(other))
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
-    with pytest.raises(ConfigError, match=r"hyp\.lr0 0\.01 -> 0\.02 would make another training of it"):
+    with pytest.raises(ConfigError, match=r"hyp\.lr0 0\.01 -> 0\.02 would make it a different training"):
         train(TrainOptions(resume=str(folder), hyp=str(tmp_path / "other.yaml")))
     assert trained(TrainOptions(resume=str(folder))).finished
     assert yaml.safe_load((folder / "hyp.yaml").read_text())["lr0"] == 0.01
@@ -487,15 +487,15 @@ def test_a_disk_that_is_full_at_the_end_costs_no_training(
 
     with monkeypatch.context() as patch:
         patch.setattr(atomic, "_check_room", refuse)
-        with pytest.raises(ResourceError, match="no room: ") as caught:
+        with pytest.raises(ResourceError, match="not enough disk space: ") as caught:
             train(options)
     is_trained = name != "best.pt"  # best.pt is written before the last checkpoint, so its epoch end is repeated
     assert str(caught.value).endswith(
-        "same command then completes the run." if is_trained else "same command then continues."
+        "run the same command again to complete the run." if is_trained else "run the same command again to continue."
     )
     caplog.clear()
     result = trained(options)
-    assert ("Every epoch is trained; only the last files of the run are missing." in caplog.messages) == is_trained
+    assert ("All epochs are trained; only the final files of the run are missing." in caplog.messages) == is_trained
     assert (result.folder.name, result.finished) == ("exp", True)
     assert result.outcome is not None
     assert_same_end(result.folder, one_epoch.folder)
@@ -521,12 +521,12 @@ def test_a_run_that_is_killed_after_it_was_marked_as_finished_gets_its_last_file
 ) -> None:
     caplog.set_level("INFO")
     options = replace(options, epochs=1)
-    train_and_be_killed(options, monkeypatch, CheckpointStore, "settle")
+    train_and_be_killed(options, monkeypatch, CheckpointStore, "promote_final")
     weights = Path(options.project) / "exp/weights"
     assert read_weights(weights / "last.pt").kind == "full", "nothing is lost meanwhile"
     result = trained(replace(options, once=True))
     assert (result.folder, result.finished) == (weights.parent, True)
-    assert caplog.messages[-1] == f"{result.folder}: this training is complete; nothing to do (--once)."
+    assert caplog.messages[-1] == f"{result.folder}: this training is finished; nothing to do (--once)."
     assert read_weights(weights / "last.pt").kind == "stripped"
     assert files_in(result.folder) == {"init.pt", "last.pt", "best.pt", "epoch_000.pt"}
     assert [path.name for path in Path(options.project).iterdir()] == ["exp"]

@@ -194,8 +194,8 @@ def _strangers() -> Iterator[tuple[str, bytes, list[str]]]:
     yield "stranger-gzip", b"\x1f\x8b\x08" + bytes(40), ["is compressed"]
     yield "stranger-hdf5", b"\x89HDF\r\n\x1a\n" + bytes(40), ["HDF5"]
     yield "stranger-onnx", b"\x08\x07\x12\x07pytorch" + bytes(40), ["ONNX"]
-    yield "stranger-noise", bytes(range(128, 256)), ["no weights file"]
-    yield "stranger-one-byte", b"\x00", ["no weights file"]
+    yield "stranger-noise", bytes(range(128, 256)), ["not a weights file"]
+    yield "stranger-one-byte", b"\x00", ["not a weights file"]
 
 
 def _no_files() -> Iterator[tuple[str, Callable[[Path], object], list[str]]]:

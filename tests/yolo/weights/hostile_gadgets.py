@@ -112,7 +112,7 @@ def _other_opcodes() -> Iterator[tuple[str, bytes, list[str]]]:
         "out-of-band": (b"\x97", ["opcode b'\\x97'"]),
         "protocol-0-put": (b"]p0\n", ["opcode b'p'"]),
         "name-with-newlines": (text("os\n\x1b[31m") + text("system") + b"\x93", [r"'os\n\x1b[31m.system'"]),
-        "name-without-end": (b"c" + b"o" * 10_000, ["name without an end"]),
+        "name-without-end": (b"c" + b"o" * 10_000, ["unterminated name"]),
         "setstate": (
             name("models.common.Conv") + EMPTY_TUPLE + NEWOBJ + dict_of({"__setstate__": name("os.system")}) + BUILD,
             ["os.system"],

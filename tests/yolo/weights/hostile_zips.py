@@ -44,19 +44,19 @@ def _false_directories() -> Iterator[tuple[str, bytes, list[str]]]:
     yield "zip-wrong-crc", _patched(GOOD, blob, CRC, 1), ["checksum differs"]
     yield "zip-wrong-crc-pickle", _patched(GOOD, pkl, CRC, 1), ["checksum differs"]
     yield "zip-method-bzip2", _patched(GOOD, blob, METHOD, 12, "<H"), ["method 12"]
-    yield "zip-method-disagrees", _patched(GOOD, blob, METHOD, 8, "<H"), ["contradicts"]
+    yield "zip-method-disagrees", _patched(GOOD, blob, METHOD, 8, "<H"), ["does not match"]
     yield "zip-size-larger", _patched(GOOD, blob, SIZE, 1 << 30), ["claims"]
     yield "zip-both-sizes-larger", _patched(_patched(GOOD, blob, SIZE, 1 << 30), blob, PACKED, 1 << 30), ["overlaps"]
-    yield "zip-size-64-missing", _patched(GOOD, blob, SIZE, 0xFFFFFFFF), ["beyond 4 GiB"]
+    yield "zip-size-64-missing", _patched(GOOD, blob, SIZE, 0xFFFFFFFF), ["64-bit size is missing"]
     yield "zip-offset-beyond", _patched(GOOD, blob, OFFSET, 0xFFFFFFF0), ["overlaps"]
     yield "zip-offset-of-another", _patched(GOOD, blob, OFFSET, 0), ["overlaps"]
-    yield "zip-name-disagrees", GOOD.replace(blob, b"last/data/9", 1), ["contradicts"]
+    yield "zip-name-disagrees", GOOD.replace(blob, b"last/data/9", 1), ["does not match"]
     yield "zip-name-not-text", GOOD.replace(blob, b"last/data/\xff"), ["not text"]
-    yield "zip-directory-garbled", GOOD.replace(b"PK\x01\x02", b"PK\x01\x09", 1), ["makes no sense"]
+    yield "zip-directory-garbled", GOOD.replace(b"PK\x01\x02", b"PK\x01\x09", 1), ["is invalid"]
     yield (
         "zip-two-of-one-name",
         zip_bytes(entries_of(checkpoint()) | {"last/data/1": b"x"}).replace(b"last/data/1", b"last/data/0"),
-        ["two entries of one name"],
+        ["two entries of the same name"],
     )
 
 
@@ -66,25 +66,25 @@ def _false_ends() -> Iterator[tuple[str, bytes, list[str]]]:
     for case, index, value, words in (
         ("more-entries", 4, 60_000, "one part"),
         ("no-entries", 4, 0, "one part"),
-        ("directory-size", 5, 1 << 30, "not where its end says"),
-        ("directory-place", 6, 1 << 30, "not where its end says"),
+        ("directory-size", 5, 1 << 30, "not where the end record says"),
+        ("directory-place", 6, 1 << 30, "not where the end record says"),
         ("several-disks", 1, 3, "one part"),
     ):
         changed = [*fields[:index], value, *fields[index + 1 :]]
         yield f"zip-end-{case}", GOOD[:end] + END.pack(*changed), [words]
     both = [*fields[:3], 40_000, 40_000, *fields[5:]]
-    yield "zip-end-claims-more", GOOD[:end] + END.pack(*both), ["not where its end says"]
+    yield "zip-end-claims-more", GOOD[:end] + END.pack(*both), ["not where the end record says"]
     locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, 1 << 63, 1)
-    yield "zip-end-64-beyond", GOOD[:end] + locator + GOOD[end:], ["not where its locator says"]
+    yield "zip-end-64-beyond", GOOD[:end] + locator + GOOD[end:], ["not where the locator says"]
     wide = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 5, 5, 1 << 62, 1 << 62)
     locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, end, 1)
-    yield "zip-end-64-lies", GOOD[:end] + wide + locator + GOOD[end:], ["not where its end says"]
-    yield "zip-prefixed", GOOD[:30] + GOOD, ["not where its end says"]
-    yield "zip-appended", GOOD + b"x" * 70_000, ["cut off"]
-    yield "zip-only-local-header", GOOD[:40], ["cut off"]
+    yield "zip-end-64-lies", GOOD[:end] + wide + locator + GOOD[end:], ["not where the end record says"]
+    yield "zip-prefixed", GOOD[:30] + GOOD, ["not where the end record says"]
+    yield "zip-appended", GOOD + b"x" * 70_000, ["truncated"]
+    yield "zip-only-local-header", GOOD[:40], ["truncated"]
     yield "zip-empty", zip_bytes({}), ["empty zip"]
     for percent in range(4, 100, 5):
-        yield f"zip-cut-at-{percent:02}-percent", GOOD[: len(GOOD) * percent // 100], ["cut off"]
+        yield f"zip-cut-at-{percent:02}-percent", GOOD[: len(GOOD) * percent // 100], ["truncated"]
 
 
 def _wrong_contents() -> Iterator[tuple[str, bytes, list[str]]]:

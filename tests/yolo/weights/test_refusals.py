@@ -9,16 +9,16 @@ from flatout.yolo.weights import read_weights
 from tests.yolo.weights.pickle_bytes import call, checkpoint, text, torch_file
 
 OS_SYSTEM = (
-    "its pickle refers to os.system, which weights do not need; nothing of it was run. It was made for another "
-    "program, or to run code where it is loaded: do not open it with torch.load. Get the weights from a source you "
-    "trust, as safetensors if there is a choice."
+    "its pickle refers to os.system, which weights do not need; nothing was run. The file was made for another "
+    "program, or to run code when it is loaded: do not open it with torch.load. Get the weights from a source you "
+    "trust, as safetensors if possible."
 )
-PAGE = "is a web page, not weights: the download was answered with HTML or XML. Download or copy it again."
+PAGE = "is a web page, not weights: the download returned HTML or XML. Download or copy it again."
 POINTER = "is a Git LFS pointer, not the file itself. Fetch it with: git lfs pull"
-CUT = "is cut off: the directory at the end of the zip is missing. Download or copy it again."
+CUT = "is truncated: the directory at the end of the zip is missing. Download or copy it again."
 OLD = (
     "was saved by torch older than 1.6, in a format that can only be read by running it. "
-    "Where you trust it, load it with torch and save it again with torch.save."
+    "If you trust it, load it with torch and save it again with torch.save."
 )
 
 
@@ -30,7 +30,7 @@ OLD = (
         (b"version https://git-lfs.github.com/spec/v1\n", POINTER),
         (torch_file(checkpoint())[:200], CUT),
         (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", OLD),
-        (b"", "is empty: a copy or download that did not finish. Download or copy it again."),
+        (b"", "is empty: the copy or download did not finish. Download or copy it again."),
     ],
     ids=["os.system", "web page", "pointer", "cut off", "old torch", "empty"],
 )
@@ -51,5 +51,5 @@ def test_a_missing_file_is_reported(tmp_path: Path):
 
 
 def test_a_name_that_no_file_can_have_is_reported():
-    with pytest.raises(CheckpointError, match="no file can have this name"):
+    with pytest.raises(CheckpointError, match="not a valid file name"):
         read_weights("a\0b")

@@ -1,9 +1,9 @@
-"""A folder behind an fsspec URL, and the few things a mirror does there.
+"""A folder behind an fsspec URL, with the few operations that a mirror needs.
 
-    s3:// gs:// az://          by obstore, which is small and keeps its own connections (the extra `cloud`)
-    file:// memory:// others   by fsspec itself, which torch brings along
+    s3:// gs:// az://          through obstore, which is small and manages its own connections (the extra `cloud`)
+    file:// memory:// others   through fsspec itself, which is installed with torch
 
-Credentials come from the environment or the machine, as the cloud's own tools find them; never from the URL.
+Credentials come from the environment or the machine, as for the cloud's own tools; never from the URL.
 """
 
 import hashlib
@@ -20,31 +20,31 @@ from urllib.parse import urlsplit
 from flatout.errors import ConfigError, one_line
 
 OBJECT_STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "abfs", "abfss": "abfs"}
-"""Schemes that obstore serves, and its own name for each."""
+"""Schemes that obstore supports, and its own name for each."""
 RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
-"""Of one call; whoever copies in the background comes back later anyhow."""
+"""Retries of one call; background copies are retried later anyway."""
 CLIENT = {"connect_timeout": "10s", "timeout": "600s"}
 _CHUNK_BYTES = 8 << 20
 
 T = TypeVar("T")
 
 
-class PlaceError(Exception):
-    """The place could not be reached, or did not obey; the text is one line."""
+class RemoteError(Exception):
+    """An operation on a remote folder failed; the text is one line."""
 
 
-class Place:
-    """Objects by key below a URL. Calls wait for the network; PlaceError says what was wrong with it."""
+class RemoteFolder:
+    """Objects by key below a URL. Calls wait for the network and raise RemoteError."""
 
     def __init__(self, url: str, *below: str) -> None:
-        """ConfigError if nobody here can speak to such a URL, or if it holds a password."""
+        """ConfigError if the scheme of the URL is not supported, or if it contains a password."""
         check_url(url)
         self.url = "/".join((url.rstrip("/"), *below))
         self._fs, root = _open(self.url)
         self._root = root.rstrip("/")
 
     def keys(self, folder: str) -> list[str]:
-        """Names of what lies in a folder; none if there is no such folder."""
+        """Names of the objects in a folder; empty if there is no such folder."""
         try:
             self._fs.invalidate_cache()
             found = self._do("list", folder, lambda path: self._fs.ls(path, detail=False))
@@ -57,14 +57,14 @@ class Place:
         return content
 
     def write(self, content: bytes, key: str) -> None:
-        """Small things, whole or not at all where the store promises that."""
+        """Write a small object, atomically if the store supports that."""
         self._do("write", key, lambda path: self._fs.pipe_file(self._in_a_folder(path), content))
 
     def upload(self, source: Path, key: str) -> None:
         self._do("write", key, lambda path: self._fs.put_file(str(source), self._in_a_folder(path)))
 
     def download(self, key: str, target: Path) -> str:
-        """Into a new file; returns the SHA-256 of what came."""
+        """Download to a new file; returns the SHA-256 of its content."""
         return self._do("read", key, lambda path: self._stream(path, target))
 
     def remove(self, key: str) -> None:
@@ -82,7 +82,7 @@ class Place:
         return digest.hexdigest()
 
     def _in_a_folder(self, path: str) -> str:
-        """The path, below folders that exist now. Object stores know none, and need none."""
+        """The path, after creating its parent folders, which object stores do not need."""
         if "file" in self._fs.protocol:
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         return path
@@ -91,24 +91,23 @@ class Place:
         try:
             return work(f"{self._root}/{key}")
         except FileNotFoundError as error:
-            raise _Missing(f"{self.url}: cannot {what} {key}: there is no such object.") from error
-        except Exception as error:
-            # Anything at all: each store has errors of its own, and none of them may end a training.
+            raise _Missing(f"{self.url}: cannot {what} {key}: no such object.") from error
+        except Exception as error:  # each store has its own errors, and none of them may end a training
             reason = shorten(one_line(error).partition(" Debug source")[0], 300, placeholder=" ...").removesuffix(".")
-            raise PlaceError(f"{self.url}: cannot {what} {key}: {reason}.") from error
+            raise RemoteError(f"{self.url}: cannot {what} {key}: {reason}.") from error
 
 
-class _Missing(PlaceError):
+class _Missing(RemoteError):
     """There is no such object."""
 
 
 def check_url(url: str) -> None:
     parts = urlsplit(url)
     if not parts.scheme or "://" not in url:
-        raise ConfigError(f"--mirror {url}: write a URL, such as s3://bucket/folder or file:///mnt/disk/folder.")
+        raise ConfigError(f"--mirror {url}: not a URL. Use for example s3://bucket/folder or file:///mnt/disk/folder.")
     if "@" in parts.netloc or parts.query:
         raise ConfigError(
-            f"--mirror {parts.scheme}://...: a URL is written into logs and files, so no keys belong in it. Give them "
+            f"--mirror {parts.scheme}://...: URLs appear in logs and files and must not contain credentials. Pass them "
             "as environment variables (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS)."
         )
 
@@ -120,12 +119,12 @@ def _open(url: str) -> tuple[Any, str]:
     scheme, _, rest = url.partition("://")
     if scheme in OBJECT_STORES and importlib.util.find_spec("obstore") is not None:
         store: Any = importlib.import_module("obstore.fsspec").FsspecStore
-        # A server of one's own, in the next room, may go without encryption if its address says so.
+        # A private server may be used without encryption if its address says so.
         plain = {"allow_http": os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")}
         return store(OBJECT_STORES[scheme], retry_config=RETRIES, client_options=CLIENT | plain), rest
     try:
         fs, root = fsspec.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        advice = "Install what speaks to it: pip install obstore" if scheme in OBJECT_STORES else str(error)
-        raise ConfigError(f"--mirror {url}: {scheme}:// is not understood here. {advice}") from error
+        advice = "Install its client: pip install obstore" if scheme in OBJECT_STORES else str(error)
+        raise ConfigError(f"--mirror {url}: {scheme}:// is not supported here. {advice}") from error
     return fs, str(root)

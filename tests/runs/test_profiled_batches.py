@@ -1,4 +1,4 @@
-"""Runs on one batch keep a whole one, whatever comes last; sizes are heard wherever batches come from."""
+"""Batches for the profiler: a repeated batch is a full one, and observed batches are counted and unchanged."""
 
 from itertools import islice
 
@@ -29,10 +29,10 @@ def batches_of(size):
     return DeviceBatches(feed, torch.device("cpu"))
 
 
-def test_the_kept_batch_is_a_whole_one_and_the_input_is_measured(monkeypatch):
+def test_the_kept_batch_is_a_full_one_and_the_input_is_measured(monkeypatch):
     monkeypatch.setattr(module, "LEAST_S", 0.0)
-    for asked in (1, 2, 3, 4):  # one of them ends with the epoch's short batch of one
-        source = RepeatedBatch(asked, traced=True)
+    for num_batches in (1, 2, 3, 4):  # one of them ends with the short last batch of an epoch
+        source = RepeatedBatch(num_batches, traced=True)
         kept = iter(source.of(batches_of(3)).epoch(0))
         assert [len(next(kept)) for _ in range(5)] == [3] * 5
         assert source.input_ms > 0 and source.kernel_ms == 0
@@ -46,31 +46,31 @@ def test_the_kept_batch_is_the_same_in_every_epoch():
         assert all(torch.equal(batch["x"], seen) for batch in islice(batches.epoch(epoch), 4))
 
 
-def test_without_a_question_nothing_is_measured():
+def test_by_default_the_input_is_not_measured():
     source = RepeatedBatch()
     next(iter(source.of(batches_of(3)).epoch(0)))
     assert source.input_ms is None
 
 
-def test_sizes_are_heard_and_batches_stay_as_they_are():
-    heard, plain = [], [batch["x"].clone() for batch in batches_of(3).epoch(0)]
-    seen = [batch["x"].clone() for batch in ObservedBatches(batches_of(3), heard.append).epoch(0)]
-    assert heard == [3, 3, 1]
+def test_sizes_are_reported_and_batches_stay_as_they_are():
+    sizes, plain = [], [batch["x"].clone() for batch in batches_of(3).epoch(0)]
+    seen = [batch["x"].clone() for batch in ObservedBatches(batches_of(3), sizes.append).epoch(0)]
+    assert sizes == [3, 3, 1]
     assert all(torch.equal(one, other) for one, other in zip(plain, seen, strict=True))
 
 
-def test_what_is_heard_of_batches_that_are_held_back_is_theirs():
-    class HeldBack:
+def test_observed_batches_pass_on_the_time_spent_waiting_for_the_device():
+    class DeviceBound:
         device_wait_s = 1.5
 
         def epoch(self, epoch, start=0):
             return iter(())
 
-    assert ObservedBatches(HeldBack(), print).device_wait_s == 1.5
-    assert RepeatedBatch().of(HeldBack()).device_wait_s == 0, "one batch that lies there is never waited for"
+    assert ObservedBatches(DeviceBound(), print).device_wait_s == 1.5
+    assert RepeatedBatch().of(DeviceBound()).device_wait_s == 0, "a repeated batch is always ready"
 
 
-def test_a_replay_goes_on_with_the_first_batches_of_the_first_epoch_through_all_of_them():
+def test_a_replay_repeats_the_first_batches_of_the_first_epoch_in_all_epochs():
     firsts = {tuple(batch["x"].flatten().tolist()) for batch in islice(batches_of(3).epoch(0), KEPT)}
     batches = batches_of(3)
     batches.open_pass = Replay()
