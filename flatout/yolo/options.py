@@ -96,8 +96,8 @@ class TrainOptions(RunOptions):
     sync_bn: bool = option(False, "compute batch-norm statistics over the images of all GPUs")
     workers: int | Literal["auto"] = option(
         8,
-        "most worker processes that read and augment images; with few CPUs or batches fewer are started; "
-        "auto: measure how many are best",
+        "maximum number of worker processes that read and augment images; fewer are started if there are few CPUs or "
+        "batches; auto: find the best number by measuring",
         change="exact",
         type=_number_or_auto,
     )

@@ -96,7 +96,7 @@ TEST_FORK = (
 )
 
 TEST_OURS = (
-    value("--workers", "most worker processes that read images", type=int),
+    value("--workers", "maximum number of worker processes that read images", type=int),
     switch("--strict-labels", "apply all label rules of YOLOv7: one bad line drops the image"),
     switch("--allow-bad-labels", "evaluate even if more than half of the labels are unusable"),
     switch("--verify-cache", "verify the checksums of decoded images in caches"),
@@ -143,7 +143,7 @@ DETECT_OURS = (
     switch("--save-crop", "save a crop of every detection as crops/<class>/<image>_<number>.jpg"),
     switch("--save-json", "write detections as COCO JSON"),
     value("--at-once", "images per forward pass (default: 16 on a GPU, 1 on a CPU)", type=int, metavar="N"),
-    value("--workers", "most threads that read, and most threads that plot and write", type=int),
+    value("--workers", "maximum number of threads that read, and of threads that plot and write", type=int),
 )
 
 DETECT_DESCRIPTION = """\
@@ -193,7 +193,7 @@ EXPORT_YOLOV7 = (
         type=int,
         metavar="PX",
     ),
-    value("--topk-all", "NMS: most boxes to keep per image", type=int, metavar="N"),
+    value("--topk-all", "NMS: maximum number of boxes per image", type=int, metavar="N"),
     value("--iou-thres", "NMS: of two boxes with a larger IoU, keep the more confident one", type=float, metavar="IOU"),
     value("--conf-thres", "NMS: drop boxes with a lower confidence", type=float, metavar="CONF"),
     value("--device", "device on which torch's own speed is measured: cpu, or the number of a GPU"),
@@ -221,7 +221,7 @@ EXPORT_OURS = (
 EXPORT_DESCRIPTION = """\
 Export a network to ONNX and TorchScript. Batch norms, RepConv branches and implicit vectors are folded, auxiliary heads
 are left out. Before a file is written, its outputs are compared with those of the network on some images; sizes and
-times are printed. All flags of YOLOv7's export.py work as they do there, including abbreviations.
+times are printed. All flags of YOLOv7's export.py are accepted, including abbreviations.
 """
 EXPORT_EPILOG = """\
 examples:
@@ -244,9 +244,9 @@ def train_parser(prog: str = "flatout yolo train") -> FlagParser:
     for title, names, shortened in (
         ("flags of YOLOv7", TRAIN_YOLOV7, True),
         ("flags of the fork Yolov7fast", TRAIN_FORK, True),
-        ("new flags: speed", SPEED, False),
-        ("new flags: training recipe", RECIPE, False),
-        ("new flags: runs, files and logs", FILES, False),
+        ("new flags for speed", SPEED, False),
+        ("new flags for the training recipe", RECIPE, False),
+        ("new flags for runs, files and logs", FILES, False),
     ):
         parser.add_flags(title, flags_of(TrainOptions, names), TrainOptions(), shortened=shortened)
     return parser
