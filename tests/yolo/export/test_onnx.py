@@ -170,7 +170,7 @@ def test_a_static_file_is_compared_in_batches_of_its_size(network, tmp_path):
 def test_a_size_between_the_cells_is_rounded_up_and_said(network, tmp_path, caplog):
     outcome = exported(network, tmp_path, img_size=(50, 50))
     assert outcome.timed_shape == (1, 3, 64, 64)
-    assert caplog.text.count("--img-size 50 is no multiple") == 1, "a square's side is told once"
+    assert caplog.text.count("--img-size 50 is not a multiple") == 1, "a square's side is told once"
 
 
 # -- every network -------------------------------------------------------------------------------------------------

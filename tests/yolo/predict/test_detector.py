@@ -86,7 +86,7 @@ def test_what_is_nothing_to_look_at_is_refused(model):
     for nothing in (None, 3.5):
         with pytest.raises(ConfigError, match=f"{nothing} is nothing to look at: give a path"):
             model.predict(nothing)
-    with pytest.raises(ConfigError, match=r"on_error='ignore': write \"raise\" or \"skip\""):
+    with pytest.raises(ConfigError, match=r"on_error='ignore': use \"raise\" or \"skip\""):
         model.predict([], on_error="ignore")
 
 
