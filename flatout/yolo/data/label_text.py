@@ -257,7 +257,9 @@ def _polygon(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray] | Problem:
 def _outside(values: np.ndarray, what: str, *, check: str = "", slack: float = 0.0) -> Problem | None:
     low, high = float(values.min()), float(values.max())
     if high > MAX_NORMALISED:
-        return Problem("label-in-pixels", 0, f"{what} must be between 0 and 1, but one is {high:g}; are these pixels?")
+        return Problem(
+            "label-in-pixels", 0, f"{what} must be between 0 and 1, but one is {high:g}, which looks like pixels"
+        )
     if low < -slack:
         return Problem(check or "label-negative", 0, f"{what} must be between 0 and 1, but one is {low:g}")
     if high > 1 + slack:

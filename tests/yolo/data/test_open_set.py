@@ -89,7 +89,9 @@ def test_a_train_split_with_only_empty_label_files_is_refused(made):
 @pytest.mark.parametrize("allow", [False, True])
 def test_labels_in_pixels_are_recognised_even_where_bad_labels_are_allowed(made, allow):
     relabel(made, "train", IN_PIXELS)
-    expected = r"4 of 4 labels cannot be used, the first at .*labels/train/0\.txt:1: .* one is 320; are these pixels\?"
+    expected = (
+        r"4 of 4 labels cannot be used, the first at .*labels/train/0\.txt:1: .* one is 320, which looks like pixels"
+    )
     with pytest.raises(DataError, match=expected):
         opened(made, allow_bad_labels=allow)
 
@@ -243,7 +245,7 @@ def one_beyond(made: DrawnSet) -> None:
 @pytest.mark.parametrize(
     ("spoil", "code", "said"),
     [
-        (pixels, 3, "are these pixels?"),
+        (pixels, 3, "which looks like pixels"),
         (one_beyond, 3, "the label has class 5, but"),
         (lambda made: made.values.update(nc=3), 2, "nc: 3 classes, but 2 names - make them equal, or remove nc"),
         (lambda made: made.values.update(names=["bolt"]), 2, "nc: 2 classes, but 1 name - make them equal"),
