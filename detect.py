@@ -1,4 +1,4 @@
-"""python detect.py ... : the YOLOv7 command line, answered by flatout."""
+"""`python detect.py ...`: YOLOv7's command line, run by flatout."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""python export.py ... : the YOLOv7 command line, answered by flatout."""
+"""`python export.py ...`: YOLOv7's command line, run by flatout."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""python test.py ... : the YOLOv7 command line, answered by flatout."""
+"""`python test.py ...`: YOLOv7's command line, run by flatout."""
 
 import sys
 

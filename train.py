@@ -1,4 +1,4 @@
-"""python train.py ... : the YOLOv7 command line, answered by flatout."""
+"""`python train.py ...`: YOLOv7's command line, run by flatout."""
 
 import sys
 from pathlib import PurePath
@@ -7,7 +7,7 @@ from flatout.__main__ import main
 
 if __name__ == "__main__":
     if PurePath(globals().get("__file__", "")).name != "train.py":
-        # Another program runs the text of this file until there is a parser, and goes on by itself (docs/migrate.md).
+        # Some programs execute the text of this file up to the parser and then use `opt` themselves (docs/migrate.md).
         from flatout.yolo.commands.flags import train_parser
 
         parser = train_parser("train.py")

@@ -1,4 +1,4 @@
-"""python train_aux.py ... : the YOLOv7 command line, answered by flatout."""
+"""`python train_aux.py ...`: YOLOv7's command line, run by flatout."""
 
 import sys
 

@@ -24,7 +24,7 @@ from bench.measure import arguments, facts_line, report
 from flatout.images import decode
 from flatout.yolo.data.find import Pair, find_images, pair_up
 from flatout.yolo.data.label_cache import scan_cached
-from flatout.yolo.data.scan import ScanConfig, scan, scan_picture, table_of
+from flatout.yolo.data.scan import ScanConfig, scan, scan_image, table_of
 
 COCO = 118_287
 LABELS_PER_PICTURE = 7
@@ -94,7 +94,7 @@ def start_times(folder: Path, num_pictures: int) -> dict[str, float]:
 def scan_in_threads(pairs: list[Pair]):
     """The usual way: a pool of eight threads."""
     with ThreadPoolExecutor(8) as pool:
-        return table_of(list(pool.map(lambda pair: scan_picture(*pair), pairs, chunksize=64)))
+        return table_of(list(pool.map(lambda pair: scan_image(*pair), pairs, chunksize=64)))
 
 
 def decode_rates(repeats: int) -> dict[str, float]:

@@ -63,12 +63,12 @@ def test_every_block_is_run_below():
 
 def test_detecting(tmp_path, capsys):
     weights_file(tmp_path / "best.pt")
-    (tmp_path / "pictures").mkdir()
+    (tmp_path / "photos").mkdir()
     for number, name in enumerate("ab"):
-        cv2.imwrite(f"pictures/{name}.jpg", picture(number + 1, (96, 96)))
+        cv2.imwrite(f"photos/{name}.jpg", picture(number + 1, (96, 96)))
     draw_video(tmp_path / "clip.mp4", 3)
     names = run([*blocks("Detect"), *blocks("Results for other tools")], {})
-    assert "pictures/a.jpg" in capsys.readouterr().out and Path("found.jpg").is_file()
+    assert "photos/a.jpg" in capsys.readouterr().out and Path("found.jpg").is_file()
     assert len(names["records"]) == len(names["whole_pixels"])
 
 

@@ -1,30 +1,30 @@
-"""Detection: YOLOv7's networks, loss, data and commands on flatout's engine.
+"""Object detection: YOLOv7's networks, loss, data and commands on flatout's engine.
 
     import flatout.yolo
 
     model = flatout.yolo.load("yolov7-tiny")      # trained weights that come with flatout; or yours: "best.pt"
-    for result in model.predict("pictures/"):
+    for result in model.predict("images/"):
         print(result.path, result.boxes, result.scores, result.classes)
 
-The public names are those in `__all__`, each imported when it is first used; docs/api.md shows them at work.
+The public names are those in `__all__`, each imported at first use; docs/api.md has examples.
 
 Files:
 
-    boxes         Box formats, the IoU family, and boxes between the network's input and the picture
-    cli           flatout yolo: finds the command and hands over to it
-    convert       Weights from one form to another
-    detector      A detector in Python: the commands train, test, detect and export as methods of one object
+    boxes         Box formats, IoU and its variants, mapping boxes back to the image, and grouped tensor operations
+    cli           `flatout yolo`: run the command that was named
+    convert       Convert weights to safetensors, to the format of flatout, or to deploy form
+    detector      The Python interface: train, evaluate, predict and export as methods of one object
     evolve        `--evolve`: better hyper-parameters by mutation and selection, one training per generation
-    find_file     Which file a flag means: `--data`, `--cfg`, `--hyp` and `--weights`
+    find_file     Find the files that `--data`, `--cfg`, `--hyp` and `--weights` refer to
     hyp           The hyper-parameters of a training: the 30 keys of YOLOv7's hyp files, and four more
-    load_network  Networks from files of weights
-    options       What a training or an evaluation was asked to do: one field per flag, under the flag's own name
-    preview       A sheet of pictures with their boxes drawn on them: the check that no program can make
-    profile       What `flatout yolo train` would run, to be looked at
-    run_config    opt.yaml and hyp.yaml of a run: what it is, and what `--resume` reads
+    load_network  Build networks from weights files, for inference and for training
+    options       Options of a training and of an evaluation: one field per flag, with the name of the flag
+    preview       A preview of a data set: images with their boxes on one sheet
+    profile       The detection training for `flatout profile`
+    run_config    opt.yaml and hyp.yaml of a run folder, and the identity by which runs are compared
     augment/      Augmentation: all random numbers of a batch are drawn, then pictures and labels follow
-    commands/     The commands of `flatout yolo`, one file each: `main(argv)` parses, calls the library, prints
-    data/         Detection data sets: from YAML, folders, COCO JSON or VOC to checked labels and decoded pictures
+    commands/     The commands of `flatout yolo`, one file each: parse the arguments, call the library, print
+    data/         Detection data sets: from a YAML, folders, COCO JSON or Pascal VOC to checked images and labels
     demo_data/    A detection data set that draws itself: six kinds of textured shapes before cluttered grounds
     evaluate/     How good is a network on a data set? The loop that training and `test.py` share
     export/       A network as a file for other programs
@@ -53,14 +53,14 @@ __all__ = ["Detector", "ResizedSet", "Result", "load", "resize"]
 
 
 def load(path_or_cfg: str | Path, *, device: str = "") -> "Detector":
-    """A detector from weights, or an untrained one from a model config: "yolov7-tiny.yaml", "yolov7", a YAML of yours.
+    """Load a detector from weights, or an untrained one from a model config.
 
-    Weights are a file (of flatout, of YOLOv7, safetensors) or the name of weights that come with flatout, such as
-    "yolov7-tiny". A name that is also a config's means the weights; with .yaml at its end, the config.
+    Weights are a file (of flatout, of YOLOv7, or safetensors), or the name of weights that come with flatout, such as
+    "yolov7-tiny". A config is a name such as "yolov7-tiny.yaml" or "yolov7", or the path of a YAML file. If a name
+    means both, the weights are loaded; with the ending .yaml it means the config.
 
-    `device` is what `--device` takes: "cpu", the number of a GPU, or "" for a GPU if there is one. ConfigError or
-    CheckpointError where there is no such thing; a file's content is read when it is first needed, and nothing in it
-    is ever run.
+    `device` is "cpu", the number of a GPU, or "" for a GPU if there is one, as for `--device`. Raises ConfigError or
+    CheckpointError if the file does not exist. Its content is read at first use, and no code in it is ever run.
     """
     from flatout.yolo.detector import Detector
 
@@ -78,17 +78,17 @@ def resize(
     workers: int | str = "cpu*1.0",
     progress: bool = False,
 ) -> "ResizedSet":
-    """A copy of a data set with smaller pictures, in the folder `out`: what `flatout yolo resize` does.
+    """Make a copy of a data set with smaller images in the folder `out`, like `flatout yolo resize`.
 
-    The longer side becomes `size`; smaller pictures are copied unless `enlarge` is given. `stretch` makes squares.
-    Labels are copied, COCO annotations scaled. Called again, it does what is missing. ConfigError if `out` holds other
-    files or was made in another way, DataError if more than 1 % of the pictures cannot be read, ResourceError if the
-    disk is too small, Interrupted after a signal.
+    The longer side becomes `size`; smaller images are copied unless `enlarge` is set. `stretch` makes squares. Labels
+    are copied, COCO annotations are scaled. A second call makes only what is missing. Raises ConfigError if `out`
+    contains other files or was made with other settings, DataError if more than 1 % of the images cannot be read,
+    ResourceError if the disk is too small, Interrupted after a signal.
     """
     from flatout.yolo.find_file import find_file
 
     found = data if Path(data).exists() else find_file(str(data))
-    # Now, because a mistyped name is answered without NumPy.
+    # Imported late, so that the error for a mistyped name does not wait for NumPy.
     from flatout.yolo.data.resized_tree import ResizeConfig, write_resized
 
     config = ResizeConfig(size=size, stretch=stretch, enlarge=enlarge, quality=quality)

@@ -1,10 +1,8 @@
-"""Box formats, the IoU family, and boxes between the network's input and the picture: pure tensor functions.
+"""Pure tensor functions on boxes: formats, IoU and its variants, mapping to the image, and operations on groups.
 
-Dimension key:  N, M boxes; the last axis (4) is named in the function: xyxy corners or cxcywh centre and size.
-
-Lists of different lengths, one behind the other in one tensor: how to walk over them without a loop.
-
-Dimension key:  G lists   P entries of all lists together   A, B members of two sets   (a, b) a pair of them
+Dimension key:  N, M boxes   4 xyxy corners, or cxcywh centre and size, as the name says
+                B images of a batch   D boxes, each with the index of its image
+                G lists of different lengths   P entries of all lists, concatenated   A, B members of two sets
 """
 
 import math
@@ -16,7 +14,10 @@ import torch
 from torch import Tensor
 
 EPSILON = 1e-7
-"""Keeps the paired measures finite for empty boxes; part of YOLOv7's numbers, like the places where it is added."""
+"""Keeps the paired measures finite for empty boxes. Its value, and where it is added, determine YOLOv7's numbers."""
+
+
+# Formats, IoU and its variants
 
 
 def cxcywh_to_xyxy(box_cxcywh: Tensor) -> Tensor:
@@ -46,20 +47,20 @@ def paired_iou(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> Tensor:
 
 
 def paired_giou(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> Tensor:
-    """IoU less the empty share of the enclosing box, [N]."""
+    """Generalised IoU: IoU minus the empty share of the enclosing box, [N]."""
     pair = _overlap(box_cxcywh_N4, true_cxcywh_N4)
     hull_N = pair.hull_w * pair.hull_h + EPSILON
     return pair.iou - (hull_N - pair.union) / hull_N
 
 
 def paired_diou(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> Tensor:
-    """IoU less the distance of the centres relative to the enclosing box's diagonal, [N]."""
+    """Distance IoU: IoU minus the squared distance of the centres relative to the enclosing box's diagonal, [N]."""
     pair = _overlap(box_cxcywh_N4, true_cxcywh_N4)
     return pair.iou - pair.distance
 
 
 def paired_ciou(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> Tensor:
-    """DIoU less a penalty for another aspect ratio, [N]; the penalty's weight is a constant in the backward pass."""
+    """Complete IoU: DIoU minus a penalty for a different aspect ratio, [N]; the penalty's weight has no gradient."""
     pair = _overlap(box_cxcywh_N4, true_cxcywh_N4)
     angle_N = torch.atan(pair.true_w / (pair.true_h + EPSILON)) - torch.atan(pair.w / (pair.h + EPSILON))
     aspect_N = 4 / math.pi**2 * angle_N.square()
@@ -69,20 +70,20 @@ def paired_ciou(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> Tensor:
 
 
 class _Overlap(NamedTuple):
-    """What the paired measures are made of, each [N]."""
+    """Terms of the paired measures, each [N]."""
 
     iou: Tensor
     union: Tensor
     w: Tensor
     h: Tensor
-    """Sizes are taken from the corners; heights carry an epsilon, widths do not."""
+    """Sizes computed from the corners; heights include an epsilon, widths do not."""
 
     true_w: Tensor
     true_h: Tensor
     hull_w: Tensor
     hull_h: Tensor
     distance: Tensor
-    """Squared distance of the centres over the squared diagonal of the enclosing box."""
+    """Squared distance of the centres, divided by the squared diagonal of the enclosing box."""
 
 
 def _overlap(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> _Overlap:
@@ -96,42 +97,40 @@ def _overlap(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> _Overlap:
     union = w * h + true_w * true_h - inter + EPSILON
     hull_w = torch.maximum(x2, true_x2) - torch.minimum(x1, true_x1)
     hull_h = torch.maximum(y2, true_y2) - torch.minimum(y1, true_y1)
-    way = ((true_x1 + true_x2 - x1 - x2).square() + (true_y1 + true_y2 - y1 - y2).square()) / 4
-    distance = way / (hull_w.square() + hull_h.square() + EPSILON)
+    centres = ((true_x1 + true_x2 - x1 - x2).square() + (true_y1 + true_y2 - y1 - y2).square()) / 4
+    distance = centres / (hull_w.square() + hull_h.square() + EPSILON)
     return _Overlap(inter / union, union, w, h, true_w, true_h, hull_w, hull_h, distance)
 
 
-# How a picture lies in the network's input, and where a box of the input lies in the picture.
-#
-# Dimension key:  B images of a batch   D boxes, each with the number of its image
+# Mapping boxes from the network's input to the image
 
 Shape = tuple[tuple[float, float], tuple[tuple[float, float], tuple[float, float]]]
-"""Of one picture: (height, width), ((height ratio, width ratio), (pad x, pad y)), as the loader records it."""
+"""Shape of one image as the loader records it: (height, width), ((height ratio, width ratio), (pad x, pad y))."""
 
 
 class Letterbox(NamedTuple):
-    """The pictures of a batch in the network's input; float32, on one device."""
+    """Where the images of a batch lie in the network's input; float32, on one device."""
 
     native_wh_B2: Tensor
-    """Width and height of each picture in its own pixels."""
+    """Width and height of each image in its own pixels."""
 
     gain_B: Tensor
-    """Input pixels per picture pixel. One number for both axes: YOLOv7 takes the height's for the width as well."""
+    """Input pixels per image pixel. One number for both axes: YOLOv7 uses the ratio of the heights for widths too."""
 
     pad_xy_B2: Tensor
-    """Input pixels left of and above the picture."""
+    """Input pixels left of and above the image."""
 
     @classmethod
     def from_shapes(cls, shapes: Sequence[Shape], device: torch.device | str = "cpu") -> Self:
-        """From what the loader recorded for each picture."""
+        """From the shapes that the loader recorded."""
         rows = [[width, height, gain, *pad] for (height, width), ((gain, _), pad) in shapes]
-        # One copy to the device for everything; the divisions of the ratios were made in double precision.
+        # One copy to the device for everything. The ratios were computed in double precision.
         numbers_B5 = torch.tensor(rows, dtype=torch.float32).reshape(-1, 5).to(device)
         return cls(numbers_B5[:, :2], numbers_B5[:, 2], numbers_B5[:, 3:])
 
     @classmethod
     def centred(cls, input_hw: tuple[int, int], native_hw: Sequence[tuple[int, int]], device: str = "cpu") -> Self:
-        """Where nothing was recorded: pictures scaled to fit, in the middle of the input."""
+        """For images that were scaled to fit and centred in the input, without recorded shapes."""
         height, width = input_hw
         shapes: list[Shape] = []
         for h0, w0 in native_hw:
@@ -141,7 +140,7 @@ class Letterbox(NamedTuple):
 
 
 def to_native(box_xyxy_D4: Tensor, image_D: Tensor, letterbox: Letterbox) -> Tensor:
-    """Corners in input pixels to corners in picture pixels, clipped to the picture; float32 [D, 4]."""
+    """Map corners in input pixels to corners in image pixels, clipped to the image; float32 [D, 4]."""
     pad_D4 = letterbox.pad_xy_B2[image_D].repeat(1, 2)
     native_D4 = (box_xyxy_D4 - pad_D4) / letterbox.gain_B[image_D, None]
     limit_D4 = letterbox.native_wh_B2[image_D].repeat(1, 2)
@@ -149,14 +148,17 @@ def to_native(box_xyxy_D4: Tensor, image_D: Tensor, letterbox: Letterbox) -> Ten
 
 
 def norm_to_input(box_cxcywh_norm: Tensor, *, size_wh: tuple[int, int], pad_xy: tuple[float, float] = (0, 0)) -> Tensor:
-    """Normalised centre and size to corners in pixels of a picture of `size_wh`, moved by `pad_xy`; [..., 4]."""
+    """Convert relative centre and size to corners in pixels of an image of `size_wh`, offset by `pad_xy`; [..., 4]."""
     centre, size = box_cxcywh_norm.split(2, -1)
     scale, pad = (torch.tensor(pair, dtype=size.dtype, device=size.device) for pair in (size_wh, pad_xy))
     return torch.cat((scale * (centre - size / 2) + pad, scale * (centre + size / 2) + pad), -1)
 
 
+# Lists of different lengths, concatenated in one tensor: operations without a Python loop
+
+
 def expand_ranges(begin_G: Tensor, count_G: Tensor) -> tuple[Tensor, Tensor]:
-    """Number of the list and position of every entry, int64 [P] each: list g is begin, begin + 1, ..., count of them.
+    """List index and position of every entry, int64 [P] each; list g has the count_G[g] positions from begin_G[g] on.
 
     On a GPU the host waits for the total number of entries.
     """
@@ -177,7 +179,7 @@ def pairs_of_equal_key(key_A: Tensor, key_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def max_per_list(value_P: Tensor, list_P: Tensor, num_lists: int) -> Tensor:
-    """Largest value of each list, [G]; 0 for a list without entries or with nothing above 0."""
+    """Largest value of each list, [G]; 0 for a list without entries or without a positive value."""
     return value_P.new_zeros(num_lists).scatter_reduce_(0, list_P, value_P, "amax")
 
 
@@ -186,24 +188,22 @@ def first_per_list(member_P: Tensor, list_P: Tensor, num_lists: int, *, absent: 
     return member_P.new_full((num_lists,), absent).scatter_reduce_(0, list_P, member_P, "amin")
 
 
-# The best of each group first: an order that NMS, matching and average precision all rest on.
-#
-# Dimension key:  M rows, each with a group and a score
+# Sorting by group and score, which NMS, matching and average precision are based on
 
 SCORE_BITS = 32
 
 
 def best_first(group_M: Tensor, score_M: Tensor, num_groups: int) -> Tensor:
-    """Order by group, then by descending float32 score, then as they came; int64 [M].
+    """Indices that sort M rows by group, then by descending float32 score, then by position; int64 [M].
 
-    Group, score and row number fit one 64-bit key (up to two million rows in a thousand groups), and sorting plain
+    Group, score and row number fit into one 64-bit key (up to two million rows in a thousand groups), and sorting plain
     integers is several times faster than a stable sort of indices.
     """
     number_bits = len(score_M).bit_length()
     if (num_groups - 1).bit_length() + SCORE_BITS + number_bits > 63:
         order_M = torch.sort(score_M, descending=True, stable=True).indices
         return order_M[torch.sort(group_M[order_M], stable=True).indices]
-    # The bits of floats order like the numbers, those of negative ones the other way round; -0.0 becomes 0.0 first.
+    # The bits of positive floats sort like the numbers, those of negative ones in reverse; -0.0 becomes 0.0 first.
     bits_M = (score_M + 0.0).view(torch.int32)
     rising_M = bits_M ^ ((bits_M >> 31) & 0x7FFFFFFF)
     falling_M = 0x7FFFFFFF - rising_M.long()
@@ -213,5 +213,5 @@ def best_first(group_M: Tensor, score_M: Tensor, num_groups: int) -> Tensor:
 
 
 def _sorted(key_M: Tensor) -> Tensor:
-    # On the host NumPy sorts integers ten times faster than torch, with vector instructions.
+    # On the CPU NumPy sorts integers ten times faster than torch, with vector instructions.
     return torch.from_numpy(np.sort(key_M.numpy())) if key_M.is_cpu else torch.sort(key_M).values

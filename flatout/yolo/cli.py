@@ -1,23 +1,28 @@
-"""flatout yolo: finds the command and hands over to it."""
+"""`flatout yolo`: run the command that was named."""
 
 from flatout.cli import Command, answer_or_explain
 
-DESCRIPTION = "Detection with YOLOv7's networks."
+DESCRIPTION = "Object detection with YOLOv7's networks."
 COMMANDS = {
-    "train": Command("train a detector: YOLOv7's train.py, with its flags", "flatout.yolo.commands.train"),
-    "test": Command("evaluate weights: YOLOv7's test.py, with its flags", "flatout.yolo.commands.test"),
-    "detect": Command("find objects in pictures, videos, streams: YOLOv7's detect.py", "flatout.yolo.commands.detect"),
-    "export": Command("a network as ONNX or TorchScript: YOLOv7's export.py", "flatout.yolo.commands.export"),
-    "info": Command("layers, size and cost of a network; what a file of weights holds", "flatout.yolo.commands.info"),
-    "convert": Command("weights to safetensors, to a file of ours, to deploy form", "flatout.yolo.commands.convert"),
-    "check": Command("what would spoil a training, in every file of a data set", "flatout.yolo.commands.check"),
-    "resize": Command("a copy of a data set with smaller pictures: coco320 from COCO", "flatout.yolo.commands.resize"),
-    "stages": Command("several trainings as one job: gradual unfreezing", "flatout.yolo.commands.stages"),
-    "group": Command("share classes out to several heads (1B4H)", "flatout.yolo.commands.group"),
-    "demo-data": Command("draw a small data set to try things on", "flatout.yolo.commands.demo_data"),
+    "train": Command("train a detector; has the flags of YOLOv7's train.py", "flatout.yolo.commands.train"),
+    "test": Command("evaluate weights; has the flags of YOLOv7's test.py", "flatout.yolo.commands.test"),
+    "detect": Command(
+        "detect objects in images, videos and streams; has the flags of YOLOv7's detect.py",
+        "flatout.yolo.commands.detect",
+    ),
+    "export": Command(
+        "export a network to ONNX or TorchScript; has the flags of YOLOv7's export.py", "flatout.yolo.commands.export"
+    ),
+    "info": Command("show the layers, size and cost of a network, or a weights file", "flatout.yolo.commands.info"),
+    "convert": Command("convert weights to safetensors, .pt or deploy form", "flatout.yolo.commands.convert"),
+    "check": Command("check every file of a data set for what would spoil a training", "flatout.yolo.commands.check"),
+    "resize": Command("copy a data set with smaller images, such as COCO at 320 px", "flatout.yolo.commands.resize"),
+    "stages": Command("train in several stages, for example to unfreeze gradually", "flatout.yolo.commands.stages"),
+    "group": Command("assign classes to the heads of a multi-head network (1B4H)", "flatout.yolo.commands.group"),
+    "demo-data": Command("generate a small data set to experiment with", "flatout.yolo.commands.demo_data"),
 }
 
 
 def main(argv: list[str]) -> int:
-    """Run one command of the detection job; returns its exit code."""
+    """Run a command of `flatout yolo`; returns its exit code."""
     return answer_or_explain(argv, COMMANDS, door="flatout yolo", description=DESCRIPTION)

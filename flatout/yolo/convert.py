@@ -1,4 +1,4 @@
-"""Weights from one form to another: any file to safetensors or to a file of ours, a training network to deploy form.
+"""Convert weights: any supported file to safetensors or to the .pt of flatout, a training network to deploy form.
 
 source --read--> Weights --moving average or network--> [deploy form, compared] --> [half precision] --> out
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from flatout.errors import CheckpointError
-from flatout.yolo.find_file import check_out, weights_file
+from flatout.yolo.find_file import check_output_name, weights_file
 from flatout.yolo.load_network import network_of
 from flatout.yolo.model.deploy import largest_difference, to_deploy
 from flatout.yolo.model.network import Network
@@ -21,31 +21,31 @@ from flatout.yolo.weights import State, Weights, read_weights, save_safetensors,
 WRITERS: dict[str, Callable[[Path, Weights], None]] = {".safetensors": save_safetensors, ".pt": save_weights}
 
 SAME_PX = 1e-6
-"""Boxes that differ by more than this, in float64, are not the same boxes."""
+"""Largest difference, in float64, between boxes that count as the same."""
 
 
 class Agreement(NamedTuple):
     """Largest difference between the boxes of a training network and those of its deploy form, in pixels or score."""
 
     exact: float
-    """Both in float64: is the conversion right?"""
+    """Both networks in float64, to verify the conversion."""
     stored: float
-    """With the deploy weights as rounded in the file."""
+    """With the deploy weights rounded as in the file."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written."""
+    """The result of a conversion."""
 
     out: Path
     num_bytes: int
     num_tensors: int
     taken: str
-    """`moving average`, `network` or `everything`."""
+    """What was written: `moving average`, `network` or `everything`."""
     dtype: str
-    """Of the floating-point tensors."""
+    """Type of the floating-point tensors."""
     agreement: Agreement | None
-    """Of a conversion to deploy form."""
+    """None without a conversion to deploy form."""
 
 
 def convert_weights(
@@ -58,14 +58,14 @@ def convert_weights(
     cfg: str | Path | None = None,
     force: bool = False,
 ) -> Conversion:
-    """Write the weights of `source` to `out`, whose ending says the format: .safetensors or .pt (ours).
+    """Write the weights of `source` to `out`, whose ending selects the format: .safetensors, or .pt of flatout.
 
-    `ema` takes only the moving average (True) or only the network itself (False). By default a .pt keeps all that the
-    source holds, and the other forms take the moving average where there is one. The deploy form needs a model config:
-    the one in the file or `cfg`, which is then stored beside the weights.
+    `ema` selects only the moving average (True) or only the network itself (False). By default a .pt keeps everything
+    in the source, and the other forms take the moving average if there is one. The deploy form needs a model config:
+    the one in the file, or `cfg`, which is then stored with the weights.
     """
     out = Path(out)
-    check_out(out, force=force)
+    check_output_name(out, force=force)
     source = weights_file(source, flag="")
     weights = read_weights(source)
     taken = "network" if weights.ema is None or ema is False else "moving average"
@@ -85,18 +85,18 @@ def convert_weights(
     try:
         WRITERS[out.suffix](out, weights)
     except TypeError as error:
-        told = str(error).removesuffix(".")
+        reason = str(error).removesuffix(".")
         raise CheckpointError(
-            f"{source}: holds what no {out.suffix} can hold, so nothing was written: {told}."
+            f"{source}: contains something that a {out.suffix} file cannot store, so nothing was written: {reason}."
         ) from None
     state = weights.for_inference()
     return Conversion(out, out.stat().st_size, len(state), taken, _dtype(state), agreement)
 
 
 def only_network(weights: Weights, ema: bool | None, source: str | Path) -> Weights:
-    """The weights for inference without the state of their training; `ema` as in `convert_weights`."""
+    """The weights for inference, without training state; `ema` as in `convert_weights`."""
     if ema and weights.ema is None:
-        raise CheckpointError(f"{source}: holds no moving average beside its network. Leave --ema out.")
+        raise CheckpointError(f"{source}: contains no moving average, only a network. Leave out --ema.")
     state = weights.state if ema is False else weights.for_inference()
     return replace(
         weights, state=state, ema=None, kind="stripped", epoch=-1, updates=None, optimizer=None, training_results=None
@@ -104,7 +104,7 @@ def only_network(weights: Weights, ema: bool | None, source: str | Path) -> Weig
 
 
 def _deployed(weights: Weights, network: Network, dtype: torch.dtype, source: str | Path) -> tuple[Weights, Agreement]:
-    """The deploy form, computed in float64 and then rounded, after a look at its boxes."""
+    """The deploy form, computed and compared in float64, then rounded."""
     network.double()
     try:
         deployed = to_deploy(network)
@@ -114,7 +114,7 @@ def _deployed(weights: Weights, network: Network, dtype: torch.dtype, source: st
     exact = largest_difference(network, deployed, side_px=side_px)
     if not exact <= SAME_PX:
         raise CheckpointError(
-            f"{source}: its deploy form gives other boxes (by {exact:.2g}), so nothing was written. "
+            f"{source}: its deploy form gives different boxes (by {exact:.2g}), so nothing was written. "
             "Are all of its weights finite numbers?"
         )
     state = _rounded(deployed.state_dict(), dtype, source)
@@ -125,12 +125,13 @@ def _deployed(weights: Weights, network: Network, dtype: torch.dtype, source: st
 
 
 def _rounded(state: State, dtype: torch.dtype, source: str | Path) -> State:
-    """The floating-point tensors in another precision; CheckpointError if it cannot hold one of them."""
+    """The state with floating-point tensors in another precision; CheckpointError if a value is too large for it."""
     rounded = {key: tensor.to(dtype) if tensor.is_floating_point() else tensor for key, tensor in state.items()}
     for key, tensor in state.items():
         if (rounded[key].isinf() & ~tensor.isinf()).any():
             raise CheckpointError(
-                f"{source}: {key} holds {tensor.abs().max():.3g}, which {_name(dtype)} cannot. Convert without --half."
+                f"{source}: {key} contains {tensor.abs().max():.3g}, which is too large for {_name(dtype)}. Convert "
+                "without --half."
             )
     return rounded
 

@@ -1,4 +1,4 @@
-"""A detector in Python: the commands train, test, detect and export as methods of one object."""
+"""The Python interface to detection: train, evaluate, predict and export as methods of one object."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class Detector:
-    """A network with weights, or a model config that has none yet. Methods take the commands' flags as keywords.
+    """A network with weights, or a model config that has none yet. Methods take the flags of the commands as keywords.
 
-    The network is loaded when it is first needed and stays on its device. Not for several threads at once.
+    The network is loaded at first use and stays on its device. Not thread-safe.
     """
 
     def __init__(self, path_or_cfg: str | Path, *, device: str = "") -> None:
@@ -40,7 +40,7 @@ class Detector:
         self.config: Path | None = None
         """The model config of a detector that has no weights yet."""
         self.weights: Path | None = None
-        """The file of weights; after `train`, the best of the run."""
+        """The weights file; after `train`, the best weights of the run."""
         if shipped_weights(path_or_cfg) is None and names_config(path_or_cfg):
             self.config = find_config(path_or_cfg)
         else:
@@ -51,16 +51,16 @@ class Detector:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the classes."""
+        """The class names."""
         return self._networks()[1].names
 
     def train(self, data: str | Path, *, callbacks: Iterable["Callback"] = (), **options: Any) -> "TrainResult":
-        """Train on a data set, by its YAML; `options` are the flags of `train.py`: epochs=10, img_size=320, ...
-        `callbacks` hear of it (docs/callbacks.md).
+        """Train on the data set of a YAML; `options` are the flags of `train.py`, such as epochs=10, img_size=320.
 
-        The run folder is as the command's; afterwards the detector is the best of it. A detector from a config starts
-        from scratch, one from weights starts from them. Raises Interrupted once a signal was obeyed and everything is
-        saved: the same call then continues.
+        `callbacks` are notified of the progress (docs/callbacks.md). The run folder is the same as that of the command;
+        afterwards the detector has the best weights of the run. A detector from a config starts from scratch, one from
+        weights starts from them. After a signal, Interrupted is raised when everything is saved; the same call then
+        continues.
         """
         from flatout.runs import OnDone, Spending
         from flatout.yolo.train import train
@@ -69,50 +69,51 @@ class Detector:
         values = {"data": str(data), "device": self._device, **start, **options}
         if isinstance(values.get("img_size"), int):
             values["img_size"] = [values["img_size"]] * 2
-        asked = build_config(values, TrainOptions, where="train()")
-        spending = Spending(asked.price, asked.budget)
-        with OnDone(asked.on_done, spending) as done:
-            result = train(asked, [*callbacks, done], spending=spending)
+        train_options = build_config(values, TrainOptions, where="train()")
+        spending = Spending(train_options.price, train_options.budget)
+        with OnDone(train_options.on_done, spending) as done:
+            result = train(train_options, [*callbacks, done], spending=spending)
         if result is None:
-            raise ConfigError("train(diagnose_compile=True) makes a report and trains nothing. Leave it out.")
+            raise ConfigError("train(diagnose_compile=True) only reports, and does not train. Leave it out.")
         files = [result.folder / "weights" / name for name in ("best.pt", "last.pt")]
-        self._become(next(file for file in files if file.is_file()))
+        self._use_weights(next(file for file in files if file.is_file()))
         return result
 
     def evaluate(self, data: str | Path, **options: Any) -> "TestResult":
-        """Judge it on a data set, by its YAML; `options` are the flags of `test.py`: img_size=320, task="test", ...
+        """Evaluate on the data set of a YAML; `options` are the flags of `test.py`, such as img_size=320, task="test".
 
         `result.outcome.evaluation` has map50, map50_95, precision, recall and classes; `str(result)` is the table.
         """
         from flatout.yolo.evaluate import test
 
-        values = {"data": str(data), "device": self._device, "weights": [str(self._with_weights())], **options}
+        values = {"data": str(data), "device": self._device, "weights": [str(self._require_weights())], **options}
         return test(build_config(values, TestOptions, where="evaluate()"))
 
     def predict(
         self, source: Given | Sequence[Given], *, on_error: Literal["raise", "skip"] = "raise", **options: Any
     ) -> list[Result]:
-        """What is in pictures: a result each, in order.
+        """Detect objects; returns one result per image or frame, in order.
 
-        `source` is a path (a picture, folder, pattern, list or video), an array (uint8 [H, W, 3], BGR, as OpenCV reads
-        pictures), or a sequence of these. `options` are the fields of `PredictOptions`: img_size=640, conf_thres=0.25,
-        iou_thres=0.45, classes, agnostic_nms, augment, at_once. What cannot be read is a DataError that names all of
-        it, or is left out. Results keep their pictures: use `stream` for what does not fit into memory.
+        `source` is a path (of an image, folder, pattern, list or video), an array (uint8 [H, W, 3], BGR, as OpenCV
+        reads images), or a sequence of these. `options` are the fields of `PredictOptions`: img_size=640,
+        conf_thres=0.25, iou_thres=0.45, classes, agnostic_nms, augment, at_once, workers. If sources cannot be read, a
+        DataError lists them all, or with on_error="skip" they are left out. Results keep their images: use `stream` for
+        sources that do not fit into memory.
         """
         if on_error not in ("raise", "skip"):
-            raise ConfigError(f'predict(): on_error={on_error!r}: write "raise" or "skip".')
+            raise ConfigError(f'predict(): on_error={on_error!r}: use "raise" or "skip".')
         found = list(self._results(source, _predict_options(options)))
         unreadable = [each for each in found if isinstance(each, Unreadable)]
         if unreadable and on_error == "raise":
             listed = "\n".join(f"  {shown(each.path)}: {each.reason}" for each in unreadable)
             count = counted(len(unreadable), "source")
-            raise DataError(f'{count} cannot be read (on_error="skip" leaves such out):\n{listed}')
+            raise DataError(f'{count} cannot be read (on_error="skip" would leave them out):\n{listed}')
         return [each for each in found if isinstance(each, Result)]
 
     def stream(self, source: Given | Sequence[Given], **options: Any) -> Iterator[Result]:
-        """As `predict`, one result after the other, for long videos, and for cameras and streams, which have no end.
+        """Like `predict`, but an iterator: for long videos, and for cameras and streams, which never end.
 
-        Close the iterator, or let it go, to end its threads. What cannot be read is left out.
+        Close or delete the iterator to stop its threads. Sources that cannot be read are left out.
         """
         with closing(self._results(source, _predict_options(options))) as results:
             for result in results:
@@ -120,10 +121,10 @@ class Detector:
                     yield result
 
     def export(self, **options: Any) -> "ExportOutcome":
-        """Write it for other programs; `options` are the flags of `export.py`: grid=True, simplify=True, ..."""
+        """Export the network; `options` are the flags of `export.py`, such as grid=True, simplify=True."""
         from flatout.yolo.export import ExportOptions, export
 
-        weights = str(self._with_weights())
+        weights = str(self._require_weights())
         if isinstance(options.get("img_size"), int):
             options["img_size"] = [options["img_size"]] * 2
         return export(weights, build_config({"weights": weights, **options}, ExportOptions, where="export()"))
@@ -140,21 +141,21 @@ class Detector:
             yield from stack.enter_context(closing(results))
 
     def _networks(self, *, augment: bool = False) -> tuple[torch.device, InferenceModel]:
-        """Where it runs, and the network; one is kept, because networks on a GPU take room."""
+        """The device and the network. Only one network is kept, to save GPU memory."""
         if self._loaded is None or self._loaded[0] != augment:
             device = choose_device(self._device)
             make_current(device)
-            self._loaded = augment, device, load_networks([str(self._with_weights())], device, augment=augment)
+            self._loaded = augment, device, load_networks([str(self._require_weights())], device, augment=augment)
         return self._loaded[1:]
 
-    def _with_weights(self) -> Path:
+    def _require_weights(self) -> Path:
         if self.weights is None:
             raise ConfigError(
-                f"{self.config} is a model config, which has no weights yet. Train it first, or load a file of weights."
+                f"{self.config} is a model config, which has no weights yet. Train it first, or load a weights file."
             )
         return self.weights
 
-    def _become(self, weights: Path) -> None:
+    def _use_weights(self, weights: Path) -> None:
         self.weights, self.config = weights, None
         self._loaded = None
 

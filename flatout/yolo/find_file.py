@@ -1,9 +1,9 @@
-"""Which file a flag means: `--data`, `--cfg`, `--hyp` and `--weights`.
+"""Find the files that `--data`, `--cfg`, `--hyp` and `--weights` refer to.
 
-    as given  ->  below the working directory, exactly one  ->  those that come with flatout
+    the path as given  ->  exactly one match below the working directory  ->  a file that comes with flatout
 
-The first two are YOLOv7's rule; the third lets its commands work in a folder that has neither cfg/ nor data/. Weights
-are not searched for below the working directory: they are a file as given, or a bare name such as `yolov7-tiny`, which
+The first two steps are the rule of YOLOv7; the third makes its commands work in a folder without cfg/ and data/.
+Weights are not searched for below the working directory: they are a path, or a bare name such as `yolov7-tiny`, which
 means the trained weights that come with flatout.
 """
 
@@ -28,60 +28,60 @@ RELEASED = tuple(
     for ending in (".pt", "_training.pt")
     if (name, ending) != ("yolov7-tiny", "_training.pt")
 )
-"""Files of weights that YOLOv7's authors offer there."""
+"""Weights files that the authors of YOLOv7 published there."""
 DEFAULT_NETWORK = "cfg/training/yolov7.yaml"
 _SHIPPED = {"data": ("", "data"), "cfg": ("", "cfg/training", "cfg/deploy", "training", "deploy")}
-"""Folders of ours, and how people write them in front of a file name."""
+"""Folders that come with flatout -> how users may write them in front of a file name."""
 
 _PREFIX = {"--hyp": "hyp.", "--head-params": "hyp.", "FILE": "stages."}
-"""How names of ours in data/ begin that a flag can mean; else they are data sets."""
+"""Flag -> prefix of the shipped files in data/ that it accepts; other flags accept data sets."""
 
 
 def shipped_folder(name: str) -> Path:
-    """`cfg`, `data` or `weights`: at the top of a checkout, or inside the installed package."""
+    """The folder `cfg`, `data` or `weights`, at the top of a checkout or inside the installed package."""
     return cfg_folder().parent / name
 
 
 def find_file(given: str, *, flag: str = "--data") -> Path:
-    """The file that `--data`, `--hyp` or `--cfg` means; ConfigError if there is none, or if several could be meant."""
+    """Find the file of `--data`, `--hyp` or `--cfg`; ConfigError if there is none, or more than one match."""
     path = Path(given)
     if path.is_file():
         return path
-    found = _below_here(path)
+    found = _below_working_directory(path)
     if len(found) > 1:
         listed = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
-        raise ConfigError(f"{flag} {given}: {len(found)} files could be meant: {listed}. Give the whole path of one.")
+        raise ConfigError(f"{flag} {given}: {len(found)} files match: {listed}. Give the full path of one.")
     shipped = "cfg" if flag == "--cfg" else "data"
-    found = found or _that_ship(path, shipped)
+    found = found or _shipped_file(path, shipped)
     if not found:
-        advice = f"{_nearest(path, shipped, flag)}{how_to_resize(path.name)}"
-        raise ConfigError(f"{flag} {given}: no such file, nor one below this folder; {advice}")
-    logger.info("%s %s: taking %s", flag, given, found[0])
+        advice = f"{_suggestion(path, shipped, flag)}{how_to_resize(path.name)}"
+        raise ConfigError(f"{flag} {given}: no such file here or in a subfolder; {advice}")
+    logger.info("%s %s: using %s", flag, given, found[0])
     return found[0]
 
 
 def find_weights(given: str) -> Path | None:
-    """The file that `--weights` means; None is a start from scratch, which is said where nobody asked for it."""
+    """Find the file of `--weights`; None means training from scratch, with a warning unless '' was given."""
     if given == "":
         return None
     if given == NEVER_RELEASED and not Path(given).is_file():
-        logger.warning("--weights was not given, and there is no %s: training starts from scratch.", NEVER_RELEASED)
+        logger.warning("--weights was not given, and there is no %s: training from scratch.", NEVER_RELEASED)
         return None
-    return weights_file(given, advice="Check the path, or give --weights '' to start from scratch.")
+    return weights_file(given, advice="Check the path, or use --weights '' to train from scratch.")
 
 
 def weights_files(given: Iterable[str]) -> tuple[str, ...]:
-    """The files that `--weights` means where it takes several, as `test` and `detect` do."""
+    """Find the files of a `--weights` that takes several, as in `test` and `detect`."""
     return tuple(str(weights_file(each)) for each in given)
 
 
 def weights_file(given: str | Path, *, flag: str = "--weights ", advice: str = "Check the path.") -> Path:
-    """The file to read weights from: as given, else those that come with flatout under that name."""
-    # A folder called yolov7-tiny is no weights; any other folder is refused by whoever reads it, with a better reason.
-    # Not Path.is_file(): it raises where a name is longer than names can be.
+    """Find a weights file: the path as given, or else the weights of that name that come with flatout."""
+    # A folder named yolov7-tiny does not hide the weights. Other folders are refused, with a better reason, by the code
+    # that reads them. Path.is_file() would raise for a name that is too long.
     shipped = None if os.path.isfile(given) else shipped_weights(given)
     if shipped is not None:
-        logger.info("%s%s: taking the trained weights that come with flatout, %s", flag, given, shipped)
+        logger.info("%s%s: using the trained weights that come with flatout, %s", flag, given, shipped)
         return shipped
     if os.path.exists(given):
         return Path(given)
@@ -89,7 +89,7 @@ def weights_file(given: str | Path, *, flag: str = "--weights ", advice: str = "
 
 
 def shipped_weights(name: str | Path) -> Path | None:
-    """Trained weights that come with flatout, by their bare name: no folder, no ending. None if there are none."""
+    """Trained weights that come with flatout, by name without folder and ending; None if there are none."""
     return _all_shipped_weights().get(str(name))
 
 
@@ -98,37 +98,37 @@ def _all_shipped_weights() -> dict[str, Path]:
 
 
 def _where_to_get(path: Path) -> str:
-    """What could be meant: a file of YOLOv7's authors, which is fetched by hand, or weights that come with flatout."""
-    ours = _all_shipped_weights()
+    """Advice for missing weights: how to download a file of YOLOv7's authors, or the weights that come with flatout."""
+    shipped = _all_shipped_weights()
     if path.name in RELEASED:
-        instead = f"(without its ending, {path.stem} means flatout's own weights). " if path.stem in ours else ""
-        return f"Fetch it by hand, into this folder: curl -LO {RELEASES}/{path.name} {instead}"
+        instead = f"(without the ending, {path.stem} means the weights of flatout). " if path.stem in shipped else ""
+        return f"Download it into this folder with: curl -LO {RELEASES}/{path.name} {instead}"
     if path.suffix or path.parent != Path():
         return ""
-    return f"Weights that come with flatout: {', '.join(ours)}. "
+    return f"Weights that come with flatout: {', '.join(shipped)}. "
 
 
 def find_cfg(given: str, *, weights: Path | None) -> Path | None:
-    """The model config that `--cfg` means; None: the one inside the weights."""
+    """Find the model config of `--cfg`; None means the one stored in the weights."""
     if given:
         return find_file(given, flag="--cfg")
     if weights is not None:
         return None
-    logger.warning("neither --cfg nor weights were given: the network is %s.", PurePath(DEFAULT_NETWORK).stem)
+    logger.warning("Neither --cfg nor --weights was given: using the network %s.", PurePath(DEFAULT_NETWORK).stem)
     return find_file(DEFAULT_NETWORK, flag="--cfg")
 
 
-def _below_here(path: Path) -> list[Path]:
-    """Files below the working directory whose path ends in `path`, hidden folders and our own files left out."""
+def _below_working_directory(path: Path) -> list[Path]:
+    """Files below the working directory whose path ends in `path`, without hidden folders and shipped files."""
     if path.is_absolute() or ".." in path.parts or not path.name:
         return []
-    ours = [shipped_folder(name).resolve() for name in _SHIPPED]
+    shipped = [shipped_folder(name).resolve() for name in _SHIPPED]
     found = (Path(match) for match in glob.iglob(f"**/{glob.escape(str(path))}", recursive=True))
-    return sorted(match for match in found if match.is_file() and not set(ours) & set(match.resolve().parents))
+    return sorted(match for match in found if match.is_file() and not set(shipped) & set(match.resolve().parents))
 
 
-def _that_ship(path: Path, shipped: str) -> list[Path]:
-    """Ours of that name; the ending may be missing. Empty for a path that cannot mean one of ours."""
+def _shipped_file(path: Path, shipped: str) -> list[Path]:
+    """The shipped file of that name, whose ending may be missing; empty if the path cannot mean a shipped file."""
     folder = path.parent.as_posix()
     if path.is_absolute() or (folder if folder != "." else "") not in _SHIPPED[shipped]:
         return []
@@ -138,41 +138,41 @@ def _that_ship(path: Path, shipped: str) -> list[Path]:
     return [file] if file.is_file() else []
 
 
-def _nearest(path: Path, shipped: str, flag: str) -> str:
-    """A file of a like name: the user's own in that folder, else one of ours; else all of ours that could be meant."""
+def _suggestion(path: Path, shipped: str, flag: str) -> str:
+    """Suggest a similar name in the same folder, or else among the shipped files; or else list the shipped files."""
     beside = [file.name for file in path.parent.glob("*.y*ml") if file.is_file()] if path.parent.is_dir() else []
-    if close := _like(path, beside):
+    if close := _closest_name(path, beside):
         return f"did you mean {path.parent / close}?"
     known = sorted({file.name for file in shipped_folder(shipped).rglob("*.yaml")})
     known = [name for name in known if shipped == "cfg" or name.startswith(_PREFIX.get(flag, "coco"))]
-    close = _like(path, known)
-    return f"did you mean {close}?" if close else f"flatout has {', '.join(known)}."
+    close = _closest_name(path, known)
+    return f"did you mean {close}?" if close else f"these come with flatout: {', '.join(known)}."
 
 
-def _like(path: Path, names: Iterable[str]) -> str | None:
-    """The name nearest to a path's, both without their endings: .yaml alone makes any two short names alike."""
+def _closest_name(path: Path, names: Iterable[str]) -> str | None:
+    """The most similar name, compared without endings, because .yaml makes any two short names similar."""
     by_stem = {PurePath(name).stem: name for name in names}
     close = difflib.get_close_matches(path.stem, by_stem, n=1)
     return by_stem[close[0]] if close else None
 
 
-# May a file of weights be written under this name? Asked before anything heavy is loaded or computed.
+# Names of weights files to write; checked before anything slow is imported or computed
 
 ENDINGS = (".safetensors", ".pt")
-"""Of a file's name; they say its format."""
+"""Endings of weights files, which select the format."""
 MAX_NAME_BYTES = 200
-"""Of any file system we know 255, of which the hidden name it is written under needs some."""
+"""File systems allow 255, some of which the temporary name needs."""
 
 
-def check_out(out: Path, *, force: bool) -> None:
-    """ConfigError if the name says no format, or if the file exists and must not be overwritten."""
+def check_output_name(out: Path, *, force: bool) -> None:
+    """ConfigError if a weights file cannot be written under this name, or exists and must not be overwritten."""
     if out.suffix not in ENDINGS:
-        raise ConfigError(f"{out}: the name must end in {' or '.join(ENDINGS)}, which says the format.")
+        raise ConfigError(f"{out}: the name must end in {' or '.join(ENDINGS)}, which selects the format.")
     if len(os.fsencode(out.name)) > MAX_NAME_BYTES:
-        raise ConfigError(f"{str(out)[:200]}...: the name is too long for a file. Choose a shorter one.")
+        raise ConfigError(f"{str(out)[:200]}...: the file name is too long. Choose a shorter one.")
     if os.path.isdir(out):
-        raise ConfigError(f"{out}: is a folder. Choose the name of a file.")
+        raise ConfigError(f"{out} is a folder. Give the name of a file.")
     if os.path.exists(out) and not force:
-        raise ConfigError(f"{out}: exists already. Choose another name, or overwrite it with --force.")
+        raise ConfigError(f"{out} already exists. Choose another name, or overwrite it with --force.")
     if not os.path.isdir(out.parent):
-        raise ConfigError(f"{out}: its folder does not exist. Make it first, or choose another one.")
+        raise ConfigError(f"{out}: its folder does not exist. Create it first, or choose another one.")

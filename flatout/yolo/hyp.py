@@ -1,6 +1,7 @@
 """The hyper-parameters of a training: the 30 keys of YOLOv7's hyp files, and four more.
 
-A file names every key that is not optional; what it means is checked when it is read, all mistakes at once.
+A hyp file must contain every key that is not optional. It is validated when it is read, and all mistakes are reported
+at once.
 """
 
 import math
@@ -20,19 +21,19 @@ _NOT_NEGATIVE = ("lr0", "lrf", "weight_decay", "warmup_epochs", "warmup_bias_lr"
 
 @dataclass(frozen=True, kw_only=True)
 class Hyp:
-    """How a network learns, as a hyp file says it: before gains, decay and learning rate are scaled to the run."""
+    """Hyper-parameters as in the file, before gains, weight decay and learning rate are scaled to the run."""
 
     lr0: float
-    """Learning rate that warm-up ends at."""
+    """Learning rate at the end of the warm-up."""
     lrf: float
-    """Share of it that the decay ends at."""
+    """Final learning rate as a share of `lr0`."""
     momentum: float
-    """Of SGD; beta 1 of Adam."""
+    """Momentum of SGD, or beta 1 of Adam."""
     weight_decay: float
     warmup_epochs: float
     warmup_momentum: float
     warmup_bias_lr: float
-    """Learning rate of biases at the first iteration; weights begin at 0."""
+    """Learning rate of biases at the first iteration; that of weights starts at 0."""
 
     box: float
     cls: float
@@ -40,7 +41,7 @@ class Hyp:
     obj: float
     obj_pw: float
     iou_t: float
-    """Read, and not used: the losses do not know it."""
+    """Accepted and not used: no loss depends on it."""
     anchor_t: float
     fl_gamma: float
 
@@ -59,14 +60,14 @@ class Hyp:
     copy_paste: float
     paste_in: float
     aspect: float = 0.0
-    """Width over height is changed by a factor of up to 1 + this; not a key of YOLOv7."""
+    """Width / height changes by a factor of up to 1 + this value; not a key of YOLOv7."""
     gamma: float = 0.0
-    """Brightness is bent by an exponent from exp(-this) to exp(this); not a key of YOLOv7."""
+    """Gamma correction with an exponent from exp(-this value) to exp(this value); not a key of YOLOv7."""
 
     loss_ota: int = 1
-    """1: targets are assigned by OTA; anything else: by anchor shape alone."""
+    """1: targets are assigned by OTA; any other value: by anchor shape alone."""
     anchors: float | None = None
-    """Replace the network's anchors by this many untrained ones per layer."""
+    """Number of new anchors per layer that replace those of the network."""
     warmup_iters: int | None = None
     """Length of the warm-up in iterations, instead of max(warmup_epochs, 1000 iterations)."""
 
@@ -80,15 +81,15 @@ class Hyp:
         return self.loss_ota == 1
 
     def augment(self) -> AugmentConfig:
-        """What is done to pictures."""
+        """The config of the augmentation."""
         return AugmentConfig(**{key: getattr(self, key) for key in _AUGMENT_KEYS})
 
     def loss(self, *, label_smoothing: float = 0.0) -> LossConfig:
-        """What detections cost, with the gains as written; `LossConfig.scaled` fits them to a network."""
+        """The config of the loss, with gains as in the file; `LossConfig.scaled` fits them to a network."""
         return LossConfig(**{key: getattr(self, key) for key in _LOSS_KEYS}, label_smoothing=label_smoothing)
 
     def for_batch(self, batch_size: int) -> "Hyp":
-        """What `--auto-lr` makes of it: above 64 pictures a larger learning rate, from 128 on a longer warm-up."""
+        """The hyper-parameters for `--auto-lr`: a larger learning rate above 64 images, a longer warm-up from 128."""
         if batch_size <= 64:
             return self
         warmup_epochs = max(self.warmup_epochs, 5.0) if batch_size >= 128 else self.warmup_epochs
@@ -96,7 +97,7 @@ class Hyp:
 
 
 def load_hyp(path: str | Path) -> Hyp:
-    """Read a hyp file; ConfigError names every wrong, missing and unknown key."""
+    """Read a hyp file; ConfigError lists every wrong, missing and unknown key."""
     return read_config(path, Hyp)
 
 
@@ -106,12 +107,12 @@ def _problems(hyp: Hyp) -> Iterator[str]:
             yield f"{key}={getattr(hyp, key)} must not be negative"
     for key in ("momentum", "warmup_momentum"):
         if not 0 <= getattr(hyp, key) < 1:
-            yield f"{key}={getattr(hyp, key)} must be from 0 to below 1"
+            yield f"{key}={getattr(hyp, key)} must be at least 0 and less than 1"
     if hyp.warmup_iters is not None and hyp.warmup_iters < 0:
         yield f"warmup_iters={hyp.warmup_iters} must not be negative"
     if hyp.anchors is not None and hyp.anchors < 1:
         yield f"anchors={hyp.anchors} must be 1 or more"
-    # Key by key, because a config stops at its first mistake; their defaults are sound.
+    # Key by key, because a config stops at its first mistake. The other keys keep their valid defaults.
     for config, keys in ((AugmentConfig, _AUGMENT_KEYS), (LossConfig, _LOSS_KEYS)):
         for key in keys:
             try:

@@ -1,4 +1,4 @@
-"""Networks from files of weights: complete ones for inference, and a start for training from whatever fits."""
+"""Build networks from weights files: complete ones for inference, or for training with whatever weights fit."""
 
 import logging
 from pathlib import Path
@@ -20,27 +20,27 @@ logger = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """A network for inference and the file it came from."""
+    """A network for inference and the weights it was loaded from."""
 
     network: Network
-    """float32 on the CPU, in evaluation mode, with the file's class names; its tensors are its own."""
+    """float32 on the CPU, in evaluation mode, with the class names of the file; shares no memory with `weights`."""
     weights: Weights
 
 
 class Start(NamedTuple):
-    """A network to train, and what it starts from."""
+    """A network to train and the weights it starts from."""
 
     network: Network
     weights: Weights | None
-    """None for a start from scratch."""
+    """None when training from scratch."""
     transfer: Transfer | None
-    """What was taken over from them."""
+    """Which tensors were loaded from the weights."""
 
 
 def load_network(path: str | Path, *, cfg: str | Path | None = None, nc: int | None = None) -> Loaded:
-    """The network of a file of weights, by the config stored in it or by `cfg`; the moving average where there is one.
+    """Load the network of a weights file, built by `cfg` or by the config in the file.
 
-    CheckpointError where weights and config do not fit each other, in every entry.
+    Uses the moving average if there is one. CheckpointError unless every entry of the weights fits the config.
     """
     weights = read_weights(path)
     return Loaded(network_of(weights, weights.for_inference(), where=path, cfg=cfg, nc=nc), weights)
@@ -55,15 +55,15 @@ def start_network(
     heads: HeadChoice | None = None,
     keeps_anchors: bool = False,
 ) -> Start:
-    """A network to train: fresh from `cfg`, or with what fits of the weights in `path`; overrides as in
-    `parse_model`, and `heads` instead of the config's detection layer.
+    """Build a network to train: a new one from `cfg`, with those weights of `path` that fit.
 
-    Without `cfg` the config stored in the file is used. Anchors of the file are left out where a config or a number of
-    anchors was given, unless `keeps_anchors` wants every entry that fits.
+    `nc` and `anchors` override the config as in `parse_model`, `heads` replaces its detection layer. Without `cfg` the
+    config in the weights file is used. If a config or a number of anchors is given, the anchors of the file are not
+    loaded, unless `keeps_anchors` asks for every entry that fits.
     """
     if path is None:
         if cfg is None:
-            raise ConfigError("neither a model config nor weights to start from. Name one with --cfg or --weights.")
+            raise ConfigError("There is neither a model config nor weights. Give one with --cfg or --weights.")
         return Start(Network(_blueprint(load_config(cfg), nc, anchors, heads, str(cfg))), None, None)
     weights = read_weights(path)
     network = Network(blueprint_of(weights, where=path, cfg=cfg, nc=nc, anchors=anchors, heads=heads))
@@ -76,7 +76,7 @@ def start_network(
 def network_of(
     weights: Weights, state: State, *, where: str | Path, cfg: str | Path | None = None, nc: int | None = None
 ) -> Network:
-    """The network whose entries are exactly those of `state`, one of the states of `weights`."""
+    """Build the network of `state`, which is one of the states of `weights`; CheckpointError if they do not match."""
     blueprint = blueprint_of(weights, where=where, cfg=cfg, nc=num_classes_of(weights) if nc is None else nc)
     with torch.device("meta"):  # every value comes from the file
         network = Network(blueprint)
@@ -98,19 +98,17 @@ def blueprint_of(
     anchors: float | None = None,
     heads: HeadChoice | None = None,
 ) -> ModelSpec:
-    """How the network of weights is built: by `cfg` where given, else by the config stored with them."""
+    """The model spec of weights: from `cfg` if it is given, or else from the config stored with the weights."""
     if cfg is not None:
         return _blueprint(load_config(cfg), nc, anchors, heads, str(cfg))
     if weights.config is None:
-        raise CheckpointError(
-            f"{where}: holds tensors, but not how their network is built. Name its model config with --cfg."
-        )
-    # Forks of YOLOv7 keep further things in it.
+        raise CheckpointError(f"{where}: contains tensors but no model config. Give the config with --cfg.")
+    # Forks of YOLOv7 store additional keys in it.
     config = {key: value for key, value in weights.config.items() if key in KEYS}
     try:
         return _blueprint(config, nc, anchors, heads, f"{where}: its model config")
     except ConfigError as error:
-        raise CheckpointError(f"{error} Give a sound one with --cfg.") from None
+        raise CheckpointError(f"{error} Give a valid one with --cfg.") from None
 
 
 def _blueprint(
@@ -122,42 +120,42 @@ def _blueprint(
 
 
 def check_fit(network: Network, state: State, where: str | Path) -> None:
-    """CheckpointError unless `state` has the entries of the network, all and only those."""
+    """CheckpointError unless `state` has exactly the entries of the network."""
     own = network.state_dict()
     compared = transfer(own, state, skip_anchors=False)
     shapes = [f"{key} is {_differing(state[key], own[key])}" for key in compared.mismatched]
-    complaints = [
-        _complaint(compared.missing, "missing"),
-        _complaint(compared.unexpected, "unknown"),
-        _complaint(shapes, "of another shape or type"),
+    differences = [
+        _listed_keys(compared.missing, "missing"),
+        _listed_keys(compared.unexpected, "unknown"),
+        _listed_keys(shapes, "of another shape or type"),
     ]
-    if any(complaints):
+    if any(differences):
         kind = network.spec.head.module
         raise CheckpointError(
-            f"{where}: does not fit its network of {compared.total} entries that ends in {kind}: "
-            f"{'; '.join(filter(None, complaints))}. Name the config it was made with by --cfg."
+            f"{where}: does not match its network, which has {compared.total} entries and ends in {kind}: "
+            f"{'; '.join(filter(None, differences))}. Give the config it was made with by --cfg."
         )
 
 
 def _differing(found: Tensor, wanted: Tensor) -> str:
-    """Shapes, or types where the shapes are the same."""
+    """The two shapes, or the two types if the shapes are equal."""
     if found.shape != wanted.shape:
         return f"{list(found.shape)}, not {list(wanted.shape)}"
     return f"{found.dtype}, not {wanted.dtype}"
 
 
-def _complaint(keys: list[str], what: str) -> str:
+def _listed_keys(keys: list[str], what: str) -> str:
     more = ", ..." if len(keys) > 2 else ""
     return f"{len(keys)} {what} ({', '.join(key[:120] for key in keys[:2])}{more})" if keys else ""
 
 
 def is_fused(state: State) -> bool:
-    """Does the state have biases that only a fused network's convolutions have?"""
+    """Whether the state has convolution biases, which only a fused network has."""
     return any(key.endswith((".conv.bias", ".rbr_reparam.bias")) for key in state)
 
 
 def num_classes_of(weights: Weights) -> int | None:
-    """As the file says, else as many as the detection layer has outputs for; None if that cannot be told."""
+    """Number of classes stored in the file, or else derived from the detection layer; None if that is not possible."""
     if weights.nc is not None:
         return weights.nc
     shapes = {key: tensor.shape for key, tensor in weights.state.items()}

@@ -1,4 +1,4 @@
-"""What `flatout yolo train` would run, to be looked at."""
+"""The detection training for `flatout profile`: which switches to try, and how to run a few steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,13 +23,13 @@ class YoloTraining(ProfiledTraining):
         return f"{Path(options.cfg or options.weights).stem}, {options.img_size[0]} px, batch {options.batch_size}"
 
     def network_switches(self) -> Mapping[str, Switch]:
-        """On a GPU none by itself: --fast holds them all, and each trial would compile kernels of its own."""
+        """None on a GPU: --fast includes all of them, and each trial would compile its own kernels."""
         if self._on_gpu or self.options.channels_last:
             return {}
         return {"channels_last": Switch("--channels-last", {"channels_last": True})}
 
     def whole_switches(self) -> Mapping[str, Switch]:
-        """On a CPU none: network and input share its cores, so that the two by themselves do not tell."""
+        """None on a CPU: network and input share its cores, so timing them separately would mean nothing."""
         if not self._on_gpu or self.options.fast:
             return {}
         covers = (CUDA_GRAPH, ON_DEVICE)
@@ -40,7 +40,7 @@ class YoloTraining(ProfiledTraining):
         return choose_devices(self.options.device)[0].type == "cuda"
 
     def own_switch(self, switch: Mapping[str, Any]) -> Switch | None:
-        """The verdict speaks of these flags by their own names."""
+        """The switch under the names of its flags, for the verdict."""
         return Switch(" ".join(map(_flag, switch.items())), switch)
 
     def decoding(self) -> Decoding:
@@ -51,8 +51,7 @@ class YoloTraining(ProfiledTraining):
         return Decoding(read_image, find_images(open_data_yaml(self.options.data).entries["train"]).paths[:FILES])
 
     def brief(self, folder: Path, num_steps: int) -> Any:
-        # As many epochs as asked for, if the data lasts so long: whether kernels and input are tuned first depends on
-        # it.
+        # At least as many epochs as requested, because whether kernels and input are tuned first depends on it.
         epochs = max(self.options.epochs, num_steps)
         return replace(super().brief(folder, num_steps), epochs=epochs, nosave=True, notest=True)
 

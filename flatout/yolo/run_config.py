@@ -1,7 +1,7 @@
-"""A run's options on paper: opt.yaml and hyp.yaml, which say what a run is and let `--resume` take it up again.
+"""opt.yaml and hyp.yaml of a run folder, and the identity by which two runs are compared.
 
-The options of a resumed run are those in opt.yaml, but for what the command says itself. Its hyper-parameters are those
-in hyp.yaml, not those in the file that was named then, which may have changed since.
+The options of a resumed run are those in opt.yaml, except those given with the command. Its hyper-parameters are those
+in hyp.yaml, not those in the file that was given at the start, which may have changed since.
 """
 
 import json
@@ -25,29 +25,29 @@ _SHORTCUTS = (
     "fast", "no_fast_dataloader", "no_persistent_workers", "no_device_augment", "no_channels_last", "no_compile",
     "no_graphs", "no_scaled_decode", "no_gpu_decode", "use_compile",
 )  # fmt: skip
-"""Options that only say something about others."""
+"""Options that only determine other options."""
 _HYP_DEFAULTS = {f"hyp.{field.name}": field.default for field in fields(Hyp) if field.default is not MISSING}
 
 
 def identity(options: TrainOptions, hyp: Hyp, *, cuda: bool, bf16: bool) -> Identity:
-    """Which training is meant: what a result depends on, options as typed and hyper-parameters as they are.
+    """The identity of a training: everything its result depends on, with options as given and hyper-parameters.
 
-    What `--fast` stands for differs from machine to machine; two commands are compared by what they mean on this one,
-    with or without CUDA and bf16.
+    What `--fast` stands for depends on the machine, so two commands are compared by their meaning on this one, with or
+    without CUDA and bf16.
     """
     changes: dict[str, Change] = {**changes_of(TrainOptions), "scaled_decode": "different", "gpu_decode": "different"}
-    # A search keeps its generations where a training keeps its weights: neither goes on in the folder of the other.
+    # A search and a training keep different files in the run folder, so neither may continue in that of the other.
     changes["evolve"] = "different"
     return Identity(config_of_run(options, hyp), partial(_in_effect, cuda=cuda, bf16=bf16), changes)
 
 
 def config_of_run(options: TrainOptions, hyp: Hyp) -> dict[str, Any]:
-    """What a result depends on, in values that JSON knows."""
+    """Everything a result depends on, as JSON values."""
     return config_of(options) | {f"hyp.{key}": value for key, value in asdict(hyp).items()}
 
 
 def config_of_defaults() -> dict[str, Any]:
-    """What a record means that does not know an option or a key of hyper-parameters, since both came later."""
+    """Values for options and hyper-parameters that an old record lacks, because they were added later."""
     return config_of(TrainOptions()) | _HYP_DEFAULTS
 
 
@@ -67,13 +67,13 @@ def _in_effect(config: Mapping[str, Any], *, cuda: bool, bf16: bool) -> dict[str
 
 
 def write_options(folder: Path, options: TrainOptions, hyp: Hyp) -> None:
-    """opt.yaml and hyp.yaml of a run folder, each whole or not at all; `hyp` before gains and decay are scaled."""
+    """Write opt.yaml and hyp.yaml of a run folder atomically; `hyp` is the one before scaling."""
     _write(folder / "opt.yaml", plain(options))
     _write(folder / "hyp.yaml", {key: value for key, value in asdict(hyp).items() if value is not None})
 
 
 def read_options(folder: Path) -> tuple[TrainOptions, Hyp]:
-    """Options and hyper-parameters of a run folder; ConfigError if they are missing or make no sense."""
+    """Read the options and hyper-parameters of a run folder; ConfigError if they are missing or invalid."""
     return read_config(folder / "opt.yaml", TrainOptions), load_hyp(folder / "hyp.yaml")
 
 
@@ -84,8 +84,8 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _yaml(value: Any) -> str:
-    # Text in quotes, because a run may be called 1e3; numbers as PyYAML writes them, so that old tools read them.
+    # Text is quoted, because a run may be named 1e3. Numbers are written by PyYAML, so that old tools can read them.
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
-    # On one line however long it is: --freeze may name fifty layers.
+    # On one line of any length: --freeze may list fifty layers.
     return yaml.safe_dump(value, default_flow_style=True, width=math.inf).partition("\n")[0]

@@ -1,6 +1,6 @@
-"""Run the scripts at the root, each in a process of its own, forked from one that has imported torch already.
+"""Run the scripts at the root, each in its own process, forked from one that has already imported torch.
 
-A fresh interpreter would spend most of its time importing. Fixture `scripts` in test_compat_commands.py.
+A new interpreter would spend most of its time importing. Used by the fixture `scripts` in test_compat_commands.py.
 """
 
 import json
@@ -20,12 +20,12 @@ SCRIPTS = ("train.py", "train_aux.py", "test.py", "detect.py", "export.py")
 
 
 class Ended(NamedTuple):
-    """A process that is over."""
+    """A process that has ended."""
 
     code: int
-    """Negative: the signal that killed it."""
-    said: str
-    """On both of its outputs."""
+    """Exit code; negative: the signal that killed the process."""
+    output: str
+    """Standard output and standard error."""
 
 
 class Scripts:
@@ -37,7 +37,7 @@ class Scripts:
             (folder / name).symlink_to(CHECKOUT / name)
         caches, paths = str(folder / "cache"), os.pathsep.join((str(CHECKOUT), os.environ.get("PYTHONPATH", "")))
         self.environ = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": caches}
-        self._mother = subprocess.Popen(
+        self._server = subprocess.Popen(
             [sys.executable, "-c", "from tests.yolo.script_runs import serve; serve()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environ, cwd=folder,
         )  # fmt: skip
@@ -46,19 +46,19 @@ class Scripts:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._mother.communicate()
+        self._server.communicate()
 
     def run(self, script: str, words: Sequence[str], env: Mapping[str, str] | None = None) -> Ended:
-        """To its end."""
-        assert self._mother.stdin is not None and self._mother.stdout is not None
-        log = self.folder / "said.txt"
-        order = {"argv": [script, *words], "env": dict(env or {}), "log": str(log)}
-        self._mother.stdin.write(json.dumps(order) + "\n")
-        self._mother.stdin.flush()
-        return Ended(json.loads(self._mother.stdout.readline()), log.read_text())
+        """Run a script to its end."""
+        assert self._server.stdin is not None and self._server.stdout is not None
+        log = self.folder / "output.txt"
+        request = {"argv": [script, *words], "env": dict(env or {}), "log": str(log)}
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return Ended(json.loads(self._server.stdout.readline()), log.read_text())
 
     def run_text(self, text: str, env: Mapping[str, str] | None = None) -> Ended:
-        """A whole line of shell, with a fresh interpreter of the name `python`."""
+        """Run a line of shell, with a new interpreter under the name `python`."""
         line = f'python() {{ "{sys.executable}" "$@"; }}\n{text}'
         done = subprocess.run(
             ["bash", "-c", line], cwd=self.folder, env=self.environ | dict(env or {}), text=True,
@@ -67,11 +67,11 @@ class Scripts:
         return Ended(done.returncode, done.stdout)
 
 
-# The other side: a process that has imported what scripts import, and computes nothing itself.
+# The server: a process that has imported what scripts import, and computes nothing itself
 
 
 def serve() -> None:
-    """Until standard input ends: fork a process per order, wait for it, tell its exit code."""
+    """Fork a process for each request on standard input, wait for it, and print its exit code."""
 
     import flatout.yolo.evaluate
     import flatout.yolo.export.files
@@ -79,15 +79,15 @@ def serve() -> None:
     import flatout.yolo.train  # noqa: F401
 
     for line in sys.stdin:
-        order = json.loads(line)
+        request = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            _run(order)
+            _run(request)
         print(_wait(pid), flush=True)
 
 
 def _wait(pid: int) -> int:
-    """Exit code of the process; one that takes too long is killed with everything it started."""
+    """Exit code of the process; if it takes too long, it is killed with all its children."""
     end = time.monotonic() + LIMIT_S
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -98,16 +98,16 @@ def _wait(pid: int) -> int:
         time.sleep(0.01)
 
 
-def _run(order: dict[str, Any]) -> None:
+def _run(request: dict[str, Any]) -> None:
     code = 99
     try:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os.environ.update(order["env"])
-        sys.argv = order["argv"]
+        os.environ.update(request["env"])
+        sys.argv = request["argv"]
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         code = int(end.code or 0)

@@ -1,4 +1,4 @@
-"""A small image set in files, of pictures of many shapes with labels, for the tests of validation."""
+"""A small image set in files, with images of many shapes and labels, for tests of validation."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +10,18 @@ from flatout.yolo.data.image_set import ImageSet
 from tests.yolo.augment.scenes import busy_set, image_set_of
 
 
-def files_of(folder: Path, num_pictures: int = 11, *, seed: int = 4, largest: int = 120) -> ImageSet:
-    """PNG files named 000.png, 001.png, ... with 0 to 6 labels of two classes each."""
-    images, labels = busy_set(num_pictures, seed=seed, largest=largest)
+def files_of(folder: Path, num_images: int = 11, *, seed: int = 4, largest: int = 120) -> ImageSet:
+    """Write PNG files named 000.png, 001.png, ... with 0 to 6 labels of two classes each."""
+    images, labels = busy_set(num_images, seed=seed, largest=largest)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = tuple(str(folder / f"{number:03}.png") for number in range(num_pictures))
+    paths = tuple(str(folder / f"{number:03}.png") for number in range(num_images))
     for path, image in zip(paths, images, strict=True):
         cv2.imwrite(path, image)
     return replace(image_set_of(images, labels), paths=paths)
 
 
 def label_files_of(image_set: ImageSet, folder: Path) -> None:
-    """The labels of an image set as text files."""
+    """Write the labels of an image set as text files."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, path in enumerate(image_set.paths):
         rows = np.unique(image_set.labels.of(number), axis=0)

@@ -1,4 +1,4 @@
-"""Box formats convert both ways, and the IoU family gives YOLOv7's numbers and gradients."""
+"""Box formats convert both ways, and IoU and its variants give YOLOv7's numbers and gradients."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_formats_convert_both_ways():
     torch.testing.assert_close(xyxy_to_cxcywh(cxcywh_to_xyxy(box_cxcywh)), box_cxcywh)
 
 
-def test_a_box_and_itself_overlap_wholly_and_far_boxes_not_at_all():
+def test_a_box_overlaps_itself_completely_and_distant_boxes_not_at_all():
     box_cxcywh = torch.tensor([[10.0, 20.0, 4.0, 6.0], [100.0, 20.0, 4.0, 6.0]])
     iou_22 = pairwise_iou(cxcywh_to_xyxy(box_cxcywh), cxcywh_to_xyxy(box_cxcywh))
     torch.testing.assert_close(iou_22, torch.eye(2))
@@ -56,7 +56,7 @@ def test_a_box_and_itself_overlap_wholly_and_far_boxes_not_at_all():
         torch.testing.assert_close(measure(box_cxcywh, box_cxcywh), torch.ones(2), atol=1e-5, rtol=0)
 
 
-def test_distance_and_aspect_only_take_away():
+def test_distance_and_aspect_penalties_only_lower_the_iou():
     generator = torch.Generator().manual_seed(3)
     box, true = (torch.rand(200, 4, generator=generator) * 10 + 0.1 for _ in range(2))
     assert (paired_diou(box, true) <= paired_iou(box, true)).all()

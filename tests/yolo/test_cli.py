@@ -1,4 +1,4 @@
-"""`flatout yolo`: help and mistakes without torch, networks and weights described, conversions told in a line."""
+"""`flatout yolo`: help and usage errors without torch, descriptions of networks and weights, and conversions."""
 
 import contextlib
 import json
@@ -19,18 +19,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FULL = SHIPPED / "yolov7-models/legacy-full.pt"
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    """What the command prints: its output, or its complaint if it is to fail."""
+def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    """Run a command; returns its output, or its error message if it must fail with `code`."""
     assert main(["yolo", *map(str, words)]) == code
     captured = capsys.readouterr()
     assert (captured.out if code else captured.err) == ""
     return captured.err if code else captured.out
 
 
-# -- the door ------------------------------------------------------------------------------------------------------
+# -- the commands --------------------------------------------------------------------------------------------------
 
 
-def test_help_and_mistakes_do_not_import_torch():
+def test_help_and_usage_errors_do_not_import_torch():
     statement = """
 import contextlib
 from flatout.__main__ import main
@@ -61,9 +61,9 @@ def test_help_of_a_command_shows_examples(command, capsys):
     assert f"  flatout yolo {command} " in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_one_sentence_with_the_nearest_one(capsys):
-    assert told(capsys, "onvert", code=2) == "flatout: unknown command 'onvert'; did you mean 'convert'?\n"
-    assert "`flatout yolo --help` lists the commands." in told(capsys, "xyzzy", code=2)
+def test_the_error_for_an_unknown_command_suggests_the_nearest_one(capsys):
+    assert printed(capsys, "onvert", code=2) == "flatout: unknown command 'onvert'; did you mean 'convert'?\n"
+    assert "`flatout yolo --help` lists the commands." in printed(capsys, "xyzzy", code=2)
 
 
 @pytest.mark.parametrize("words", [["info", "yolov7", "--js"], ["convert", "a", "b.pt", "--for"], ["info", "a", "b"]])
@@ -77,18 +77,18 @@ def test_flags_match_only_in_full(words):
 
 
 def test_info_of_a_config_shows_rows_size_strides_and_anchors(capsys):
-    text = told(capsys, "info", "yolov7-tiny")
+    text = printed(capsys, "info", "yolov7-tiny")
     assert re.search(r"^ +77 +\[74,75,76\] +1 +230906 +IDetect +nc, anchors$", text, re.MULTILINE)
     assert re.search(
         r"^Model Summary: \d+ layers, 6228762 parameters, 6228762 gradients, 13.9 GFLOPS$", text, re.MULTILINE
     )
     assert re.search(r"^fused +\d+ layers, 6221370 parameters, \d+ gradients, 13.7 GFLOPS$", text, re.MULTILINE)
     assert re.search(r"^stride 32 +anchors 116,90 156,198 373,326 px$", text, re.MULTILINE)
-    assert "IDetect, 80 classes, pictures of 3 channels" in text
+    assert "IDetect, 80 classes, images with 3 channels" in text
 
 
 def test_info_as_json_can_be_read_by_a_program(capsys):
-    found = json.loads(told(capsys, "info", "deploy/yolov7-w6", "--json"))
+    found = json.loads(printed(capsys, "info", "deploy/yolov7-w6", "--json"))
     network = found["network"]
     assert found["contents"] is None
     assert (network["head"], network["strides"]) == ("Detect", [8, 16, 32, 64])
@@ -96,20 +96,22 @@ def test_info_as_json_can_be_read_by_a_program(capsys):
     assert network["rows"][-1]["from"] == [114, 115, 116, 117]
 
 
-def test_json_has_null_where_a_number_is_none(tmp_path, capsys):
+def test_json_has_null_for_nan(tmp_path, capsys):
     path = tmp_path / "diverged.pt"
     save_weights(path, Weights(state={"w": torch.ones(1)}, best_fitness=float("nan"), kind="full", format="flatout"))
-    found = json.loads(told(capsys, "info", path, "--json"), parse_constant=pytest.fail)
+    found = json.loads(printed(capsys, "info", path, "--json"), parse_constant=pytest.fail)
     assert found["contents"]["best_fitness"] is None
 
 
 def test_a_config_beside_a_config_is_refused(capsys):
-    complaint = told(capsys, "info", "yolov7", "--cfg", "yolov7-tiny", code=2)
-    assert complaint == "flatout: --cfg is for weights that do not hold their config, and yolov7 is a config.\n"
+    error = printed(capsys, "info", "yolov7", "--cfg", "yolov7-tiny", code=2)
+    assert error == (
+        "flatout: --cfg is only for weights that do not contain their config, and yolov7 is a config. Leave it out.\n"
+    )
 
 
-def test_info_of_weights_shows_what_they_hold(capsys):
-    text = told(capsys, "info", FULL)
+def test_info_of_weights_shows_what_they_contain(capsys):
+    text = printed(capsys, "info", FULL)
     weights = read_weights(FULL)
     expected = {
         "file": f"{FULL}: {FULL.stat().st_size:,} bytes, full, format legacy",
@@ -125,17 +127,17 @@ def test_info_of_weights_shows_what_they_hold(capsys):
     assert re.search(r"^Model Summary: \d+ layers, 33712 parameters", text, re.MULTILINE)
 
 
-def test_info_of_weights_that_do_not_fit_their_config_still_shows_what_they_hold(capsys):
-    text = told(capsys, "info", FULL, "--cfg", "yolov7")
+def test_info_of_weights_that_do_not_match_their_config_still_shows_what_they_contain(capsys):
+    text = printed(capsys, "info", FULL, "--cfg", "yolov7")
     assert "tensors    344" in text
-    assert re.search(r"^network +.+: does not fit its network of 566 entries", text, re.MULTILINE)
+    assert re.search(r"^network +.+: does not match its network, which has 566 entries", text, re.MULTILINE)
 
 
 def test_a_wrong_config_is_exit_code_2_and_one_line(tmp_path, capsys):
     path = tmp_path / "wrong.yaml"
     path.write_text(config({3: "[-1, 1, Cnov, [16, 3, 1]]"}))
-    complaint = told(capsys, "info", path, code=2)
-    assert complaint == (
+    error = printed(capsys, "info", path, code=2)
+    assert error == (
         f"flatout: {path}: row 3 [-1, 1, 'Cnov', [16, 3, 1]]: unknown module 'Cnov'; did you mean 'Conv'?\n"
     )
 
@@ -143,12 +145,12 @@ def test_a_wrong_config_is_exit_code_2_and_one_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "code"), [("none.pt", 4), ("none.safetensors", 4), ("none.yaml", 2), ("yolov7-tyni", 2)]
 )
-def test_what_does_not_exist_is_told_by_kind(name, code, capsys):
-    complaint = told(capsys, "info", name, code=code)
-    assert complaint.startswith(f"flatout: {name}: no such ")
+def test_the_exit_code_for_a_missing_file_depends_on_its_kind(name, code, capsys):
+    error = printed(capsys, "info", name, code=code)
+    assert error.startswith(f"flatout: {name}: no such ")
 
 
-def test_a_name_in_a_file_cannot_steer_the_terminal():
+def test_a_name_in_a_file_cannot_control_the_terminal():
     from flatout.yolo.commands.info import _classes
     from flatout.yolo.model.info import _contents
 
@@ -161,20 +163,21 @@ def test_a_name_in_a_file_cannot_steer_the_terminal():
 # -- convert -------------------------------------------------------------------------------------------------------
 
 
-def test_convert_says_how_well_the_boxes_agree_and_what_was_written(tmp_path, capsys):
+def test_convert_reports_how_well_the_boxes_agree_and_what_was_written(tmp_path, capsys):
     out = tmp_path / "x.safetensors"
-    text = told(capsys, "convert", FULL, out, "--deploy", "--half")
+    text = printed(capsys, "convert", FULL, out, "--deploy", "--half")
     first, second = text.splitlines()
     assert re.fullmatch(
-        r"training and deploy boxes agree (exactly|to \S+ px) \(\d\.\de-\d\d px as stored in float16\)", first
+        r"boxes of the training and deploy form agree (exactly|to \S+ px) \(\d\.\de-\d\d px as stored in float16\)",
+        first,
     )
     size = out.stat().st_size
     assert second == f"{out}: the moving average of {FULL}, 338 tensors in float16, {size:,} bytes"
 
 
 @pytest.mark.parametrize(("flag", "state"), [("--ema", "ema"), ("--no-ema", "state")])
-def test_convert_takes_the_state_that_was_asked_for(flag, state, tmp_path, capsys):
-    told(capsys, "convert", FULL, tmp_path / "x.pt", flag)
+def test_convert_writes_the_requested_state(flag, state, tmp_path, capsys):
+    printed(capsys, "convert", FULL, tmp_path / "x.pt", flag)
     wanted, found = getattr(read_weights(FULL), state), read_weights(tmp_path / "x.pt").state
     assert all(bool((wanted[key] == found[key]).all()) for key in wanted)
 
@@ -182,13 +185,13 @@ def test_convert_takes_the_state_that_was_asked_for(flag, state, tmp_path, capsy
 def test_convert_refuses_to_overwrite_without_force(tmp_path, capsys):
     out = tmp_path / "x.pt"
     out.write_bytes(b"mine")
-    assert told(capsys, "convert", FULL, out, code=2).endswith("overwrite it with --force.\n")
+    assert printed(capsys, "convert", FULL, out, code=2).endswith("overwrite it with --force.\n")
     assert out.read_bytes() == b"mine"
-    assert told(capsys, "convert", FULL, out, "--force").startswith(f"{out}: everything of {FULL}, ")
+    assert printed(capsys, "convert", FULL, out, "--force").startswith(f"{out}: everything of {FULL}, ")
 
 
 def test_weights_that_cannot_be_read_are_exit_code_4(tmp_path, capsys):
     page = tmp_path / "x.pt"
     page.write_text("<!DOCTYPE html><html></html>")
-    assert "is a web page, not weights" in told(capsys, "convert", page, tmp_path / "y.pt", code=4)
-    assert "is a web page, not weights" in told(capsys, "info", page, code=4)
+    assert "is a web page, not weights" in printed(capsys, "convert", page, tmp_path / "y.pt", code=4)
+    assert "is a web page, not weights" in printed(capsys, "info", page, code=4)

@@ -1,4 +1,4 @@
-"""Every command that YOLOv7's users are known to type means what it meant, and finds its files from anywhere."""
+"""Every command that users of YOLOv7 are known to type means the same, and finds its files from any folder."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ def variables(path: Path):
 
 
 def known_flags(script: str) -> list[dict]:
-    """Flags by the golden tables: upstream's, the fork's and the new ones."""
+    """The flags in the golden tables: those of upstream, of the fork, and the new ones."""
     file = golden_root() / "yolov7-data/cli.json"
     tables = json.loads(file.read_text()) if file.exists() else {}
     table = tables.get(f"fork/{script}", tables.get(script))
@@ -51,7 +51,7 @@ COMMANDS = golden_cases("yolov7-data/commands.json", commands, also=("yolov7-dat
 
 
 @pytest.mark.parametrize("typed", COMMANDS)
-def test_a_command_sets_what_it_says_and_nothing_else(typed: Typed, no_files_here):
+def test_a_command_sets_exactly_the_options_it_names(typed: Typed, no_files_here):
     if typed.script == "":
         return check_shortcut(typed)
     if "--help" in typed.words:
@@ -100,7 +100,7 @@ def check_export(typed: Typed) -> None:
 
 
 def check_files(typed: Typed, options: TrainOptions) -> None:
-    """All of its YAML files come with flatout, and it is not refused, unless it needs what is not built."""
+    """All YAML files of the command come with flatout, and the command is not refused."""
     assert find_file(options.data).is_file()
     assert find_file(options.hyp, flag="--hyp").is_file()
     refuse_what_is_not_built(options)
@@ -108,14 +108,14 @@ def check_files(typed: Typed, options: TrainOptions) -> None:
 
 
 def check_shortcut(typed: Typed) -> None:
-    """The one command that runs the text of train.py: what it shows is parsed the same way by the parser."""
+    """The one command that executes the text of train.py: the parser gives the values that it prints."""
     assert typed.must == "prints: True False False", f"unknown command {typed.text}"
     args = flags.train_parser().parse_args(["--fast-dataloader", "--workers", "8"])
     assert [args.fast_dataloader, args.persistent_workers, args.worker_tensor] == [True, False, False]
 
 
 def check_help(typed: Typed) -> None:
-    """The flag that is looked for is there, with words behind it."""
+    """The flag that the command searches for is in the help, with a description."""
     with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
         main(["yolo", BUILT[typed.script], *typed.words])
     (line,) = [line for line in out.getvalue().splitlines() if line.strip().startswith(f"--{typed.searched_for()}")]
@@ -131,17 +131,17 @@ def test_the_flags_of_the_plan_exist_with_their_defaults(record):
 
 
 @pytest.mark.parametrize("variable", golden_cases("yolov7-data/commands.json", variables))
-def test_the_variables_of_the_plan_are_off_by_default_and_obeyed(variable):
+def test_the_variables_of_the_plan_are_off_by_default_and_have_an_effect(variable):
     assert flags.options_from({}, {variable: "0"}) == flags.options_from({}, {}) == TrainOptions()
     field = variable.lower()
     assert getattr(flags.options_from({}, {variable: "1"}), field) is True
 
 
 @pytest.mark.parametrize("script", BUILT)
-def test_the_script_at_the_root_answers_like_the_command(script):
-    """Five lines each, and nothing in them that a caller of `flatout` could not do.
+def test_the_script_at_the_root_runs_the_command(script):
+    """Each script only calls the command.
 
-    train.py has five more for programs that run its text (S1-d in docs/migrate.md).
+    train.py has five more lines for programs that execute its text (S1-d in docs/migrate.md).
     """
     source = (Path(__file__).parents[2] / script).read_text()
     assert f'main(["yolo", "{BUILT[script]}", *sys.argv[1:]])' in source
@@ -150,7 +150,7 @@ def test_the_script_at_the_root_answers_like_the_command(script):
 
 @pytest.fixture
 def silent_log(monkeypatch) -> Iterator[None]:
-    """As if no command had run yet."""
+    """The state of the logger before any command has run."""
     logger = logging.getLogger("flatout")
     monkeypatch.setattr(logger, "handlers", [])
     level = logger.level

@@ -1,4 +1,4 @@
-"""Conversions keep what they promise to keep, give the same boxes, and write whole files or none."""
+"""Conversions keep what they should, give the same boxes, and write complete files or none."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def equal(one: dict, other: dict) -> bool:
 
 @pytest.fixture
 def trained(tmp_path):
-    """A file with a P6 network that is far from fresh, its moving average, names and changed anchors."""
+    """A file with a trained P6 network, its moving average, names and changed anchors."""
     network = filled("yolov7-w6", nc=2).float()
     network.names = ["bolt", "nut"]
     with torch.no_grad():
@@ -43,7 +43,7 @@ def trained(tmp_path):
     return path
 
 
-def test_a_file_of_ours_keeps_everything(tmp_path):
+def test_the_format_of_flatout_keeps_everything(tmp_path):
     done = convert_weights(FULL, tmp_path / "x.pt")
     before, after = read_weights(FULL), read_weights(done.out)
     assert done.taken == "everything"
@@ -66,7 +66,7 @@ def test_safetensors_hold_one_state(ema, taken, tmp_path):
     assert (after.config, after.names) == (before.config, before.names)
 
 
-def test_a_file_of_ours_can_hold_the_moving_average_alone(tmp_path):
+def test_the_format_of_flatout_can_store_the_moving_average_alone(tmp_path):
     convert_weights(FULL, tmp_path / "x.pt", ema=True)
     before, after = read_weights(FULL), read_weights(tmp_path / "x.pt")
     assert equal(after.state, before.ema)
@@ -93,7 +93,7 @@ def test_the_deploy_form_gives_the_boxes_of_the_moving_average(ending, trained, 
     assert done.agreement.stored < 1e-3
 
 
-def test_half_precision_halves_the_file_and_says_what_it_costs(trained, tmp_path):
+def test_half_precision_halves_the_file_and_the_rounding_is_reported(trained, tmp_path):
     single = convert_weights(trained, tmp_path / "x.safetensors", deploy=True)
     half = convert_weights(trained, tmp_path / "y.safetensors", deploy=True, half=True)
     assert (single.dtype, half.dtype) == ("float32", "float16")
@@ -112,32 +112,36 @@ def test_numbers_too_large_for_half_precision_are_named(trained, tmp_path):
     weights = read_weights(trained)
     weights.ema["model.1.bn.running_var"][3] = 1e6
     save_weights(trained, weights)
-    with pytest.raises(CheckpointError, match=r"model\.1\.bn\.running_var holds 1e\+06, which float16 cannot"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.1\.bn\.running_var contains 1e\+06, which is too large for float16"
+    ):
         convert_weights(trained, tmp_path / "x.pt", half=True)
     assert not (tmp_path / "x.pt").exists()
 
 
-def test_weights_that_are_no_numbers_are_not_converted(trained, tmp_path):
+def test_weights_with_nan_are_not_converted(trained, tmp_path):
     weights = read_weights(trained)
     weights.ema["model.1.conv.weight"][0] = torch.nan
     save_weights(trained, weights)
     with pytest.raises(
-        CheckpointError, match=r"other boxes \(by nan\), so nothing was written. Are all of its weights fin"
+        CheckpointError, match=r"different boxes \(by nan\), so nothing was written. Are all of its weights fin"
     ):
         convert_weights(trained, tmp_path / "x.pt", deploy=True)
     assert not (tmp_path / "x.pt").exists()
 
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
-def test_what_a_file_cannot_hold_is_told_and_nothing_is_written(ending, tmp_path):
+def test_values_that_a_format_cannot_store_are_an_error_and_nothing_is_written(ending, tmp_path):
     source = tmp_path / "odd.pt"
     source.write_bytes(torch_file(checkpoint(network(yaml=dict_of({"nc": b"C\x03abc"})))))
-    with pytest.raises(CheckpointError, match=rf"^{source}: holds what no \.{ending} can hold, .*bytes.*\.$"):
+    with pytest.raises(
+        CheckpointError, match=rf"^{source}: contains something that a \.{ending} file cannot store, .*bytes.*\.$"
+    ):
         convert_weights(source, tmp_path / f"x.{ending}")
     assert [path.name for path in tmp_path.iterdir()] == ["odd.pt"]
 
 
-def test_the_boxes_of_a_network_are_compared_on_a_picture_that_it_can_read(tmp_path):
+def test_the_boxes_of_a_network_are_compared_on_an_image_size_that_it_accepts(tmp_path):
     path = tmp_path / "deep.pt"
     save_weights(path, weights_of(build_network(DEEP)))
     assert convert_weights(path, tmp_path / "x.pt", deploy=True).agreement.exact == 0
@@ -146,7 +150,7 @@ def test_the_boxes_of_a_network_are_compared_on_a_picture_that_it_can_read(tmp_p
 def test_a_file_is_overwritten_only_on_request(tmp_path):
     out = tmp_path / "x.safetensors"
     out.write_text("mine")
-    with pytest.raises(ConfigError, match=r"x\.safetensors: exists already.*--force"):
+    with pytest.raises(ConfigError, match=r"x\.safetensors already exists.*--force"):
         convert_weights(FULL, out)
     assert out.read_text() == "mine"
     convert_weights(FULL, out, force=True)
@@ -161,7 +165,7 @@ def test_a_file_is_overwritten_only_on_request(tmp_path):
         ("x", "must end in"),
         ("none/x.pt", "its folder does not exist"),
         ("folder.pt", "is a folder"),
-        (f"{'x' * 250}.pt", "too long for a file"),
+        (f"{'x' * 250}.pt", "the file name is too long"),
     ],
 )
 def test_a_name_that_cannot_be_written_is_refused_first(name, sentence, tmp_path):
@@ -170,14 +174,14 @@ def test_a_name_that_cannot_be_written_is_refused_first(name, sentence, tmp_path
         convert_weights("no such file", tmp_path / name)
 
 
-def test_a_missing_moving_average_is_said(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no moving average beside its network"):
+def test_a_missing_moving_average_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match="contains no moving average, only a network"):
         convert_weights(SHIPPED / "yolov7-models/legacy-stripped.pt", tmp_path / "x.pt", ema=True)
 
 
 def test_a_config_given_for_bare_tensors_is_stored_with_them(trained, tmp_path):
     save_weights(trained, replace(read_weights(trained), config=None, names=None, nc=None))
-    with pytest.raises(CheckpointError, match="not how their network is built"):
+    with pytest.raises(CheckpointError, match="contains tensors but no model config"):
         convert_weights(trained, tmp_path / "x.pt", deploy=True)
     done = convert_weights(trained, tmp_path / "x.safetensors", cfg=narrow_config(tmp_path, "yolov7-w6"))
     assert load_network(done.out).network.nc == 2

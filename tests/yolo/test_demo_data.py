@@ -220,7 +220,7 @@ def test_a_file_in_place_of_the_folder_is_left_alone(tmp_path, capsys):
 
 def test_the_command_prints_what_it_generated_and_where(tmp_path, capsys):
     assert main(["yolo", "demo-data", str(tmp_path / "set"), "--images", "3", "--val", "2", "--size", "128x96"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/set/demo.yaml: 3 pictures for training, 2 for validation\n"
+    assert capsys.readouterr().out == f"{tmp_path}/set/demo.yaml: 3 images for training, 2 for validation\n"
 
 
 def test_the_commands_defaults_are_those_of_the_library():
@@ -252,4 +252,4 @@ def test_invalid_settings_are_refused(arguments, error, tmp_path, capsys):
 def test_a_size_is_written_with_an_x(capsys):
     with pytest.raises(SystemExit):
         main(["yolo", "demo-data", "--size", "320"])
-    assert re.search("write WIDTHxHEIGHT, as in 320x240", capsys.readouterr().err)
+    assert re.search("write WIDTHxHEIGHT, such as 320x240", capsys.readouterr().err)

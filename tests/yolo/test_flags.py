@@ -1,4 +1,4 @@
-"""The command lines of YOLOv7: every flag, every abbreviation, every default; and what is new changes none of them."""
+"""The command lines of YOLOv7 keep every flag, abbreviation and default, and new flags change none of them."""
 
 import argparse
 import contextlib
@@ -37,7 +37,7 @@ def scripts(path: Path):
 
 @pytest.fixture(params=golden_cases("yolov7-data/cli.json", scripts))
 def script(request) -> tuple[argparse.ArgumentParser, dict[str, Any]]:
-    """The parser of ours that answers for a script, and what the script itself knows."""
+    """The parser of a script, and the golden record of its flags."""
     name, record = request.param
     script = name.removeprefix("fork/")
     assert script in PARSERS, f"unknown script {name!r}"
@@ -46,21 +46,21 @@ def script(request) -> tuple[argparse.ArgumentParser, dict[str, Any]]:
 
 def parsed(parser: argparse.ArgumentParser, *words: str) -> argparse.Namespace:
     try:
-        with contextlib.redirect_stderr(io.StringIO()) as complaint:
+        with contextlib.redirect_stderr(io.StringIO()) as error:
             return parser.parse_args(words)
     except SystemExit:
-        pytest.fail(f"{words}: {complaint.getvalue()}")
+        pytest.fail(f"{words}: {error.getvalue()}")
 
 
-def complaint_about(parser: argparse.ArgumentParser, *words: str) -> str:
-    with contextlib.redirect_stderr(io.StringIO()) as complaint, pytest.raises(SystemExit) as ended:
+def error_for(parser: argparse.ArgumentParser, *words: str) -> str:
+    with contextlib.redirect_stderr(io.StringIO()) as error, pytest.raises(SystemExit) as ended:
         parser.parse_args(words)
     assert ended.value.code == 2
-    return complaint.getvalue()
+    return error.getvalue()
 
 
 def words_for(flag: dict[str, Any], spelling: str) -> tuple[list[str], Any]:
-    """A use of the flag, and the value that it gives."""
+    """Arguments that use the flag, and the value that results."""
     if flag["kind"] == "switch":
         return [spelling], True
     text, value = SAMPLES[flag["type"]]
@@ -68,7 +68,7 @@ def words_for(flag: dict[str, Any], spelling: str) -> tuple[list[str], Any]:
 
 
 def as_given(value: Any, flag: dict[str, Any]) -> Any:
-    """One value stands for a list of one where a flag takes several."""
+    """The value, as a list of one where the flag takes several."""
     return [value] if flag["nargs"] == "+" and not isinstance(value, list) else value
 
 
@@ -93,14 +93,14 @@ def test_every_abbreviation_still_means_its_flag(script):
             assert getattr(parsed(parser, *words), flag["dest"]) == value, words
 
 
-def test_what_was_ambiguous_still_is(script):
+def test_ambiguous_abbreviations_are_still_ambiguous(script):
     parser, record = script
     whole = {flag["flag"] for flag in record["flags"]}
     for flag in record["flags"]:
         shorter = record.get("shortest_unique_prefix", {}).get(flag["flag"], "")[:-1]
         if len(shorter) > 2 and shorter not in whole:  # a whole flag is never ambiguous: --dynamic, --dynamic-batch
             words, _ = words_for(flag, shorter)
-            assert "ambiguous option" in complaint_about(parser, *words), words
+            assert "ambiguous option" in error_for(parser, *words), words
 
 
 def test_flags_of_the_fork_are_those_it_added(script):
@@ -112,12 +112,12 @@ def test_flags_of_the_fork_are_those_it_added(script):
 
 
 @pytest.mark.parametrize("flag", NEW)
-def test_a_new_flag_is_written_in_full(flag):
+def test_a_new_flag_must_be_written_in_full(flag):
     value = {"--compile": "on", "--amp": "bf16", "--log-to": "none"}.get(flag, "3")
     is_switch = getattr(TrainOptions(), flag.removeprefix("--").replace("-", "_")) is False
     parsed(flags.train_parser(), flag, *([] if is_switch else [value]))
     if flag[:-1] not in NEW:
-        assert f"Write {flag}." in complaint_about(flags.train_parser(), flag[:-1], *([] if is_switch else [value]))
+        assert f"Write {flag}." in error_for(flags.train_parser(), flag[:-1], *([] if is_switch else [value]))
 
 
 def test_new_flags_do_not_begin_like_the_abbreviations_that_people_use():
@@ -150,26 +150,26 @@ def test_dashes_and_underscores_are_the_same_in_a_flag_that_is_written_in_full(w
 
 
 def train_options(words: str, **environ: str) -> TrainOptions:
-    """As the command makes them: of what was typed and the environment."""
+    """Options as the command makes them, from the arguments and the environment."""
     parsed(flags.train_parser(), *words.split())
     return flags.options_from(flags.train_parser().parse_typed(words.split()), environ)
 
 
-def test_nothing_typed_means_the_defaults():
+def test_without_arguments_the_options_are_the_defaults():
     assert train_options("") == TrainOptions()
     assert flags.test_options(parsed(flags.test_parser())) == TestOptions()
     assert flags.detect_options(parsed(flags.detect_parser())) == DetectOptions()
     assert flags.export_options(parsed(flags.export_parser())) == ExportOptions()
 
 
-def test_a_shortcut_is_parsed_alone_and_resolved_afterwards():
+def test_a_shortcut_is_resolved_after_parsing():
     args = parsed(flags.train_parser(), "--fast-dataloader", "--workers", "8")
     assert (args.fast_dataloader, args.persistent_workers, args.worker_tensor) == (True, False, False)
     options = train_options("--fast-dataloader --workers 8").resolved(cuda=False, bf16=False)
     assert (options.persistent_workers, options.worker_tensor) == (True, True)
 
 
-def test_fast_chooses_what_the_machine_can_do_and_respects_what_was_said():
+def test_fast_chooses_what_the_machine_can_do_and_respects_other_flags():
     fast = train_options("--fast")
     on_gpu, on_cpu = fast.resolved(cuda=True, bf16=True), fast.resolved(cuda=False, bf16=False)
     assert (on_gpu.device_augment, on_gpu.amp, on_gpu.compile, on_gpu.channels_last) == (True, "bf16", "auto", True)
@@ -179,7 +179,7 @@ def test_fast_chooses_what_the_machine_can_do_and_respects_what_was_said():
 
 
 def parts(words: str) -> dict[str, Any]:
-    """What a command switches on, on a GPU with bf16."""
+    """The parts of --fast that a command switches on, on a GPU with bf16."""
     options = train_options(words).resolved(cuda=True, bf16=True)
     names = ("fast_dataloader", "device_augment", "channels_last", "compile", "amp")
     return {name: getattr(options, name) for name in (*names, "as_graphs", "decodes_scaled", "decodes_on_gpu")}
@@ -202,12 +202,12 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("words", LEFT_OUT)
-def test_a_part_of_fast_is_left_out_and_the_others_stay(words):
+def test_a_part_of_fast_can_be_turned_off_and_the_others_stay(words):
     assert parts(f"--fast {words}") == parts("--fast") | LEFT_OUT[words]
     assert parts(f"{words} --fast") == parts("--fast") | LEFT_OUT[words]
 
 
-def test_the_help_of_fast_names_every_part_by_the_flag_that_leaves_it_out():
+def test_the_help_of_fast_names_the_flag_that_turns_off_each_part():
     (described,) = (flag.help for flag in flags_of(TrainOptions, ["fast"]))
     named = {words for words in LEFT_OUT if f"{words})" in described or f"{words} " in described}
     assert {part for words in named for part in LEFT_OUT[words]} == {
@@ -215,22 +215,22 @@ def test_the_help_of_fast_names_every_part_by_the_flag_that_leaves_it_out():
     }
 
 
-def test_every_part_of_fast_can_be_left_out():
+def test_every_part_of_fast_can_be_turned_off():
     switched_on = {name for name, value in parts("--fast").items() if value != parts("")[name]}
     assert switched_on == {name for part in LEFT_OUT.values() for name in part}
     resolved, plain = (train_options(words).resolved(cuda=True, bf16=True) for words in ("--fast", ""))
     changed = {name for name, value in vars(resolved).items() if value != getattr(plain, name)}
-    assert changed - switched_on == {"fast", "persistent_workers", "worker_tensor"}, "the last two hold anyway"
+    assert changed - switched_on == {"fast", "persistent_workers", "worker_tensor"}, "the last two are on by default"
 
 
-def test_a_part_that_is_left_out_is_what_its_name_says_without_fast_too():
+def test_flags_that_turn_off_a_part_work_without_fast_too():
     assert parts("--fast-dataloader --no-persistent-workers")["fast_dataloader"]
     assert not parts("--compile on --no-graphs")["as_graphs"]
     assert train_options("--no-compile", USE_COMPILE="1").resolved(cuda=True, bf16=True).compile == "off"
 
 
 @pytest.mark.parametrize("part", ["fast-dataloader", "persistent-workers", "device-augment", "channels-last"])
-def test_a_part_is_not_both_switched_on_and_left_out(part):
+def test_a_part_cannot_be_turned_on_and_off(part):
     with pytest.raises(ConfigError, match=f"--{part} and --no-{part} exclude each other"):
         train_options(f"--{part} --no-{part}")
 
@@ -246,17 +246,17 @@ def test_other_contradictions_are_refused_too():
     ("words", "as_graphs"),
     [("", False), ("--fast", True), ("--compile on", True), ("--compile auto", False), ("--fast --multi-scale", False)],
 )
-def test_steps_are_graphs_where_speed_was_asked_for_and_shapes_stay(words, as_graphs):
+def test_steps_are_graphs_if_speed_was_requested_and_shapes_are_fixed(words, as_graphs):
     assert train_options(words).as_graphs == as_graphs
 
 
 def test_workers_are_a_number_or_auto():
     assert train_options("--workers auto").workers == "auto"
     assert train_options("--workers 3").workers == 3
-    assert "neither a whole number nor auto" in complaint_about(flags.train_parser(), "--workers", "some")
+    assert "neither a whole number nor auto" in error_for(flags.train_parser(), "--workers", "some")
 
 
-def test_without_a_new_flag_nothing_is_switched_on():
+def test_without_new_flags_nothing_is_switched_on():
     options = train_options("--workers 8 --batch-size 64")
     assert options.resolved(cuda=True, bf16=True) == options
     assert options.compile == "off" and options.amp is None
@@ -285,13 +285,13 @@ def test_all_three_launchers_are_understood(words, environ, rank):
 
 
 def test_evolve_is_a_switch_that_may_take_a_number():
-    asked = ("", "--evolve", "--evolve 7", "--ev --img 320")
-    assert [train_options(words).generations for words in asked] == [0, 300, 7, 300]
+    commands = ("", "--evolve", "--evolve 7", "--ev --img 320")
+    assert [train_options(words).generations for words in commands] == [0, 300, 7, 300]
     with pytest.raises(ConfigError, match="--evolve -1 must be 0 or more"):
         train_options("--evolve=-1")
 
 
-def test_the_environment_is_read_at_the_door():
+def test_the_environment_sets_options():
     options = train_options("", USE_COMPILE="1", DIAGNOSE_COMPILE="1", FLATOUT_STOP_AFTER="5")
     assert (options.use_compile, options.diagnose_compile, options.stop_after) == (True, True, 5)
     assert options.resolved(cuda=False, bf16=False).compile == "on"
@@ -301,37 +301,37 @@ def test_the_environment_is_read_at_the_door():
         train_options("", FLATOUT_STOP_AFTER="soon")
 
 
-def test_wrong_values_are_told_all_at_once():
-    with pytest.raises(ConfigError) as told:
+def test_wrong_values_are_reported_all_at_once():
+    with pytest.raises(ConfigError) as error:
         train_options("--epochs 0 --workers -1 --label-smoothing 2 --img 0 --save-every-minutes 0")
     for flag in ("--epochs 0", "--workers -1", "--label-smoothing 2.0", "--img-size 0 0", "--save-every-minutes 0.0"):
-        assert flag in str(told.value)
-    with pytest.raises(ConfigError, match="--task vall is none of train, val, test, speed, study"):
+        assert flag in str(error.value)
+    with pytest.raises(ConfigError, match="--task vall must be one of train, val, test, speed, study"):
         flags.test_options(parsed(flags.test_parser(), "--task", "vall"))
     with pytest.raises(ConfigError, match="--img-size 1 2 3: give one size"):
         train_options("--img 1 2 3")
     wrong = "--img 0 --conf 2 --at-once 0 --classes -1"
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         flags.detect_options(parsed(flags.detect_parser(), *wrong.split()))
     for flag in ("--img-size 0", "--conf-thres 2.0", "--at-once 0", "--classes -1"):
-        assert flag in str(told.value)
+        assert flag in str(error.value)
 
 
-def test_the_flags_of_export_make_sense_together():
-    def told_about(words: str) -> str:
-        with pytest.raises(ConfigError) as told:
+def test_contradictory_flags_of_export_are_refused():
+    def refusal_of(words: str) -> str:
+        with pytest.raises(ConfigError) as error:
             flags.export_options(parsed(flags.export_parser(), *words.split()))
-        return str(told.value)
+        return str(error.value)
 
-    wrong = told_about("--img 0 --batch 0 --conf 2 --topk 0 --max-wh -1 --opset 3 --pictures 0 --formats tflite")
+    wrong = refusal_of("--img 0 --batch 0 --conf 2 --topk 0 --max-wh -1 --opset 3 --pictures 0 --formats tflite")
     for flag in ("--img-size 0", "--batch-size 0", "--conf-thres 2", "--topk-all 0", "--max-wh -1", "--opset 3"):
         assert flag in wrong
     assert "--pictures 0" in wrong and "--formats tflite is none of torchscript, onnx" in wrong
-    assert "give one of them" in told_about("--end2end --include-nms")
-    assert "give one of them" in told_about("--data a.yaml --images b")
-    assert "a height and a width" in told_about("--img 1 2 3")
-    assert "coremltools" in told_about("--formats coreml") and "is discontinued" in told_about("--formats lite")
-    assert "no ensemble" in complaint_about(flags.export_parser(), "--weights", "a.pt", "b.pt")
+    assert "give one of them" in refusal_of("--end2end --include-nms")
+    assert "give one of them" in refusal_of("--data a.yaml --images b")
+    assert "a height and a width" in refusal_of("--img 1 2 3")
+    assert "coremltools" in refusal_of("--formats coreml") and "is discontinued" in refusal_of("--formats lite")
+    assert "an ensemble cannot be exported" in error_for(flags.export_parser(), "--weights", "a.pt", "b.pt")
 
 
 def test_include_still_means_nms():
@@ -340,7 +340,7 @@ def test_include_still_means_nms():
 
 
 def test_a_new_flag_of_detect_is_written_in_full_and_stands_in_nobodys_way():
-    assert "Write --save-crop." in complaint_about(flags.detect_parser(), "--save-cr")
+    assert "Write --save-crop." in error_for(flags.detect_parser(), "--save-cr")
     assert parsed(flags.detect_parser(), "--save-c").save_conf is True
 
 
@@ -348,16 +348,16 @@ def test_a_new_flag_of_detect_is_written_in_full_and_stands_in_nobodys_way():
 
 
 @pytest.mark.parametrize("words", ["--bucket b", "--compat-pt"])
-def test_what_is_not_built_is_refused_by_name(words):
+def test_an_unsupported_flag_is_refused_by_name(words):
     flag = words.split()[0]
-    with pytest.raises(ConfigError, match=rf"^{flag}: .*\. Leave the flag out\.$"):
+    with pytest.raises(ConfigError, match=rf"^{flag} is not supported: .*\. Leave the flag out\.$"):
         flags.refuse_what_is_not_built(train_options(words))
 
 
-def test_help_says_what_is_refused_and_of_nothing_else():
-    told = {action.dest for action in flags.train_parser()._actions if "refused" in (action.help or "")}
-    assert told == set(flags._REASONS)
-    for dest in told:
+def test_the_help_marks_exactly_the_flags_that_are_refused():
+    refused = {action.dest for action in flags.train_parser()._actions if "refused" in (action.help or "")}
+    assert refused == set(flags._REASONS)
+    for dest in refused:
         other = {bool: True, int: 4}.get(type(getattr(TrainOptions(), dest)), "x")
         with pytest.raises(ConfigError, match="Leave the flag out"):
             flags.refuse_what_is_not_built(TrainOptions(**{dest: other}))
@@ -366,13 +366,13 @@ def test_help_says_what_is_refused_and_of_nothing_else():
 
 def test_all_refusals_come_together_and_before_torch(capsys):
     assert main(["yolo", "train", "--compat-pt", "--bucket", "b"]) == 2
-    told = capsys.readouterr().err
-    assert "--compat-pt: " in told and "--bucket: " in told
+    error = capsys.readouterr().err
+    assert "--compat-pt is not supported: " in error and "--bucket is not supported: " in error
     statement = "from flatout.__main__ import main\nassert main(['yolo', 'train', '--bucket', 'b']) == 2"
     assert "torch" not in loaded_after(statement)
 
 
-def test_help_and_mistakes_do_not_import_torch():
+def test_help_and_usage_errors_do_not_import_torch():
     statement = """
 import contextlib
 from flatout.__main__ import main
@@ -387,15 +387,15 @@ for words in (*helps, ["train", "--lr0", "1"], ["train", "--fast-data"]):
 # -- what is no flag -----------------------------------------------------------------------------------------------
 
 
-def test_a_key_of_the_hyp_file_is_sent_there():
-    told = complaint_about(flags.train_parser(), "--lr0", "0.01")
-    assert "unknown flag --lr0. lr0 is a key of the hyp file: change it there, and name the file with --hyp." in told
+def test_the_error_for_a_key_of_the_hyp_file_points_to_the_hyp_file():
+    error = error_for(flags.train_parser(), "--lr0", "0.01")
+    assert "unknown flag --lr0. lr0 is a key of the hyp file: set it there, and give the file with --hyp." in error
 
 
-def test_an_unknown_flag_gets_the_nearest_one():
-    assert "unknown flag --epoch-count." in complaint_about(flags.train_parser(), "--epoch-count", "3")
-    assert "Did you mean --workers?" in complaint_about(flags.train_parser(), "--wrokers", "3")
-    assert "Did you mean --iou-thres?" in complaint_about(flags.test_parser(), "--iou-thresh=0.5")
+def test_the_error_for_an_unknown_flag_suggests_the_nearest_one():
+    assert "unknown flag --epoch-count." in error_for(flags.train_parser(), "--epoch-count", "3")
+    assert "Did you mean --workers?" in error_for(flags.train_parser(), "--wrokers", "3")
+    assert "Did you mean --iou-thres?" in error_for(flags.test_parser(), "--iou-thresh=0.5")
 
 
 @pytest.mark.parametrize("parser", [flags.train_parser, flags.test_parser, flags.detect_parser, flags.export_parser])

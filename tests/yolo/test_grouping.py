@@ -267,7 +267,7 @@ def test_the_command_writes_heads_and_a_chart(
     assert chart is not None and chart.std() > 5
     assert "6 classes in 3 heads" in capsys.readouterr().out
     assert flatout(["yolo", "group", str(data_yaml), "--method", name, "--heads", "3"]) == 2
-    assert f"heads.{name}.yaml: exists already" in capsys.readouterr().err
+    assert f"heads.{name}.yaml already exists" in capsys.readouterr().err
     assert flatout(["yolo", "group", "none.yaml", "--method", name, "--heads", "3"]) == 2
     assert "SOURCE none.yaml: no such file" in capsys.readouterr().err, (
         "a missing source is reported before an existing output"

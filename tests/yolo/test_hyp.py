@@ -1,4 +1,4 @@
-"""Hyp files: read strictly, mistakes told together, and turned into what losses and augmentation obey."""
+"""Hyp files are read strictly, report all mistakes at once, and become configs of the loss and the augmentation."""
 
 from dataclasses import asdict
 
@@ -28,7 +28,7 @@ def test_the_defaults_of_losses_and_augmentation_are_those_of_the_p5_recipe():
     assert hyp.loss(label_smoothing=0.1).label_smoothing == 0.1
 
 
-def test_ota_is_on_unless_the_file_says_otherwise(tmp_path):
+def test_ota_is_on_unless_the_file_turns_it_off(tmp_path):
     assert load_hyp(changed(tmp_path, without="loss_ota")).ota
     assert not load_hyp(changed(tmp_path, without="loss_ota", extra="loss_ota: 0")).ota
     assert not load_hyp(changed(tmp_path, without="loss_ota", extra="loss_ota: 2")).ota
@@ -40,22 +40,22 @@ def test_optional_keys_are_read(tmp_path):
     assert (load_hyp(P5).warmup_iters, load_hyp(P5).anchors, load_hyp(P5).augment().gamma) == (None, None, 0.0)
 
 
-def test_every_missing_unknown_and_wrong_key_is_told_at_once(tmp_path):
-    with pytest.raises(ConfigError) as told:
+def test_every_missing_unknown_and_wrong_key_is_reported_at_once(tmp_path):
+    with pytest.raises(ConfigError) as error:
         load_hyp(changed(tmp_path, without="mosaic", extra="mozaic: 1.0\nwarmup_iters: soon"))
-    assert "mosaic: missing key - add it" in str(told.value)
-    assert "mozaic: unknown key (1.0) - did you mean 'mosaic'?" in str(told.value)
-    assert "warmup_iters: wrong value ('soon') - write a whole number" in str(told.value)
+    assert "mosaic: missing key - add it" in str(error.value)
+    assert "mozaic: unknown key (1.0) - did you mean 'mosaic'?" in str(error.value)
+    assert "warmup_iters: wrong value ('soon') - write a whole number" in str(error.value)
 
 
-def test_every_value_out_of_range_is_told_at_once(tmp_path):
-    with pytest.raises(ConfigError) as told:
+def test_every_value_out_of_range_is_reported_at_once(tmp_path):
+    with pytest.raises(ConfigError) as error:
         recipe(lr0=-1.0, momentum=1.0, mosaic=1.5, mixup=-0.1, anchor_t=1.0, warmup_iters=-1)
     for key in ("lr0=-1.0", "momentum=1.0", "mosaic=1.5", "mixup=-0.1", "anchor_t=1.0", "warmup_iters=-1"):
-        assert key in str(told.value)
+        assert key in str(error.value)
 
 
-def test_auto_lr_scales_above_64_pictures_and_warms_up_longer_from_128():
+def test_auto_lr_scales_above_64_images_and_warms_up_longer_from_128():
     hyp = recipe()
     assert hyp.for_batch(64) == hyp
     assert asdict(hyp.for_batch(100)) == asdict(hyp) | {"lr0": pytest.approx(0.0125)}

@@ -1,4 +1,4 @@
-"""Networks from files of weights: complete or refused with a sentence, and a start for training from what fits."""
+"""Networks from weights files: complete for inference or refused with a reason, and for training with what fits."""
 
 import logging
 from dataclasses import replace
@@ -47,7 +47,7 @@ def saved(path: Path, weights: Weights) -> Path:
 
 
 def narrow_config(folder: Path, name: str) -> Path:
-    """A file with the config that `narrow` builds."""
+    """Write the config of the network that `narrow` builds."""
     path = folder / "narrow.yaml"
     path.write_text(find_config(name).read_text().replace("width_multiple: 1.0", "width_multiple: 0.125"))
     return path
@@ -58,13 +58,13 @@ def narrow_config(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
 @torch.no_grad()
-def test_a_saved_network_comes_back_as_it_was(network, ending, tmp_path):
+def test_a_saved_network_is_loaded_unchanged(network, ending, tmp_path):
     loaded, weights = load_network(saved(tmp_path / f"x.{ending}", weights_of(network)))
     assert not loaded.training
     assert (loaded.names, loaded.config) == (network.names, network.config)
     assert torch.equal(loaded(picture()).decoded, network(picture()).decoded)
     assert weights.nc == 3
-    # Its tensors are its own, and can be trained on.
+    # Its tensors share no memory with the weights, and can be trained.
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     assert not {tensor.data_ptr() for tensor in weights.state.values()} & {p.data_ptr() for p in loaded.parameters()}
 
@@ -79,10 +79,10 @@ def test_legacy_weights_are_loaded_in_float32_with_the_moving_average():
 
 
 @torch.no_grad()
-def test_tensors_alone_need_a_config_and_bring_their_classes(network, tmp_path):
+def test_tensors_alone_need_a_config_and_determine_the_number_of_classes(network, tmp_path):
     bare = weights_of(network, config=None, names=None, nc=None, kind="state_dict")
     path = saved(tmp_path / "x.pt", bare)
-    with pytest.raises(CheckpointError, match=r"holds tensors, but not how their network is built.*--cfg"):
+    with pytest.raises(CheckpointError, match=r"contains tensors but no model config\. Give .*--cfg"):
         load_network(path)
     loaded = load_network(path, cfg=narrow_config(tmp_path, "yolov7-tiny")).network
     assert loaded.names == ["0", "1", "2"]
@@ -106,9 +106,9 @@ def test_weights_of_another_network_are_refused_with_numbers_and_examples(networ
     with pytest.raises(CheckpointError) as caught:
         load_network(path)
     assert str(caught.value) == (
-        f"{path}: does not fit its network of 344 entries that ends in IDetect: 1 missing (model.0.bn.bias); "
+        f"{path}: does not match its network, which has 344 entries and ends in IDetect: 1 missing (model.0.bn.bias); "
         "1 unknown (model.99.extra); 1 of another shape or type "
-        "(model.1.conv.weight is [1, 2], not [8, 8, 3, 3]). Name the config it was made with by --cfg."
+        "(model.1.conv.weight is [1, 2], not [8, 8, 3, 3]). Give the config it was made with by --cfg."
     )
 
 
@@ -122,12 +122,12 @@ def test_weights_of_another_type_are_refused_with_both_types(network, tmp_path):
 
 def test_a_config_that_does_not_fit_the_weights_is_refused():
     with pytest.raises(
-        CheckpointError, match=r"does not fit its network of 566 entries that ends in IDetect: \d+ miss"
+        CheckpointError, match=r"does not match its network, which has 566 entries and ends in IDetect: \d+ miss"
     ):
         load_network(FULL, cfg="yolov7")
 
 
-def test_a_wrong_config_inside_a_file_is_the_files_fault(network, tmp_path):
+def test_a_wrong_config_inside_a_file_is_a_checkpoint_error(network, tmp_path):
     hostile = network.config | {"head": [[-1, 1, "os.system", ["touch ran"]]]}
     path = saved(tmp_path / "x.pt", weights_of(network, config=hostile))
     with pytest.raises(CheckpointError, match=r"x\.pt: its model config: row 29 .*must be a detection layer.*--cfg"):
@@ -137,18 +137,18 @@ def test_a_wrong_config_inside_a_file_is_the_files_fault(network, tmp_path):
 # -- for training --------------------------------------------------------------------------------------------------
 
 
-def test_a_start_from_scratch_is_a_fresh_network():
+def test_training_from_scratch_starts_with_a_new_network():
     start = start_network("yolov7-tiny", None, nc=2)
     assert (start.network.nc, start.weights, start.transfer) == (2, None, None)
     assert start.network.training
 
 
 def test_a_start_needs_a_config_or_weights():
-    with pytest.raises(ConfigError, match="Name one with --cfg or --weights"):
+    with pytest.raises(ConfigError, match="Give one with --cfg or --weights"):
         start_network(None, None)
 
 
-def test_a_start_takes_the_network_and_not_its_moving_average(caplog):
+def test_training_starts_from_the_network_and_not_from_its_moving_average(caplog):
     with caplog.at_level(logging.INFO):
         start = start_network(None, FULL)
     assert f"Transferred 344/344 items from {FULL}" in caplog.text
@@ -157,7 +157,7 @@ def test_a_start_takes_the_network_and_not_its_moving_average(caplog):
         assert torch.equal(state[key], tensor.to(state[key].dtype))
 
 
-def test_other_classes_keep_what_does_not_depend_on_them(caplog):
+def test_with_another_number_of_classes_the_layers_that_do_not_depend_on_it_are_loaded(caplog):
     with caplog.at_level(logging.INFO):
         start = start_network(None, FULL, nc=5)
     assert f"Transferred 335/344 items from {FULL}" in caplog.text
@@ -170,7 +170,7 @@ def test_other_classes_keep_what_does_not_depend_on_them(caplog):
     ("given", "resume", "kept"),
     [({}, False, True), ({"anchors": 3}, False, False), ({"cfg": True}, False, False), ({"cfg": True}, True, True)],
 )
-def test_anchors_are_taken_over_unless_others_were_given(network, given, resume, kept, tmp_path):
+def test_anchors_are_loaded_unless_others_were_given(network, given, resume, kept, tmp_path):
     trained = dict(network.state_dict())
     trained |= {key: value * 2 for key, value in trained.items() if "anchor" in key}
     path = saved(tmp_path / "x.pt", replace(weights_of(network), state=trained))
@@ -180,7 +180,7 @@ def test_anchors_are_taken_over_unless_others_were_given(network, given, resume,
     assert [key for key in start.transfer.skipped if "anchor" not in key] == []
 
 
-def test_the_config_of_the_command_line_wins_over_the_stored_one():
+def test_the_config_of_the_command_line_overrides_the_stored_one():
     start = start_network("yolov7-tiny", STRIPPED)
     assert start.network.config["width_multiple"] == 1.0
     assert start.network.nc == 80

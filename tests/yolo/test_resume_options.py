@@ -1,4 +1,4 @@
-"""opt.yaml and hyp.yaml bring a run's options back; which differences make another run, and what `--resume` means."""
+"""opt.yaml and hyp.yaml restore the options of a run; which differences make another run, and what `--resume` means."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def compared(
     is_named: bool = False,
     cuda: bool = False,
 ) -> Comparison:
-    """A run that was begun with some options, or whose record says so, and a command that may go on with it."""
+    """Compare a run, given by its options or its record, with a command that may continue it."""
     old = config_of_run(before, recipe()) if isinstance(before, TrainOptions) else before
     meant = identity(now, hyp or recipe(), cuda=cuda, bf16=cuda)
     return meant.compare(json.loads(json.dumps(old)), is_named=is_named)
@@ -41,23 +41,23 @@ def compared(
     resume=st.one_of(st.booleans(), st.just("runs/exp/weights/last.pt")),
     lr0=st.floats(0, 10),
 )
-def test_options_come_back_as_they_were_written(tmp_path_factory, name, freeze, smoothing, resume, lr0):
+def test_options_are_read_as_they_were_written(tmp_path_factory, name, freeze, smoothing, resume, lr0):
     folder = tmp_path_factory.mktemp("run")
     options = TrainOptions(name=name, freeze=freeze, label_smoothing=smoothing, resume=resume, device="0")
     hyp = recipe(lr0=lr0, warmup_iters=7)
     write_options(folder, options, hyp)
     assert read_options(folder) == (options, hyp)
-    # Tools for YOLOv7's run folders read them with PyYAML.
+    # Tools for run folders of YOLOv7 read them with PyYAML.
     assert yaml.safe_load((folder / "hyp.yaml").read_text())["lr0"] == lr0
 
 
-def test_a_long_list_of_layers_comes_back_whole(tmp_path):
+def test_a_long_list_of_layers_is_read_completely(tmp_path):
     options = TrainOptions(freeze=tuple(range(50)))
     write_options(tmp_path, options, recipe())
     assert read_options(tmp_path)[0] == options
 
 
-def test_a_file_that_was_edited_wrongly_is_told_with_the_nearest_key(tmp_path):
+def test_the_error_for_a_wrong_key_suggests_the_nearest_one(tmp_path):
     write_options(tmp_path, TrainOptions(), recipe())
     text = (tmp_path / "opt.yaml").read_text()
     (tmp_path / "opt.yaml").write_text(text.replace("batch_size:", "batch_sise:", 1))
@@ -83,18 +83,18 @@ EXACT = [
     {"hyp": "elsewhere/hyp.yaml"},
     {"no_graphs": True},
 ]
-"""What may be said of a run without a bit of its weights becoming another one."""
+"""Options that do not change a single bit of the weights."""
 
 
 @pytest.mark.parametrize("other", EXACT, ids=str)
-def test_where_and_on_what_a_run_goes_on_makes_no_other_run(other):
+def test_options_that_do_not_change_the_result_make_no_other_run(other):
     hyp, options = recipe(), TrainOptions()
     assert config_of_run(replace(options, **other), hyp) == config_of_run(options, hyp)
     assert compared(options, replace(options, **other)) == Comparison([], [], [])
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "difference"),
     [
         ({"batch_size": 32}, "batch_size 16 -> 32"),
         ({"img_size": (320, 320)}, "img_size [640, 640] -> [320, 320]"),
@@ -105,12 +105,12 @@ def test_where_and_on_what_a_run_goes_on_makes_no_other_run(other):
         ({"cfg": "yolov7"}, 'cfg "" -> "yolov7"'),
     ],
 )
-def test_what_changes_the_result_makes_another_run(other, told):
-    assert compared(TrainOptions(), TrainOptions(**other)) == Comparison([], [told], [])
+def test_options_that_change_the_result_make_another_run(other, difference):
+    assert compared(TrainOptions(), TrainOptions(**other)) == Comparison([], [difference], [])
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "differences"),
     [
         ({"channels_last": True}, ["channels_last false -> true"]),
         ({"amp": "bf16"}, ['amp "off" -> "bf16"']),
@@ -121,9 +121,9 @@ def test_what_changes_the_result_makes_another_run(other, told):
         ({"amp": "off"}, []),
     ],
 )
-def test_what_only_rounds_differently_makes_no_other_run_and_is_told(other, told):
-    """By what it means: the number format of a CPU is off, whether or not that is said."""
-    assert compared(TrainOptions(), TrainOptions(**other)) == Comparison(told, [], [])
+def test_options_that_only_change_rounding_make_no_other_run_and_are_reported(other, differences):
+    """They are compared by their meaning: on a CPU, mixed precision is off whether or not that is given."""
+    assert compared(TrainOptions(), TrainOptions(**other)) == Comparison(differences, [], [])
 
 
 def test_more_epochs_extend_a_run():
@@ -131,7 +131,7 @@ def test_more_epochs_extend_a_run():
 
 
 def test_files_that_moved_make_another_run_unless_the_run_is_named():
-    """Of a run that is named, what is in its files is compared: data by its fingerprint, weights by what is saved."""
+    """For a named run the contents are compared instead: data by fingerprint, weights by the saved state."""
     moved = {"data": "elsewhere/coco.yaml", "weights": "elsewhere/yolov7.pt", "head_config": "heads.yaml"}
     assert len(compared(TrainOptions(), TrainOptions(**moved)).different) == 3
     assert compared(TrainOptions(), TrainOptions(**moved), is_named=True) == Comparison([], [], [])
@@ -150,12 +150,12 @@ def test_a_shortcut_and_what_it_stands_for_on_this_machine_are_the_same_training
     ]  # fmt: skip
 
 
-def test_a_part_of_fast_that_is_left_out_means_nothing_without_fast():
+def test_turning_off_a_part_of_fast_has_no_effect_without_fast():
     assert compared(TrainOptions(), TrainOptions(no_scaled_decode=True)) == Comparison([], [], [])
 
 
-def test_a_run_that_began_before_parts_of_fast_could_be_left_out_goes_on():
-    """Its record does not know these keys."""
+def test_a_run_from_before_parts_of_fast_could_be_turned_off_continues():
+    """Its record does not have these keys."""
     options = TrainOptions(fast=True)
     config = {key: value for key, value in config_of_run(options, recipe()).items() if not key.startswith("no_")}
     assert compared(config, options) == Comparison([], [], [])
@@ -163,14 +163,14 @@ def test_a_run_that_began_before_parts_of_fast_could_be_left_out_goes_on():
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(TrainOptions)])
-def test_an_option_that_came_later_stops_no_older_run_while_it_is_at_its_default(name):
+def test_an_option_that_was_added_later_stops_no_older_run_while_it_has_its_default(name):
     config = config_of_run(TrainOptions(), recipe())
     before = {key: value for key, value in config.items() if key != name}
     assert compared(before, TrainOptions()) == Comparison([], [], [])
 
 
-def test_a_record_of_before_options_were_told_apart_by_what_they_change_goes_on():
-    """It held nearly all of them, under the names they have now."""
+def test_a_run_from_before_options_were_classified_by_what_they_change_continues():
+    """Its record has nearly all options, under their present names."""
     options = TrainOptions(batch_size=32, workers=3)
     record = config_of_run(options, recipe()) | {
         "hyp": "data/hyp.scratch.tiny.yaml", "rect": False, "nosave": False, "notest": False, "cache_images": False,
@@ -187,24 +187,24 @@ def test_another_hyper_parameter_makes_another_run_even_in_a_file_of_the_same_na
 
 
 @pytest.mark.parametrize("name", ["aspect", "gamma"])
-def test_a_key_that_came_later_stops_no_older_run_unless_it_is_used(name):
+def test_a_key_that_was_added_later_stops_no_older_run_unless_it_is_used(name):
     options, used = TrainOptions(), recipe(**{name: 0.5})
     before = {key: value for key, value in config_of_run(options, used).items() if key != f"hyp.{name}"}
     assert compared(before, options).different == []
     assert compared(before, options, hyp=used).different == [f"hyp.{name} 0.0 -> 0.5"]
 
 
-def test_a_resumed_run_has_its_own_options_but_for_what_was_typed_and_what_every_command_says_anew():
+def test_a_resumed_run_keeps_its_options_except_those_typed_and_those_that_belong_to_each_call():
     stored = TrainOptions(batch_size=48, workers=3, name="bolts", break_lock=True, price=2.0)
-    asked = TrainOptions(resume=True, workers=5, epochs=7, stop_after=2)
+    given = TrainOptions(resume=True, workers=5, epochs=7, stop_after=2)
     expected = replace(stored, resume=True, stop_after=2, break_lock=False, price=None)
-    assert options_to_resume(stored, asked, {"resume"}) == expected
-    assert options_to_resume(stored, asked, {"resume", "workers"}) == replace(expected, workers=5)
-    # From Python nobody types: what is not at its default was said.
-    assert options_to_resume(stored, asked) == replace(expected, workers=5, epochs=7)
+    assert options_to_resume(stored, given, {"resume"}) == expected
+    assert options_to_resume(stored, given, {"resume", "workers"}) == replace(expected, workers=5)
+    # In Python nothing is typed: every value that differs from its default counts as given.
+    assert options_to_resume(stored, given) == replace(expected, workers=5, epochs=7)
 
 
-def test_resume_without_a_value_takes_the_newest_run_and_with_one_that_one(tmp_path):
+def test_resume_without_a_value_continues_the_newest_run_and_with_a_value_that_run(tmp_path):
     old, new = (tmp_path / f"runs/train/{name}/weights/last.pt" for name in ("exp", "exp2"))
     for file in (old, new):
         file.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The data, hyp and head files that come with flatout hold what YOLOv7 and its fork put in theirs."""
+"""The data, hyp and head files that come with flatout have the values of those of YOLOv7 and its fork."""
 
 import json
 import tomllib
@@ -16,9 +16,9 @@ from tests.golden_cases import golden_cases
 
 DATA = shipped_folder("data")
 NO_HYP = ("hyp.head_params.yaml",)
-OTHER_COCO = "coco.yaml names lists of pictures, as upstream does; the fork's names folders"
+OTHER_COCO = "coco.yaml uses lists of images, as upstream does; the one of the fork uses folders"
 DIFFERENT_ON_PURPOSE = {"download", "generated_by"}
-"""They name programs of other projects."""
+"""Keys that name programs of other projects."""
 
 
 def hyp_files(path: Path):
@@ -32,7 +32,7 @@ def data_files(path: Path):
 
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/configs.json", hyp_files))
-def test_hyp_files_hold_the_golden_values(case):
+def test_hyp_files_have_the_golden_values(case):
     name, values = case
     assert load_yaml(DATA / name) == values
     if name not in NO_HYP:
@@ -41,7 +41,7 @@ def test_hyp_files_hold_the_golden_values(case):
 
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/configs.json", data_files))
-def test_data_files_hold_the_golden_values(case):
+def test_data_files_have_the_golden_values(case):
     where, record, names = case
     repository, _, name = where.partition(":")
     values = load_yaml(DATA / name)
@@ -59,7 +59,7 @@ def test_data_files_hold_the_golden_values(case):
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in DATA.glob("*.yaml")))
-def test_every_shipped_file_is_read_by_those_who_use_it(name):
+def test_every_shipped_file_is_valid_for_its_use(name):
     if name.startswith("hyp.") and name not in NO_HYP:
         load_hyp(DATA / name)
     elif name in NO_HYP:
@@ -74,13 +74,13 @@ def test_every_shipped_file_is_read_by_those_who_use_it(name):
 
 
 @pytest.mark.parametrize("kind", ["standard", "geometry", "anticonfusion"])
-def test_heads_share_the_classes_out(kind):
+def test_every_class_is_assigned_to_exactly_one_head(kind):
     values = load_yaml(DATA / f"coco_320_1b4h_{kind}.yaml")
     classes = [number for head in values["head_assignments"].values() for number in head["classes"]]
     assert sorted(classes) == list(range(80))
 
 
-def test_a_wheel_holds_these_files_where_they_are_looked_for():
+def test_a_wheel_contains_these_files_where_they_are_expected():
     settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert settings["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {
         "cfg": "flatout/cfg",

@@ -1,4 +1,4 @@
-"""The weights that come with flatout: what their card promises, and every way in by their name."""
+"""The weights that come with flatout match their card, and every command and function finds them by name."""
 
 import hashlib
 import logging
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAME = "yolov7-tiny"
 WEIGHTS, PHOTOGRAPHS = shipped_folder("weights"), shipped_folder("data") / "photographs"
 FILE = WEIGHTS / f"{NAME}.safetensors"
-MAY_BE_PASSED_ON = ("CC BY 2.0", "no known copyright restrictions")
+REDISTRIBUTABLE = ("CC BY 2.0", "no known copyright restrictions")
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch) -> None:
-    """In a folder that has no weights, with caches of its own."""
+    """Run in a folder without weights, with separate caches."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -48,31 +48,31 @@ def test_the_card_has_the_digest_and_the_size_of_its_file(file):
     assert f"{file.stat().st_size:,} bytes" in card
 
 
-def test_the_file_says_what_it_is_in_half_precision():
+def test_the_file_contains_config_and_names_and_is_in_half_precision():
     weights = read_weights(FILE)
     assert weights.config is not None and weights.nc == 80
     assert weights.names == list(open_data_yaml(shipped_folder("data") / "coco.yaml").names)
     assert {str(tensor.dtype) for tensor in weights.state.values()} == {"torch.float16", "torch.int64"}
 
 
-def test_every_photograph_may_be_passed_on_and_says_where_it_is_from():
+def test_every_photograph_may_be_redistributed_and_has_an_attribution():
     rows = [line.split(" | ") for line in (PHOTOGRAPHS / "ATTRIBUTION.md").read_text().splitlines() if ".jpg |" in line]
     assert sorted(row[0].removeprefix("| ") for row in rows) == sorted(path.name for path in PHOTOGRAPHS.glob("*.jpg"))
     for row in rows:
-        assert any(f"[{licence}](https://" in row[2] for licence in MAY_BE_PASSED_ON)
+        assert any(f"[{licence}](https://" in row[2] for licence in REDISTRIBUTABLE)
         assert "flickr.com" in row[3] and "staticflickr.com" in row[4]
 
 
-# -- which file a name means ---------------------------------------------------------------------------------------
+# -- finding the file by its name ----------------------------------------------------------------------------------
 
 
-def test_a_bare_name_means_the_weights_and_it_is_said(caplog):
+def test_a_bare_name_means_the_weights_and_this_is_logged(caplog):
     with caplog.at_level(logging.INFO, "flatout"):
         assert weights_file(NAME) == find_weights(NAME) == FILE
-    assert f"--weights {NAME}: taking the trained weights that come with flatout, {FILE}" in caplog.messages
+    assert f"--weights {NAME}: using the trained weights that come with flatout, {FILE}" in caplog.messages
 
 
-def test_a_file_of_that_name_comes_first_and_a_folder_of_that_name_does_not():
+def test_a_file_of_that_name_takes_precedence_and_a_folder_of_that_name_does_not():
     Path(NAME).mkdir()
     assert weights_file(NAME) == FILE
     Path(NAME).rmdir()
@@ -81,36 +81,36 @@ def test_a_file_of_that_name_comes_first_and_a_folder_of_that_name_does_not():
 
 
 @pytest.mark.parametrize("given", [f"{NAME}.pt", f"{NAME}.yaml", f"here/{NAME}", f"./{NAME}", "", "x" * 5000])
-def test_with_an_ending_or_a_folder_it_is_no_name(given):
+def test_with_an_ending_or_a_folder_it_is_a_path(given):
     assert shipped_weights(given) is None
 
 
-def test_as_a_config_the_name_stays_a_config():
+def test_for_cfg_the_name_means_the_config():
     assert find_cfg(NAME, weights=None) == shipped_folder("cfg") / f"training/{NAME}.yaml"
 
 
-def test_an_unknown_name_is_told_with_those_that_are_known():
+def test_the_error_for_an_unknown_name_lists_the_known_ones():
     known = rf"no such file. Weights that come with flatout: {NAME}. Check the path"
-    with pytest.raises(CheckpointError, match=rf"--weights yolov7: {known}, or give --weights ''"):
+    with pytest.raises(CheckpointError, match=rf"--weights yolov7: {known}, or use --weights ''"):
         find_weights("yolov7")
     with pytest.raises(CheckpointError, match=rf"--weights yolov7-tinny: {known}\."):
         detect(DetectOptions(weights=("yolov7-tinny",), source=str(PHOTOGRAPHS)))
 
 
-def test_the_name_of_a_released_file_says_what_the_bare_name_means():
-    told = rf"Fetch it by hand, .*/{NAME}.pt \(without its ending, {NAME} means flatout's own weights\). Check the path"
-    with pytest.raises(CheckpointError, match=told):
+def test_the_error_for_a_missing_released_file_says_what_the_bare_name_means():
+    expected = rf"Download it .*/{NAME}.pt \(without the ending, {NAME} means the weights of flatout\). Check the path"
+    with pytest.raises(CheckpointError, match=expected):
         weights_file(f"{NAME}.pt")
 
 
-# -- every way in --------------------------------------------------------------------------------------------------
+# -- commands and functions ----------------------------------------------------------------------------------------
 
 
 def test_train_starts_from_them():
     hyp = load_hyp(shipped_folder("data") / "hyp.finetune.yaml")
     start = make_network(StartConfig(weights=NAME), hyp, ["bolt", "nut", "washer"])
     assert start.transfer is not None
-    # All but the outputs of the three detection levels, which depend on the classes: weight, bias and implicit product.
+    # All but weight, bias and implicit product of the three detection levels, which depend on the number of classes.
     assert (start.transfer.kept, start.transfer.total, len(start.transfer.mismatched)) == (335, 344, 9)
 
 
@@ -131,7 +131,7 @@ def test_detect_finds_what_is_in_the_photographs():
     done = detect(options, each=lambda result: seen.update({result.stem: result.summary()}))
     assert seen["bus"] == "1 bus" and seen["motorcycle"] == "1 person, 1 motorcycle"
     assert all(name in seen["desk"] for name in ("laptop", "mouse", "keyboard"))
-    assert "is not changed: not in the format of flatout" in done.text  # --update never writes to what is shipped
+    assert "is not changed: not in the format of flatout" in done.text  # --update never writes to shipped files
 
 
 def test_export_writes_into_the_working_directory(tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def test_results_go_to_the_next_free_folder(place):
 def test_a_size_that_does_not_fit_is_rounded_up(place, caplog):
     result = run(place, img_size=50)
     assert "per 64x64 image" in result.text
-    assert "--img-size 50 is no multiple of the largest stride 32: 64 is used." in caplog.text
+    assert "--img-size 50 is not a multiple of the largest stride, 32: using 64." in caplog.text
 
 
 # Written
@@ -327,7 +327,7 @@ def test_with_a_single_class_the_names_do_not_matter(place):
     ("changed", "error", "text"),
     [
         ({"weights": ("none.pt",)}, CheckpointError, "--weights none.pt: no such file"),
-        ({"task": "test"}, ConfigError, "test: no pictures are named"),
+        ({"task": "test"}, ConfigError, "test: no images given"),
         ({"save_per_class_ap": "no/where/ap.json"}, ConfigError, "its folder does not exist"),
         ({"device": "7"}, ResourceError, "there is no GPU 7"),
         ({"device": "gpu"}, ConfigError, "use cpu, the number of a GPU"),
@@ -352,7 +352,7 @@ def test_weights_of_other_classes_are_refused(place, tmp_path):
 def test_a_folder_without_images_is_refused(place, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty.yaml").write_text(yaml.safe_dump({"val": str(tmp_path / "empty"), "names": NAMES}))
-    with pytest.raises(DataError, match="no pictures"):
+    with pytest.raises(DataError, match="no images"):
         run(place, data="empty.yaml")
 
 

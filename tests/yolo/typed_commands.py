@@ -1,6 +1,6 @@
-"""The commands that YOLOv7's users type, as the golden list has them, taken apart without our parser.
+"""The commands that users of YOLOv7 type, from the golden list, parsed without flatout's parser.
 
-Used for reading them (test_commands.py) and for running them (test_compat_commands.py).
+Used to parse them (test_commands.py) and to run them (test_compat_commands.py).
 """
 
 import json
@@ -32,12 +32,12 @@ class Typed(NamedTuple):
     must: str
 
     def searched_for(self) -> str:
-        """What `... | grep WORD` looks for in the output."""
+        """The word that `... | grep WORD` searches for in the output."""
         return shlex.split(self.text.rpartition("grep")[2])[-1]
 
 
 def take_apart(record: Mapping[str, Any]) -> Typed:
-    """Words of the script alone: without `time`, variables, the interpreter and what follows a pipe."""
+    """Parse a record: the arguments without `time`, variables, the interpreter and anything after a pipe."""
     words = shlex.split(record["cmd"])
     words = words[: words.index("|")] if "|" in words else words
     while words[0] == "time" or "=" in words[0]:
@@ -49,7 +49,7 @@ def take_apart(record: Mapping[str, Any]) -> Typed:
 
 
 def commands(path: Path) -> Iterator[tuple[str, Typed]]:
-    """Every command of the golden file, under its name there."""
+    """Every command of the golden file with its id."""
     content = json.loads(path.read_text())
     assert content.keys() <= SECTIONS, f"unknown sections {sorted(content.keys() - SECTIONS)} in {path}"
     for section in ("seed_commands", "other_commands"):
@@ -58,7 +58,7 @@ def commands(path: Path) -> Iterator[tuple[str, Typed]]:
 
 
 def typed_values(words: Sequence[str], flags: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a command sets, by the golden table of flags: destination -> value."""
+    """The values that a command sets, by the golden table of flags: destination -> value."""
     kinds = {"int": int, "float": float, "str": str}
     values: dict[str, Any] = {}
     for position, word in enumerate(words):

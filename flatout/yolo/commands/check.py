@@ -1,4 +1,4 @@
-"""flatout yolo check: look at every file of a data set and say what would spoil a training."""
+"""`flatout yolo check`: examine every file of a data set and report what would spoil a training."""
 
 import argparse
 import json
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 DESCRIPTION = """\
-Look at every picture and every label of a data set and say what would spoil a training: files that are missing,
-damaged or not what they seem, labels that make no sense, pictures of the validation that were trained on, classes
-without examples, boxes too small to find. Nothing in the data set is changed. The list of checks is in docs/data.md.
+Examine every image and every label of a data set, and report what would spoil a training: files that are missing,
+damaged or mislabelled, labels that make no sense, validation images that are also in train, classes without examples,
+boxes that are too small to find. Nothing in the data set is changed. docs/data.md lists all checks.
 """
 EPILOG = """\
 examples:
-  flatout yolo check data/bolts.yaml                       everything; decodes every picture once
-  flatout yolo check data/bolts.yaml --preview sheet.png   and draw some pictures with their boxes
-  flatout yolo check data/bolts.yaml --quick               headers and labels only
-  flatout yolo check data/bolts.yaml --img-size 320 --json    for a script, boxes judged at 320 px
+  flatout yolo check data/bolts.yaml                        everything; decodes every image once
+  flatout yolo check data/bolts.yaml --preview sheet.png    also plot some images with their boxes
+  flatout yolo check data/bolts.yaml --quick                only file headers and labels
+  flatout yolo check data/bolts.yaml --img-size 320 --json  for scripts; boxes are judged at 320 px
 
-Exit code: 0 (also with warnings), 2 for a YAML that cannot be read, 3 as soon as there is an error.
+Exit codes: 0 no errors (warnings are allowed), 2 the YAML cannot be read, 3 at least one error.
 """
 PLACES_SHOWN = 5
 PLACES_IN_JSON = 1000
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     if args.preview and args.preview.suffix.lower() != ".png":
         raise ConfigError(f"--preview {args.preview}: the name must end in .png.")
-    # Now, because help and mistakes are answered without NumPy.
+    # Imported late, so that help and usage errors do not wait for NumPy.
     from flatout.yolo.data.check.run import CheckConfig, as_plain, check_data_set
     from flatout.yolo.data.label_cache import default_folder
 
@@ -55,35 +55,35 @@ def main(argv: list[str]) -> int:
     plain["exit_code"] = DataError.exit_code if is_bad(report.findings) else 0
     if args.preview:
         from flatout.images import decoder_messages
-        from flatout.yolo.preview import sheet
+        from flatout.yolo.preview import preview_sheet
 
-        pictures = next((split.images for split in report.facts.splits.values() if len(split.images)), None)
-        if pictures is not None:
-            with decoder_messages():  # the report has them
-                drawn = sheet(pictures)
-            write_png(args.preview, drawn)
+        images = next((split.images for split in report.facts.splits.values() if len(split.images)), None)
+        if images is not None:
+            with decoder_messages():  # the report already contains them
+                sheet = preview_sheet(images)
+            write_png(args.preview, sheet)
             plain["preview"] = str(args.preview)
     print(json.dumps(plain, indent=2) if args.json else as_text(plain, report.findings, most))
     return int(plain["exit_code"])
 
 
 def as_text(plain: dict[str, Any], findings: Sequence[Finding], most: int) -> str:
-    """What is in the splits, then one paragraph per check that found something."""
+    """The report as text: a line per split, then a paragraph for each check with findings."""
     lines = [f"{plain['file']}: {counted(len(plain['names']), 'class')}"]
     for split, counts in plain["splits"].items():
-        lines.append(f"  {split:<6} {counted(counts['total'], 'picture')}: " + _counts(counts))
+        lines.append(f"  {split:<6} {counted(counts['total'], 'image')}: " + _counts(counts))
     for check, entry in plain["findings"].items():
-        lines += ["", f"{entry['severity']:<8} {check}: {entry['count']} x {entry['looks_for']}"]
+        lines += ["", f"{entry['severity']:<8} {check} ({entry['count']}): {entry['looks_for']}"]
         own = [finding for finding in findings if finding.topic == check]
         lines += places(own, most, hint=" (--all shows them)")
         lines.append(f"         {entry['advice']}")
     if "preview" in plain:
-        lines += ["", f"pictures with their boxes: {plain['preview']}"]
+        lines += ["", f"images with their boxes: {plain['preview']}"]
     return "\n".join([*lines, "", summary(findings, plain["checks_made"])])
 
 
 def write_png(path: Path, image: "np.ndarray") -> None:
-    """Whole or not at all."""
+    """Write a PNG file atomically; ResourceError if that fails."""
     import cv2
 
     content = cv2.imencode(".png", image)[1].tobytes()
@@ -92,14 +92,16 @@ def write_png(path: Path, image: "np.ndarray") -> None:
             file.write(content)
         os.replace(file.name, path)
     except OSError as error:
-        raise ResourceError(f"{path}: the preview cannot be written: {error.strerror}. Choose another place.") from None
+        raise ResourceError(
+            f"{path}: the preview cannot be written: {error.strerror}. Choose another path with --preview."
+        ) from None
 
 
 def _counts(counts: dict[str, int]) -> str:
     with_labels = counts["found"] - counts["empty"]
     return (
-        f"{with_labels} with labels, {counts['empty']} with an empty file, {counts['missing']} without one, "
-        f"{counts['corrupt']} cannot be used"
+        f"{with_labels} with labels, {counts['empty']} with an empty label file, {counts['missing']} without one, "
+        f"{counts['corrupt']} unusable"
     )
 
 
@@ -112,12 +114,28 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("data", metavar="DATA.yaml", help="data YAML, COCO .json file or Pascal VOC folder")
-    parser.add_argument("--img-size", type=int, default=640, metavar="PX", help="training size (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="do not decode the pictures")
-    parser.add_argument("--strict-labels", action="store_true", help="obey all label rules of YOLOv7")
-    parser.add_argument("--preview", type=Path, metavar="FILE.png", help="draw some pictures with their boxes")
-    parser.add_argument("--all", action="store_true", help="show every place, not only the first of each check")
+    parser.add_argument(
+        "--img-size",
+        type=int,
+        default=640,
+        metavar="PX",
+        help="training size at which boxes and anchors are judged (default: %(default)s)",
+    )
+    parser.add_argument("--quick", action="store_true", help="do not decode the images")
+    parser.add_argument(
+        "--strict-labels", action="store_true", help="apply all label rules of YOLOv7: one bad line drops the image"
+    )
+    parser.add_argument(
+        "--preview", type=Path, metavar="FILE.png", help="also plot some images with their boxes into this file"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help=f"list all places of each finding, not only the first {PLACES_SHOWN}"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-    parser.add_argument("--workers", default="cpu*1.0", help="processes that look at pictures (default: %(default)s)")
+    parser.add_argument(
+        "--workers",
+        default="cpu*1.0",
+        help="number of worker processes, or cpu*F for F times the number of CPUs (default: %(default)s)",
+    )
     parser.add_argument("--no-cache", action="store_true", help="neither read nor write the label cache")
     return parser

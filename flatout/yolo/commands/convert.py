@@ -1,36 +1,37 @@
-"""flatout yolo convert: weights to safetensors, to a file of ours, to deploy form."""
+"""`flatout yolo convert`: convert weights to safetensors, to the format of flatout, or to deploy form."""
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatout.yolo.find_file import check_out
+from flatout.yolo.find_file import check_output_name
 
 if TYPE_CHECKING:
     from flatout.yolo.convert import Conversion
 
 DESCRIPTION = """\
-Write weights in another form. The ending of OUT says which: .safetensors for sharing (tensors, model config and class
-names), .pt for a file of flatout, which holds plain data that torch.load reads with weights_only=True. The source is a
-file of YOLOv7 or of flatout; nothing in it is run, whoever wrote it.
+Convert weights to another format, which the ending of OUT selects: .safetensors for sharing (tensors, model config and
+class names), or .pt, the format of flatout, which contains only plain data and which torch.load reads with
+weights_only=True. The source is a file of YOLOv7 or of flatout. No code in it is ever run, so untrusted files are safe.
 """
 EPILOG = """\
 examples:
-  flatout yolo convert yolov7.pt yolov7.safetensors                   the moving average where there is one
+  flatout yolo convert yolov7.pt yolov7.safetensors                   the moving average, if there is one
   flatout yolo convert last.pt last.flatout.pt                        everything: optimizer, epoch, moving average ...
   flatout yolo convert best.pt best.deploy.safetensors --deploy --half    for inference, at half the size
-  flatout yolo convert state_dict.pt new.pt --cfg yolov7              weights that do not say how their network is built
+  flatout yolo convert state_dict.pt new.pt --cfg yolov7              weights that do not contain their model config
 
---deploy folds the implicit vectors into the detection layer and leaves auxiliary layers out. The boxes of both forms
-are compared before anything is written. Exit code: 0, 2 wrong arguments, 4 weights that cannot be used, 5 no room.
+--deploy folds the implicit vectors into the detection layer and leaves out auxiliary layers. The boxes of both forms
+are compared before anything is written.
+Exit codes: 0 done, 2 wrong arguments, 4 unusable weights, 5 not enough disk space.
 """
 
 
 def main(argv: list[str]) -> int:
     """Convert weights; returns the exit code."""
     args = _parser().parse_args(argv)
-    check_out(args.out, force=args.force)
-    # Now, because help and mistakes are answered without torch.
+    check_output_name(args.out, force=args.force)
+    # Imported late, so that help and usage errors do not wait for torch.
     from flatout.yolo.convert import convert_weights
 
     done = convert_weights(
@@ -47,12 +48,12 @@ def main(argv: list[str]) -> int:
 
 
 def as_text(done: "Conversion", source: str) -> str:
-    """One line of comparison, if there was one, and one that says what was written."""
+    """A line about the comparison, if there was one, and a line about what was written."""
     lines = []
     if done.agreement:
         exact, stored = done.agreement
         agree = f"to {exact:.1e} px" if exact else "exactly"
-        lines.append(f"training and deploy boxes agree {agree} ({stored:.1e} px as stored in {done.dtype})")
+        lines.append(f"boxes of the training and deploy form agree {agree} ({stored:.1e} px as stored in {done.dtype})")
     taken = "everything" if done.taken == "everything" else f"the {done.taken}"
     lines.append(
         f"{done.out}: {taken} of {source}, {done.num_tensors} tensors in {done.dtype}, {done.num_bytes:,} bytes"
@@ -68,15 +69,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("source", metavar="WEIGHTS", help="file of weights to read")
-    parser.add_argument("out", metavar="OUT", type=Path, help="file to write, ending in .safetensors or .pt")
+    parser.add_argument("source", metavar="WEIGHTS", help="weights file to read")
+    parser.add_argument("out", metavar="OUT", type=Path, help="file to write; the name ends in .safetensors or .pt")
     parser.add_argument("--deploy", action="store_true", help="convert a training network to its deploy form")
-    parser.add_argument("--half", action="store_true", help="store in half precision")
+    parser.add_argument("--half", action="store_true", help="store the weights in half precision")
     parser.add_argument(
         "--ema",
         action=argparse.BooleanOptionalAction,
-        help="take only the moving average, or only the network itself",
+        help="--ema: write only the moving average; --no-ema: only the network itself",
     )
-    parser.add_argument("--cfg", help="config of weights that do not hold one")
+    parser.add_argument("--cfg", help="model config, for weights that do not contain one")
     parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
     return parser

@@ -1,10 +1,10 @@
-"""`flatout demo`: detection with the weights that come with flatout, then a training from nothing.
+"""`flatout demo`: detect with the weights that come with flatout, then train from scratch.
 
-    detect in six photographs: seconds
-    draw a data set -> train yolov7-tiny -> validate it on pictures it has not seen -> say how good, how fast, and why
+    detect objects in six photographs (seconds)
+    generate a data set -> train yolov7-tiny -> validate on unseen images -> report scores, speed and where time went
 
-Minutes on two CPU cores. It is an ordinary training: it may be interrupted, and then the same command
-continues; run again, it trains again beside the first run. The other jobs have demos of their own.
+Takes minutes on two CPU cores. It is an ordinary training: if it is interrupted, the same command continues it; if it
+is run again, it trains again in another run folder. The other jobs have their own demos.
 """
 
 import argparse
@@ -26,50 +26,51 @@ OTHERS = {
     "defect": Command("die-to-die defects on strips", "flatout.defect.commands.demo"),
     "spike": Command("video deblurring with a spike camera", "flatout.spike.commands.demo"),
 }
-"""Demos of the other jobs: `flatout demo defect`."""
+"""Demos of the other jobs, such as `flatout demo defect`."""
 HYP = "data/hyp.demo.yaml"
 CFG = "cfg/training/yolov7-tiny.yaml"
 WEIGHTS = "yolov7-tiny"
 PHOTOGRAPHS_PX = 320
-"""The size at which these weights do best in pictures that keep their shape: weights/yolov7-tiny.md."""
+"""The size at which these weights are most accurate on images that keep their aspect ratio: weights/yolov7-tiny.md."""
 DESCRIPTION = """\
-First, in seconds, find everyday objects in six photographs with the trained weights that come with flatout. Then draw a
-small data set, train yolov7-tiny on it from scratch, and show how good it became, how fast it went and where the time
-was spent. Under five minutes on two CPU cores. Interrupted with Ctrl-C it saves; the same command then continues.
+First detect everyday objects in six photographs with the trained weights that come with flatout; this takes seconds.
+Then generate a small data set, train yolov7-tiny on it from scratch, and report how accurate it became, how fast the
+training was and where the time went. Under five minutes on two CPU cores. After Ctrl-C, the same command continues.
 """
-PICTURES = {
-    "test_batch0_pred.jpg": "what it finds in pictures it has not seen",
-    "test_batch0_labels.jpg": "the truth about them",
-    "train_batch0.jpg": "what it learned from, after augmentation",
-    "results.png": "losses and scores, epoch by epoch",
-    "confusion_matrix.png": "what it takes for what",
+PLOTS = {
+    "test_batch0_pred.jpg": "its detections in images it has not seen",
+    "test_batch0_labels.jpg": "the true labels of these images",
+    "train_batch0.jpg": "training images after augmentation",
+    "results.png": "losses and scores of each epoch",
+    "confusion_matrix.png": "which classes it mistakes for which",
 }
 STAGES = {
-    "feed.wait": "pictures: read, augmented, waited for",
-    "train.wait": "batch handed over",
-    "train.inputs": "batch made ready for the network",
-    "train.forward": "network, forward",
+    "feed.wait": "waiting for images to be read and augmented",
+    "train.wait": "handing over the batch",
+    "train.inputs": "preparing the batch for the network",
+    "train.forward": "forward pass",
     "train.loss": "loss",
     "assign": "loss: assignment",
-    "train.backward": "backward",
+    "train.backward": "backward pass",
     "train.graph": "forward, loss and backward as one CUDA graph",
     "train.optimizer": "optimizer",
     "train.average": "moving average of the weights",
     "render": "augmentation on the device",
     "transfer": "copies to the device",
-    "train.log": "log",
-    "train.validate": "validation after every epoch",
-    "train.save": "saving",
-    "train.pictures": "pictures of the first batches, for people",
-    "train.between": "results written down after every epoch",
+    "train.log": "logging",
+    "train.validate": "validation after each epoch",
+    "train.save": "saving checkpoints",
+    "train.pictures": "plots of the first batches",
+    "train.between": "writing results after each epoch",
     "train.drain": "waiting for the GPU at the end of an epoch",
     "gc": "Python's garbage collector",
 }
-REST = "all the rest: start, scan, plots"
+"""Stage of the clock -> its description in the report."""
+REST = "everything else: start, scan, plots"
 
 
 class Pace(NamedTuple):
-    """How much is trained: what fits the time that people have."""
+    """Size of the demo training, chosen to take a few minutes."""
 
     size_px: int
     batch: int
@@ -85,10 +86,10 @@ def main(argv: list[str]) -> int:
     if argv and argv[0] in OTHERS:
         return answer(argv, OTHERS, door="flatout demo")
     args = _parser().parse_args(argv[1:] if argv[:1] == ["yolo"] else argv)
-    # Before torch is loaded, which reads it then: threads that wait for each other sleep instead of spinning. With
-    # other programs at work on the same two cores, a step took 0.9 s this way and 4.6 s the usual way.
+    # Set before torch is imported, which reads it: waiting threads sleep instead of spinning. With other programs on
+    # the same two cores, a step takes 0.9 s this way and 4.6 s by default.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Now, because help and mistakes are answered without torch.
+    # Imported late, so that help and usage errors do not wait for torch.
     from flatout.cli import show_log
     from flatout.clock import clock
     from flatout.profiler import EngineObservation
@@ -100,7 +101,7 @@ def main(argv: list[str]) -> int:
     on_gpu = choose_device(args.device).type == "cuda"
     print(detect_in_photographs(args.out / "photographs", args.device), flush=True)
     data = write_demo_data(args.out / "data", DemoDataConfig(), show_progress=True)
-    print(f"Pictures: {data.parent}. Training yolov7-tiny from scratch on {'a GPU' if on_gpu else 'the CPU'}.")
+    print(f"Data set: {data.parent}. Training yolov7-tiny from scratch on {'a GPU' if on_gpu else 'the CPU'}.")
     began_s = time.monotonic()
     pace = ON_GPU if on_gpu else ON_CPU
     observation = EngineObservation(images_per_step=pace.batch, num_steps=None, title="flatout demo")
@@ -115,7 +116,7 @@ def main(argv: list[str]) -> int:
 
 
 def detect_in_photographs(folder: Path, device: str) -> str:
-    """What the weights find in the photographs that come with flatout; pictures with the boxes go into `folder`."""
+    """Detect objects in the photographs that come with flatout; writes images with boxes to `folder`, returns text."""
     import cv2
 
     import flatout.yolo
@@ -129,16 +130,16 @@ def detect_in_photographs(folder: Path, device: str) -> str:
         cv2.imwrite(str(folder / Path(result.path).name), result.draw())
     return "\n".join(
         [
-            f"What {WEIGHTS}, as it comes with flatout, finds in photographs that it was not trained on:",
+            f"Detections of {WEIGHTS}, the network that comes with flatout, in photographs it was not trained on:",
             *(f"  {Path(result.path).name:16}{result.summary()}" for result in results),
-            f"{time.monotonic() - began_s:.1f} s. Look at the boxes: {folder}",
+            f"{time.monotonic() - began_s:.1f} s. Photographs with their boxes: {folder}",
             "",
         ]
     )
 
 
 def training_options(out: Path, data: Path, device: str, *, on_gpu: bool, seed: int) -> "TrainOptions":
-    """The training, as `flatout yolo train` would be told to run it."""
+    """The options of the training, as for `flatout yolo train`."""
     from flatout.yolo.options import TrainOptions
 
     pace = ON_GPU if on_gpu else ON_CPU
@@ -151,7 +152,7 @@ def training_options(out: Path, data: Path, device: str, *, on_gpu: bool, seed: 
         batch_size=pace.batch,
         img_size=(pace.size_px, pace.size_px),
         device=device,
-        # Two cores are better off without a second process beside the network's own threads.
+        # On two cores a worker process would only compete with the threads of the network.
         workers=8 if on_gpu else 0,
         project=str(out),
         name="train",
@@ -166,7 +167,7 @@ def training_options(out: Path, data: Path, device: str, *, on_gpu: bool, seed: 
 
 
 def report(result: "TrainResult", seconds: Mapping[str, float]) -> str:
-    """What the demo ends with: score, speed, times of the stages, files to look at."""
+    """The closing text: scores, speed, time per stage, and files to look at."""
     assert result.outcome is not None
     scores, rows = result.outcome.evaluation, _epochs_in(result.folder / "log.jsonl")
     trained_s = sum(row["seconds"] for row in rows)
@@ -174,25 +175,21 @@ def report(result: "TrainResult", seconds: Mapping[str, float]) -> str:
     return "\n".join(
         [
             "",
-            f"mAP@.5 {scores.map50:.3f}, mAP@.5:.95 {scores.map50_95:.3f} on {scores.num_images} pictures that it had "
-            f"not seen, after {trained_s:.0f} s of training at {speed:.0f} img/s",
+            f"mAP@.5 {scores.map50:.3f}, mAP@.5:.95 {scores.map50_95:.3f} on {scores.num_images} unseen images, "
+            f"after {trained_s:.0f} s of training at {speed:.0f} img/s",
             "",
             *times(seconds),
             "",
-            "Look at",
-            *(
-                f"  {result.folder / name}   {what}"
-                for name, what in PICTURES.items()
-                if (result.folder / name).exists()
-            ),
+            "Files to look at",
+            *(f"  {result.folder / name}   {what}" for name, what in PLOTS.items() if (result.folder / name).exists()),
             "",
-            "The same with your own pictures: docs/start.md",
+            "To do the same with your own images, see docs/start.md.",
         ]
     )
 
 
 def times(seconds: Mapping[str, float]) -> Sequence[str]:
-    """A table of the stages that took time, largest first."""
+    """A table of the stages that took at least 0.1 % of the time, largest first."""
     total_s = sum(seconds.values())
     known = {STAGES.get(name, name): spent_s for name, spent_s in seconds.items() if spent_s >= 0.001 * total_s}
     width = max(map(len, known), default=0)
@@ -218,5 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder to write to (default: %(default)s)")
     parser.add_argument("--device", default="", help="cpu, or the number of a GPU (default: a GPU if there is one)")
-    parser.add_argument("--seed", type=int, default=1, help="of weights, order and augmentation (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed for weights, image order and augmentation (default: %(default)s)"
+    )
     return parser

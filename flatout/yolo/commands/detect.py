@@ -1,4 +1,4 @@
-"""flatout yolo detect and detect.py: find objects in pictures, videos and streams."""
+"""`flatout yolo detect` and detect.py: detect objects in images, videos and streams."""
 
 import os
 import sys
@@ -11,17 +11,17 @@ INTERRUPTED = 130
 
 
 def main(argv: list[str]) -> int:
-    """Detect; returns the exit code."""
+    """Detect objects; returns the exit code."""
     parser = detect_parser("detect.py" if PurePath(sys.argv[0]).name == "detect.py" else "flatout yolo detect")
     options = detect_options(parser.parse_args(argv))
     show_log()
-    # Before torch is loaded, which reads it then: threads that wait for each other sleep instead of spinning, and leave
-    # the cores to those that read and draw. On a busy machine of two cores a picture took 0.2 s this way, not 5.
+    # Set before torch is imported, which reads it: waiting threads sleep instead of spinning, and leave the cores to
+    # threads that read and plot. On a busy machine with two cores an image then takes 0.2 s instead of 5 s.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # OpenCV and FFmpeg complain about damaged videos and missing cameras in words of their own, in the middle of ours.
+    # Keeps messages of OpenCV and FFmpeg about damaged videos and missing cameras out of the output.
     os.environ.setdefault("OPENCV_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-    # Now, because help and mistakes are answered without torch.
+    # Imported late, so that help and usage errors do not wait for torch.
     from flatout.yolo.predict.detect import detect
 
     result = detect(options)

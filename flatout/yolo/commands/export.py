@@ -1,4 +1,4 @@
-"""flatout yolo export and export.py: a network as a file for other programs."""
+"""`flatout yolo export` and export.py: export a network to ONNX and TorchScript."""
 
 import sys
 from pathlib import PurePath
@@ -8,11 +8,11 @@ from flatout.yolo.commands.flags import export_options, export_parser
 
 
 def main(argv: list[str]) -> int:
-    """Export; returns the exit code."""
+    """Export a network; returns the exit code."""
     parser = export_parser("export.py" if PurePath(sys.argv[0]).name == "export.py" else "flatout yolo export")
     options = export_options(parser.parse_args(argv))
     show_log()
-    # Now, because help and mistakes are answered without torch.
+    # Imported late, so that help and usage errors do not wait for torch.
     from flatout.yolo.export.files import export
 
     print(export(options.weights, options).text())

@@ -1,7 +1,7 @@
-"""The command lines of train.py and test.py: words in, options out.
+"""The flags of train.py, test.py, detect.py and export.py: help texts, parsers, and options from parsed arguments.
 
-YOLOv7's flags and its fork's keep every abbreviation that argparse gave them. Flags that are new match only when they
-are written in full; otherwise `--de`, `--wo`, `--p`, `--f` and `--bu`, which people type, would turn ambiguous.
+Flags of YOLOv7 and its fork keep every abbreviation that argparse allows. New flags match only when written in full;
+otherwise `--de`, `--wo`, `--p`, `--f` and `--bu`, which people type, would become ambiguous.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.predict.options import DetectOptions
 
-# Which flags of a training come from where, and what `--help` says around them.
+# train.py: the origin of each flag, and the text around the flags; their help is in `TrainOptions`
 
 TRAIN_YOLOV7 = (
     "weights", "cfg", "data", "hyp", "epochs", "batch_size", "img_size", "rect", "resume", "nosave", "notest",
@@ -42,51 +42,53 @@ FILES = (
 )  # fmt: skip
 
 TRAIN_DESCRIPTION = """\
-Train a detector. Every flag of YOLOv7's train.py is here, means the same and may be shortened as there (--img,
---batch); flags that are new are written in full. What is not built yet is refused, never ignored. The same command
-typed again continues a run that was interrupted.
+Train a detector. All flags of YOLOv7's train.py work as they do there, including abbreviations (--img, --batch); new
+flags must be written in full. A flag that is not supported is refused, never ignored. If a run was interrupted, the
+same command continues it.
 """
 TRAIN_EPILOG = """\
 examples:
   %(prog)s --data data/coco320.yaml --img 320 --cfg yolov7-tiny --batch 64 --epochs 100 --weights ''
   %(prog)s --data my.yaml --cfg yolov7 --weights yolov7.pt --fast    from weights, as fast as this machine can
-  %(prog)s --resume                                                  the newest run goes on where it stopped
-  %(prog)s --device 0,1,2,3 --batch 256 ...                          four GPUs; torchrun works too
+  %(prog)s --resume                                                  continue the newest run
+  %(prog)s --device 0,1,2,3 --batch 256 ...                          on four GPUs; torchrun works too
 
-files: --data, --cfg and --hyp are taken as given; else looked for below this folder, where exactly one may match;
-else taken from those that come with flatout (data/*.yaml, cfg/training/*.yaml).
+files: --data, --cfg and --hyp are used as given if the file exists. Otherwise a file of that name is searched for below
+the working directory (exactly one may match), and then among the files that come with flatout (data/*.yaml,
+cfg/training/*.yaml).
 
-environment: USE_COMPILE=1 is --compile on, DIAGNOSE_COMPILE=1 reports where the network cannot be compiled and trains
-nothing, FLATOUT_STOP_AFTER=N ends cleanly after N steps, to try a long command.
+environment: USE_COMPILE=1 means --compile on. DIAGNOSE_COMPILE=1 reports where the network cannot be compiled, and does
+not train. FLATOUT_STOP_AFTER=N stops cleanly after N steps, to try out a long command.
 
-Exit code: 0, 2 wrong options, 3 data, 4 weights, 5 no room, 6 diverged, 7 another rank was lost, 75 interrupted and
-saved (type the same command again), 130 interrupted twice, at once.
+Exit codes: 0 done, 2 wrong options, 3 unusable data, 4 unusable weights, 5 not enough disk, memory or GPUs, 6 diverged,
+7 a worker or another rank was lost, 75 interrupted and saved (run the same command again), 130 interrupted twice and
+stopped at once.
 """
 
 
-# Every flag of an evaluation and what it does, for people who read `--help`.
+# test.py
 
 TEST_YOLOV7 = (
-    value("--weights", "weights to evaluate; several files answer together, as an ensemble", nargs="+"),
-    value("--data", "data YAML; one that ends in coco.yaml implies --save-json, as in YOLOv7"),
-    value("--batch-size", "pictures per step", type=int),
-    value("--img-size", "longer side of the pictures, rounded up to the grid", type=int, metavar="PX"),
-    value("--conf-thres", "forget detections that are less certain", type=float, metavar="CONF"),
-    value("--iou-thres", "of two detections that overlap more, keep the more certain one", type=float, metavar="IOU"),
-    value("--task", "train, val or test: which pictures; speed: time it; study: sizes from 256 to 1536"),
-    value("--device", "cpu, or the number of a GPU; '' takes the first GPU, or the CPU if there is none"),
+    value("--weights", "weights to evaluate; several files form an ensemble", nargs="+"),
+    value("--data", "data YAML; if the name ends in coco.yaml, --save-json is implied, as in YOLOv7"),
+    value("--batch-size", "images per step", type=int),
+    value("--img-size", "longer side of the input, rounded up to a multiple of the stride", type=int, metavar="PX"),
+    value("--conf-thres", "drop detections with a lower confidence", type=float, metavar="CONF"),
+    value("--iou-thres", "NMS: of two boxes with a larger IoU, keep the more confident one", type=float, metavar="IOU"),
+    value("--task", "train, val or test: the split to evaluate; speed: measure speed; study: try sizes 256 to 1536"),
+    value("--device", "cpu, or the number of a GPU; '' uses the first GPU, or the CPU if there is none"),
     switch("--single-cls", "treat all classes as one"),
-    switch("--augment", "detect at three scales, once mirrored, and join the results"),
-    switch("--verbose", "a row for every class, however many there are"),
+    switch("--augment", "detect at three scales, one of them mirrored, and merge the results"),
+    switch("--verbose", "print a row for every class, even if there are many"),
     switch("--save-txt", "write detections as label files"),
-    switch("--save-hybrid", "write labels and detections together"),
-    switch("--save-conf", "with --save-txt: write how certain each detection is"),
-    switch("--save-json", "write detections as COCO JSON; COCO's AP too, if there is an annotation file"),
-    value("--project", "folder of the folders of results", metavar="FOLDER"),
-    value("--name", "name of the folder; a number is added if that name is taken"),
-    switch("--exist-ok", "use the folder of that name even if it exists"),
-    switch("--no-trace", "accepted for YOLOv7's sake: nothing is traced here"),
-    switch("--v5-metric", "average precision as YOLOv5 computes it, with recall going on to 1"),
+    switch("--save-hybrid", "write labels and detections together as label files"),
+    switch("--save-conf", "with --save-txt: also write the confidence of each detection"),
+    switch("--save-json", "write detections as COCO JSON, and compute COCO's AP if there is an annotation file"),
+    value("--project", "folder that contains the result folders", metavar="FOLDER"),
+    value("--name", "name of the result folder; a number is appended if it exists"),
+    switch("--exist-ok", "write into that folder even if it exists"),
+    switch("--no-trace", "accepted for compatibility with YOLOv7, no effect: nothing is traced"),
+    switch("--v5-metric", "compute average precision as YOLOv5 does, with the curve extended to recall 1"),
 )
 
 TEST_FORK = (
@@ -94,15 +96,15 @@ TEST_FORK = (
 )
 
 TEST_OURS = (
-    value("--workers", "processes that read pictures, at most", type=int),
-    switch("--strict-labels", "obey all label rules of YOLOv7: one bad line drops the picture"),
-    switch("--allow-bad-labels", "go on although more than half of the labels cannot be used"),
-    switch("--verify-cache", "compare decoded pictures in caches with their checksums"),
+    value("--workers", "maximum number of worker processes that read images", type=int),
+    switch("--strict-labels", "apply all label rules of YOLOv7: one bad line drops the image"),
+    switch("--allow-bad-labels", "evaluate even if more than half of the labels are unusable"),
+    switch("--verify-cache", "verify the checksums of decoded images in caches"),
 )
 
 TEST_DESCRIPTION = """\
-Evaluate weights: precision, recall, mAP@.5 and mAP@.5:.95, per class, with curves and a confusion matrix. Every flag of
-YOLOv7's test.py is here, means the same and may be shortened as there (--img, --batch, --conf, --iou).
+Evaluate weights: precision, recall, mAP@.5 and mAP@.5:.95, overall and per class, with curves and a confusion matrix.
+All flags of YOLOv7's test.py work as they do there, including abbreviations (--img, --batch, --conf, --iou).
 """
 TEST_EPILOG = """\
 examples:
@@ -110,169 +112,187 @@ examples:
   %(prog)s --weights yolov7.pt --data data/coco.yaml --img 640 --batch 32 --conf 0.001 --iou 0.65
   %(prog)s --weights a.pt b.pt --augment                        an ensemble, at three scales
 
-Exit code: 0, 2 wrong options, 3 data, 4 weights, 5 no room.
+Exit codes: 0 done, 2 wrong options, 3 unusable data, 4 unusable weights, 5 not enough disk, memory or GPUs.
 """
 
 
-# Every flag of a detection and what it does, for people who read `--help`.
+# detect.py
 
 DETECT_YOLOV7 = (
-    value("--weights", "weights to detect with; several files answer together, as an ensemble", nargs="+"),
-    value("--source", "picture, folder, 'pattern*.jpg', video, .txt list, number of a camera, or URL of a stream"),
-    value("--img-size", "longer side of the pictures, rounded up to the grid", type=int, metavar="PX"),
-    value("--conf-thres", "forget detections that are less certain", type=float, metavar="CONF"),
-    value("--iou-thres", "of two detections that overlap more, keep the more certain one", type=float, metavar="IOU"),
-    value("--device", "cpu, or the number of a GPU; '' takes the first GPU, or the CPU if there is none"),
-    switch("--view-img", "show results in windows while they are made; q ends it"),
+    value("--weights", "weights to detect with; several files form an ensemble", nargs="+"),
+    value("--source", "image, folder, 'pattern*.jpg', video, .txt list, camera number, or URL of a stream"),
+    value("--img-size", "longer side of the input, rounded up to a multiple of the stride", type=int, metavar="PX"),
+    value("--conf-thres", "drop detections with a lower confidence", type=float, metavar="CONF"),
+    value("--iou-thres", "NMS: of two boxes with a larger IoU, keep the more confident one", type=float, metavar="IOU"),
+    value("--device", "cpu, or the number of a GPU; '' uses the first GPU, or the CPU if there is none"),
+    switch("--view-img", "show results in windows as they come; press q to quit"),
     switch("--save-txt", "write detections as label files"),
-    switch("--save-conf", "with --save-txt: write how certain each detection is"),
-    switch("--nosave", "write no pictures and videos"),
+    switch("--save-conf", "with --save-txt: also write the confidence of each detection"),
+    switch("--nosave", "write no images and videos"),
     value("--classes", "keep only these classes, by number: --classes 0 2 3", type=int, nargs="+", metavar="N"),
-    switch("--agnostic-nms", "let detections of different classes suppress each other"),
-    switch("--augment", "detect at three scales, once mirrored, and join the results"),
-    switch("--update", "afterwards write the weights again without the state of their training"),
-    value("--project", "folder of the folders of results", metavar="FOLDER"),
-    value("--name", "name of the folder; a number is added if that name is taken"),
-    switch("--exist-ok", "use the folder of that name even if it exists"),
-    switch("--no-trace", "accepted for YOLOv7's sake: nothing is traced here"),
+    switch("--agnostic-nms", "NMS: let detections of different classes suppress each other"),
+    switch("--augment", "detect at three scales, one of them mirrored, and merge the results"),
+    switch("--update", "afterwards, rewrite the weights file without its training state"),
+    value("--project", "folder that contains the result folders", metavar="FOLDER"),
+    value("--name", "name of the result folder; a number is appended if it exists"),
+    switch("--exist-ok", "write into that folder even if it exists"),
+    switch("--no-trace", "accepted for compatibility with YOLOv7, no effect: nothing is traced"),
 )
 
 DETECT_OURS = (
-    switch("--save-crop", "cut every detection out: crops/<class>/<picture>_<number>.jpg"),
+    switch("--save-crop", "save a crop of every detection as crops/<class>/<image>_<number>.jpg"),
     switch("--save-json", "write detections as COCO JSON"),
-    value("--at-once", "pictures per call of the network (default: 16 on a GPU, 1 on a CPU)", type=int, metavar="N"),
-    value("--workers", "threads that read, and as many that draw and write, at most", type=int),
+    value("--at-once", "images per forward pass (default: 16 on a GPU, 1 on a CPU)", type=int, metavar="N"),
+    value("--workers", "maximum number of threads that read, and of threads that plot and write", type=int),
 )
 
 DETECT_DESCRIPTION = """\
-Detect objects in pictures, videos, cameras and streams: boxes drawn on them, label files, crops, JSON. Reading, drawing
-and writing happen beside the network. Every flag of YOLOv7's detect.py is here, means the same and may be shortened as
-there (--img, --conf, --iou).
+Detect objects in images, videos, cameras and streams. Writes images with boxes, label files, crops or JSON. Reading,
+plotting and writing run in parallel with the network. All flags of YOLOv7's detect.py work as they do there, including
+abbreviations (--img, --conf, --iou).
 """
 DETECT_EPILOG = """\
 examples:
-  %(prog)s --weights runs/train/exp/weights/best.pt --source pictures/ --img 640
+  %(prog)s --weights runs/train/exp/weights/best.pt --source images/ --img 640
   %(prog)s --weights best.pt --source 'shots/**/*.jpg' --save-txt --save-conf --nosave
   %(prog)s --weights best.pt --source video.mp4 --conf 0.4 --classes 0 2
-  %(prog)s --weights a.pt b.pt --source 0                       a camera, by an ensemble; Ctrl-C ends it
+  %(prog)s --weights a.pt b.pt --source 0                       a camera and an ensemble; stop with Ctrl-C
 
-A file that cannot be read is told and left out. Ctrl-C ends cleanly, with everything written that was seen.
-Exit code: 0, 2 wrong options, 3 nothing could be read, 4 weights, 5 no room, 130 ended early.
+A file that cannot be read is reported and skipped. Ctrl-C stops cleanly, and everything seen so far is written.
+Exit codes: 0 done, 2 wrong options, 3 nothing could be read, 4 unusable weights, 5 not enough disk, memory or GPUs,
+130 stopped early.
 """
 
 
-# Every flag of an export and what it does, for people who read `--help`.
+# export.py
 
 
 class OneFile(argparse.Action):
-    """Takes one value, and says what to do about more."""
+    """Stores one value; with several, the error says what to do."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         given: Sequence[str] = values
         if len(given) > 1:
-            parser.error(f"{option} {' '.join(given)}: a file holds one network, no ensemble. Export each on its own.")
+            parser.error(f"{option} {' '.join(given)}: an ensemble cannot be exported. Export each file by itself.")
         setattr(namespace, self.dest, given[0])
 
 
 EXPORT_YOLOV7 = (
     value("--weights", "weights to export", nargs="+", action=OneFile, metavar="FILE"),
-    value("--img-size", "height and width of the input; one number is both", type=int, nargs="+", metavar="PX"),
-    value("--batch-size", "pictures per call", type=int),
-    switch("--dynamic", "any number of pictures of any size (without NMS inside)"),
-    switch("--dynamic-batch", "any number of pictures"),
-    switch("--grid", "boxes in pixels; without it: raw maps, one per level"),
-    switch("--end2end", "put NMS into the ONNX file: TensorRT's plugin, or ONNX's own with --max-wh"),
-    value("--max-wh", "ONNX's NMS, with classes moved so many pixels apart; 0: across classes", type=int, metavar="PX"),
-    value("--topk-all", "boxes of a picture that NMS keeps, at most", type=int, metavar="N"),
-    value("--iou-thres", "of two boxes that overlap more, NMS keeps the more certain one", type=float, metavar="IOU"),
-    value("--conf-thres", "NMS forgets boxes that are less certain", type=float, metavar="CONF"),
-    value("--device", "where torch's time is measured: cpu, or the number of a GPU"),
-    switch("--simplify", "compute constants and drop needless nodes (onnxslim)"),
-    switch("--include-nms", "NMS by TensorRT's plugin on corners, as older versions wrote it"),
-    switch("--fp16", "also write an ONNX file in half precision (YOLOv7: in CoreML)"),
-    switch("--int8", "also write an ONNX file with convolutions of 8 bits (YOLOv7: in CoreML)"),
+    value("--img-size", "height and width of the input; one number sets both", type=int, nargs="+", metavar="PX"),
+    value("--batch-size", "images per batch", type=int),
+    switch("--dynamic", "accept any batch size and image size (not with NMS in the file)"),
+    switch("--dynamic-batch", "accept any batch size"),
+    switch("--grid", "output decoded boxes in pixels; without it, one raw feature map per level"),
+    switch("--end2end", "include NMS in the ONNX file: TensorRT's plugin, or ONNX's own operator with --max-wh"),
+    value(
+        "--max-wh",
+        "with --end2end: use ONNX's NMS, with classes offset by this many pixels; 0: NMS across classes",
+        type=int,
+        metavar="PX",
+    ),
+    value("--topk-all", "NMS: maximum number of boxes per image", type=int, metavar="N"),
+    value("--iou-thres", "NMS: of two boxes with a larger IoU, keep the more confident one", type=float, metavar="IOU"),
+    value("--conf-thres", "NMS: drop boxes with a lower confidence", type=float, metavar="CONF"),
+    value("--device", "device on which torch's own speed is measured: cpu, or the number of a GPU"),
+    switch("--simplify", "fold constants and remove unneeded nodes with onnxslim"),
+    switch("--include-nms", "include NMS as older versions did: TensorRT's plugin, with boxes as corners"),
+    switch("--fp16", "also write an ONNX file in half precision (in YOLOv7: a CoreML file)"),
+    switch("--int8", "also write an ONNX file with 8-bit convolutions (in YOLOv7: a CoreML file)"),
 )
 
 EXPORT_OURS = (
-    value("--formats", "what to write: torchscript, onnx (default: both)", nargs="+", metavar="FORMAT"),
-    value("--out", "path of the files without ending, or a folder (default: beside the weights)", metavar="PATH"),
-    value("--cfg", "model config of weights that do not hold one"),
-    value("--data", "data YAML whose validation pictures the files are compared on (default: drawn pictures)"),
-    value("--images", "pictures, folders or lists to compare on, instead of --data", nargs="+", metavar="PATH"),
-    value("--pictures", "how many of them", type=int, metavar="N"),
-    value("--opset", "version of ONNX's operators", type=int, metavar="N"),
+    value("--formats", "formats to write: torchscript, onnx (default: both)", nargs="+", metavar="FORMAT"),
+    value("--out", "path of the files without an ending, or a folder (default: beside the weights)", metavar="PATH"),
+    value("--cfg", "model config, for weights that do not contain one"),
+    value("--data", "data YAML; its validation images are used to verify the files (default: generated images)"),
+    value(
+        "--images",
+        "images, folders or lists to verify the files with, instead of --data",
+        nargs="+",
+        metavar="PATH",
+    ),
+    value("--pictures", "number of images to verify the files with", type=int, metavar="N"),
+    value("--opset", "version of the ONNX operator set", type=int, metavar="N"),
 )
 
 EXPORT_DESCRIPTION = """\
-Write a network for other programs: ONNX and TorchScript. Batch norms, RepConv branches and implicit vectors are folded,
-auxiliary heads left out. Every file is compared with the network on pictures before it is written; sizes and times are
-printed. Every flag of YOLOv7's export.py is here and may be shortened as there.
+Export a network to ONNX and TorchScript. Batch norms, RepConv branches and implicit vectors are folded, auxiliary heads
+are left out. Before a file is written, its outputs are compared with those of the network on some images; sizes and
+times are printed. All flags of YOLOv7's export.py are accepted, including abbreviations.
 """
 EXPORT_EPILOG = """\
 examples:
-  %(prog)s --weights best.pt --grid --simplify                      best.onnx: boxes in pixels
-  %(prog)s --weights best.pt --grid --dynamic-batch --data my.yaml  any batch, compared on your pictures
-  %(prog)s --weights best.pt --grid --end2end --max-wh 640          NMS inside, for ONNX Runtime
-  %(prog)s --weights best.pt --grid --end2end                       NMS inside, for TensorRT
+  %(prog)s --weights best.pt --grid --simplify                      best.onnx, with boxes in pixels
+  %(prog)s --weights best.pt --grid --dynamic-batch --data my.yaml  any batch size, verified with your images
+  %(prog)s --weights best.pt --grid --end2end --max-wh 640          with NMS, for ONNX Runtime
+  %(prog)s --weights best.pt --grid --end2end                       with NMS, for TensorRT
 
-Exit code: 0, 2 wrong options or a package is missing, 3 pictures, 4 weights, 5 no room, 8 a file is not the network.
+Exit codes: 0 done, 2 wrong options or a missing package, 3 unusable images, 4 unusable weights, 5 not enough disk,
+memory or GPUs, 8 the outputs of a file differ from those of the network.
 """
 
 
+# Parsers
+
+
 def train_parser(prog: str = "flatout yolo train") -> FlagParser:
-    """Reads the flags of train.py and train_aux.py, which are the same command."""
+    """The parser of train.py and train_aux.py, which are the same command."""
     parser = FlagParser(prog, TRAIN_DESCRIPTION, TRAIN_EPILOG, about=_about_key_of_hyp)
     for title, names, shortened in (
         ("flags of YOLOv7", TRAIN_YOLOV7, True),
-        ("flags of its fork Yolov7fast", TRAIN_FORK, True),
-        ("new, for speed", SPEED, False),
-        ("new, for the recipe", RECIPE, False),
-        ("new, for files", FILES, False),
+        ("flags of the fork Yolov7fast", TRAIN_FORK, True),
+        ("new flags for speed", SPEED, False),
+        ("new flags for the training recipe", RECIPE, False),
+        ("new flags for runs, files and logs", FILES, False),
     ):
         parser.add_flags(title, flags_of(TrainOptions, names), TrainOptions(), shortened=shortened)
     return parser
 
 
 def _about_key_of_hyp(word: str) -> str | None:
-    # From a file, because the class that knows them imports torch.
+    # The keys are read from a file, because importing the class `Hyp` would import torch.
     keys = load_yaml(shipped_folder("data") / "hyp.scratch.p5.yaml")
     if not isinstance(keys, dict) or word not in keys:
         return None
-    return f"{word} is a key of the hyp file: change it there, and name the file with --hyp."
+    return f"{word} is a key of the hyp file: set it there, and give the file with --hyp."
 
 
-def test_parser(prog: str = "flatout yolo test") -> FlagParser:  # noqa: PT028 - no test
-    """Reads the flags of test.py."""
+def test_parser(prog: str = "flatout yolo test") -> FlagParser:  # noqa: PT028 - not a test
+    """The parser of test.py."""
     parser = FlagParser(prog, TEST_DESCRIPTION, TEST_EPILOG)
     defaults = TestOptions()
     parser.add_flags("flags of YOLOv7", TEST_YOLOV7, defaults, shortened=True)
-    parser.add_flags("flag of its fork Yolov7fast", TEST_FORK, defaults, shortened=True)
-    parser.add_flags("new", TEST_OURS, defaults, shortened=False)
+    parser.add_flags("flags of the fork Yolov7fast", TEST_FORK, defaults, shortened=True)
+    parser.add_flags("new flags", TEST_OURS, defaults, shortened=False)
     return parser
 
 
 def detect_parser(prog: str = "flatout yolo detect") -> FlagParser:
-    """Reads the flags of detect.py."""
+    """The parser of detect.py."""
     parser = FlagParser(prog, DETECT_DESCRIPTION, DETECT_EPILOG)
     defaults = DetectOptions()
     parser.add_flags("flags of YOLOv7", DETECT_YOLOV7, defaults, shortened=True)
-    parser.add_flags("new", DETECT_OURS, defaults, shortened=False)
+    parser.add_flags("new flags", DETECT_OURS, defaults, shortened=False)
     return parser
 
 
 def export_parser(prog: str = "flatout yolo export") -> FlagParser:
-    """Reads the flags of export.py."""
+    """The parser of export.py."""
     parser = FlagParser(prog, EXPORT_DESCRIPTION, EXPORT_EPILOG)
     defaults = ExportOptions()
     parser.add_flags("flags of YOLOv7", EXPORT_YOLOV7, defaults, shortened=True)
-    parser.add_flags("new", EXPORT_OURS, defaults, shortened=False)
+    parser.add_flags("new flags", EXPORT_OURS, defaults, shortened=False)
     return parser
 
 
+# Options from parsed arguments
+
+
 def options_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> TrainOptions:
-    """What was given by name and the environment ask for; ConfigError names every mistake."""
+    """The options of a training, from the given flags and the environment; ConfigError lists every mistake."""
     values = {
         **from_environment(environ),
         "use_compile": _is_on(environ, "USE_COMPILE"),
@@ -281,13 +301,13 @@ def options_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> TrainO
     }
     if "img_size" in values:
         values["img_size"] = train_and_test_size(values["img_size"])
-    from flatout.config import build_config  # now, because help does not need pydantic
+    from flatout.config import build_config  # imported late, because help does not need pydantic
 
     return build_config(values, TrainOptions)
 
 
 def test_options(args: argparse.Namespace) -> TestOptions:
-    """What parsed flags ask for; ConfigError names every mistake."""
+    """The options of an evaluation; ConfigError lists every mistake."""
     weights = [args.weights] if isinstance(args.weights, str) else args.weights
     from flatout.config import build_config
 
@@ -295,7 +315,7 @@ def test_options(args: argparse.Namespace) -> TestOptions:
 
 
 def detect_options(args: argparse.Namespace) -> DetectOptions:
-    """What parsed flags ask for; ConfigError names every mistake."""
+    """The options of a detection; ConfigError lists every mistake."""
     weights = [args.weights] if isinstance(args.weights, str) else args.weights
     from flatout.config import build_config
 
@@ -303,7 +323,7 @@ def detect_options(args: argparse.Namespace) -> DetectOptions:
 
 
 def export_options(args: argparse.Namespace) -> ExportOptions:
-    """What parsed flags ask for; ConfigError names every mistake."""
+    """The options of an export; ConfigError lists every mistake."""
     if len(args.img_size) > 2:
         raise ConfigError(f"--img-size {' '.join(map(str, args.img_size))}: give one size, or a height and a width.")
     from flatout.config import build_config
@@ -312,10 +332,10 @@ def export_options(args: argparse.Namespace) -> ExportOptions:
 
 
 def train_and_test_size(sizes: Sequence[int]) -> list[int]:
-    """The first two of `--img-size`; one number stands for both."""
+    """The values of `--img-size` as two numbers; a single one is used for both."""
     if len(sizes) > 2:
         raise ConfigError(
-            f"--img-size {' '.join(map(str, sizes))}: give one size, or one for training and one for tests."
+            f"--img-size {' '.join(map(str, sizes))}: give one size, or one for training and one for validation."
         )
     return [sizes[0], sizes[-1]]
 
@@ -324,16 +344,16 @@ def _is_on(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name, "0") == "1"
 
 
-# Flags of YOLOv7 and its fork that flatout does not obey yet: refused in a sentence each, never ignored.
+# Flags of YOLOv7 and its fork that are not supported: refused with a reason, never ignored
 
 _REASONS = {
-    "bucket": "states are copied to any store, not only to Google's: --mirror gs://BUCKET/FOLDER",
-    "compat_pt": "pickled files for old tools are not built yet; `flatout yolo convert` writes safetensors",
+    "bucket": "use --mirror gs://BUCKET/FOLDER, which copies checkpoints to any object store",
+    "compat_pt": "writing pickled files for old tools is not implemented; `flatout yolo convert` writes safetensors",
 }
 
 
 def refuse_what_is_not_built(options: TrainOptions) -> None:
-    """ConfigError names every flag that cannot be obeyed."""
+    """ConfigError that lists every unsupported flag in use."""
     if refusals := list(_refusals(options)):
         raise ConfigError("\n".join(refusals))
 
@@ -342,4 +362,4 @@ def _refusals(options: TrainOptions) -> Iterator[str]:
     defaults = TrainOptions()
     for name, reason in _REASONS.items():
         if getattr(options, name) != getattr(defaults, name):
-            yield f"--{name.replace('_', '-')}: {reason}. Leave the flag out."
+            yield f"--{name.replace('_', '-')} is not supported: {reason}. Leave the flag out."

@@ -1,4 +1,4 @@
-"""flatout yolo group: share the classes of a data set out to several heads."""
+"""`flatout yolo group`: assign the classes of a data set to several heads."""
 
 import argparse
 from pathlib import Path
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from flatout.yolo.multihead.grouping.choose import Grouped
 
 DESCRIPTION = """\
-Share the classes of a data set out to the heads of a network with several (1B4H), and write the head configuration
-that `train.py --head-config` takes, with a picture that shows what was grouped. SOURCE is a data YAML (labels as text,
-COCO or Pascal VOC), a COCO annotation file without its pictures, or a confusion matrix (.csv, .npz, .json).
+Assign the classes of a data set to the heads of a multi-head network (1B4H). Writes the head configuration for
+`train.py --head-config`, and a plot of the grouping. SOURCE is a data YAML (with YOLO, COCO or Pascal VOC labels), a
+COCO annotation file without its images, or a confusion matrix (.csv, .npz, .json).
 
 methods:
-  standard        COCO's classes by kind of thing (four heads); other data sets in blocks of neighbours
-  geometry        boxes of like proportions share a head
-  hybrid          like proportions and occurring together, by spectral clustering
+  standard        COCO: four heads by topic; other data sets: blocks of consecutive classes
+  geometry        classes with boxes of similar aspect ratio share a head
+  hybrid          classes with similar aspect ratios that occur together share a head (spectral clustering)
   anticonfusion   classes that are mistaken for each other go to different heads
 """
 EPILOG = """\
@@ -27,7 +27,7 @@ examples:
   flatout yolo group data/bolts.yaml --method anticonfusion --confusion runs/test/exp/confusion_matrix.csv
   train.py --heads 3 --head-config heads.geometry.yaml --data data/bolts.yaml --cfg yolov7-tiny-1b4h ...
 
-Exit code: 0, 2 wrong arguments, 3 data that cannot be used, 5 no room.
+Exit codes: 0 done, 2 wrong arguments, 3 unusable data, 5 not enough disk space.
 """
 METHODS = ("standard", "geometry", "hybrid", "anticonfusion")
 
@@ -36,9 +36,9 @@ def main(argv: list[str]) -> int:
     """Group classes; returns the exit code."""
     args = _parser().parse_args(argv)
     out = args.out or Path(f"heads.{args.method}.yaml")
-    picture = args.picture or out.with_suffix(".png")
-    _check_names(out, picture)
-    # Now, because help and mistakes are answered without NumPy and OpenCV.
+    plot = args.picture or out.with_suffix(".png")
+    _check_names(out, plot)
+    # Imported late, so that help and usage errors do not wait for NumPy and OpenCV.
     from flatout.cli import show_log
     from flatout.yolo.multihead.grouping.chart import draw_grouping
     from flatout.yolo.multihead.grouping.choose import (
@@ -54,9 +54,9 @@ def main(argv: list[str]) -> int:
     hybrid = HybridConfig(alpha=args.alpha, beta=args.beta, balance=args.balance, seed=args.seed)
     config = GroupConfig(method=args.method, heads=args.heads, hybrid=hybrid, confused_from=args.confused_from)
     source = open_source(args.source, split=args.split)
-    # After SOURCE was found, because a mistake there matters more, and before its labels are read.
+    # After SOURCE was found, because a mistake there is more important, and before its labels are read.
     if not args.force:
-        _refuse_to_overwrite(out, picture)
+        _refuse_to_overwrite(out, plot)
     if args.confusion is not None:
         source = with_confusion(source, args.confusion)
     grouped = group_classes(source, config)
@@ -64,15 +64,17 @@ def main(argv: list[str]) -> int:
     print(as_text(grouped))
     print(f"heads: {out}")
     try:
-        draw_grouping(grouped, picture)
+        draw_grouping(grouped, plot)
     except OSError as error:
-        raise ResourceError(f"{picture}: cannot be written: {error.strerror}. Choose another place.") from None
-    print(f"picture: {picture}")
+        raise ResourceError(
+            f"{plot}: cannot be written: {error.strerror}. Choose another path with --picture."
+        ) from None
+    print(f"plot: {plot}")
     return 0
 
 
 def as_text(grouped: "Grouped") -> str:
-    """A line per head."""
+    """The grouping as text, one line per head."""
     config = grouped.grouping.config
     lines = [f"{counted(config.nc, 'class')} in {counted(config.num_heads, 'head')}: {config.grouping}"]
     for number, (head, comment) in enumerate(zip(config.heads, grouped.grouping.comments, strict=True)):
@@ -82,21 +84,21 @@ def as_text(grouped: "Grouped") -> str:
     return "\n".join(lines)
 
 
-def _check_names(out: Path, picture: Path) -> None:
-    """What can be known before labels are read."""
+def _check_names(out: Path, plot: Path) -> None:
+    """ConfigError for output paths that cannot work; needs no labels."""
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: the name must end in .yaml.")
-    if picture.suffix != ".png":
-        raise ConfigError(f"--picture {picture}: the name must end in .png.")
-    for path in (out, picture):
+    if plot.suffix != ".png":
+        raise ConfigError(f"--picture {plot}: the name must end in .png.")
+    for path in (out, plot):
         if not path.parent.is_dir():
-            raise ConfigError(f"{path}: its folder does not exist. Make it first, or choose another one.")
+            raise ConfigError(f"{path}: its folder does not exist. Create it first, or choose another one.")
 
 
 def _refuse_to_overwrite(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise ConfigError(f"{path}: exists already. Choose another name with --out, or overwrite it with --force.")
+            raise ConfigError(f"{path} already exists. Choose another name with --out, or overwrite it with --force.")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,23 +110,36 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("source", metavar="SOURCE", help="data YAML, Pascal VOC folder, COCO file or confusion matrix")
-    parser.add_argument("--method", choices=METHODS, required=True)
-    parser.add_argument("--heads", type=int, default=4, metavar="N", help="default: %(default)s")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: heads.METHOD.yaml, here")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="default: OUT with .png at its end")
-    parser.add_argument("--split", choices=("train", "val", "test"), default="train", help="default: %(default)s")
-    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+    parser.add_argument("--method", choices=METHODS, required=True, help="how to group the classes, see above")
+    parser.add_argument("--heads", type=int, default=4, metavar="N", help="number of heads (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="head configuration to write (default: heads.METHOD.yaml)"
+    )
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="plot to write (default: the name of OUT, ending in .png)"
+    )
+    parser.add_argument(
+        "--split",
+        choices=("train", "val", "test"),
+        default="train",
+        help="split whose labels are used (default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
     hybrid = parser.add_argument_group("for --method hybrid")
-    hybrid.add_argument("--alpha", type=float, default=0.5, metavar="W", help="weight of shape (default: %(default)s)")
+    hybrid.add_argument(
+        "--alpha", type=float, default=0.5, metavar="W", help="weight of similar aspect ratios (default: %(default)s)"
+    )
     hybrid.add_argument(
         "--beta", type=float, default=0.5, metavar="W", help="weight of occurring together (default: %(default)s)"
     )
-    hybrid.add_argument("--balance", action="store_true", help="move classes until heads are about equally large")
-    hybrid.add_argument("--seed", type=int, default=42, metavar="S", help="default: %(default)s")
+    hybrid.add_argument("--balance", action="store_true", help="move classes until all heads have about the same size")
+    hybrid.add_argument("--seed", type=int, default=42, metavar="S", help="random seed (default: %(default)s)")
     apart = parser.add_argument_group("for --method anticonfusion")
-    apart.add_argument("--confusion", type=Path, metavar="FILE", help="confusion matrix; else pairs known from COCO")
+    apart.add_argument(
+        "--confusion", type=Path, metavar="FILE", help="confusion matrix (default: pairs that are known from COCO)"
+    )
     apart.add_argument(
         "--confused-from", type=float, default=0.02, metavar="SHARE",
-        help="share of a class that must be taken for another (default: %(default)s)",
+        help="two classes count as confused if this share of one is taken for the other (default: %(default)s)",
     )  # fmt: skip
     return parser

@@ -1,4 +1,4 @@
-"""flatout yolo info: the layers, size and cost of a network, and what a file of weights holds."""
+"""`flatout yolo info`: the layers, size and cost of a network, and the content of a weights file."""
 
 import argparse
 import json
@@ -13,28 +13,31 @@ if TYPE_CHECKING:
     from flatout.yolo.model.info import Contents, Description, NetworkFacts
 
 DESCRIPTION = """\
-Show the layers of a network with their parameters, its size and cost, strides and anchors. For a file of weights
-(.pt or .safetensors, of flatout or of YOLOv7) also show what it holds. Nothing in the file is run, whoever wrote it.
+Show the layers of a network with their parameters, its size and cost, its strides and its anchors. For a weights file
+(.pt or .safetensors, of flatout or of YOLOv7), also show what it contains. No code in the file is ever run, so
+untrusted files are safe.
 """
 EPILOG = """\
 examples:
-  flatout yolo info yolov7-tiny              a config that comes with flatout
-  flatout yolo info deploy/yolov7-w6         its form for inference
-  flatout yolo info my.yaml --json           a config of your own, for a script
-  flatout yolo info runs/train/exp/weights/best.pt
-  flatout yolo info state_dict.pt --cfg yolov7    weights that do not say how their network is built
+  flatout yolo info yolov7-tiny                     a config that comes with flatout
+  flatout yolo info deploy/yolov7-w6                a config for inference
+  flatout yolo info my.yaml --json                  your own config, for a script
+  flatout yolo info runs/train/exp/weights/best.pt  a weights file
+  flatout yolo info state_dict.pt --cfg yolov7      weights that do not contain their model config
 
-GFLOPS are for one picture of 640 x 640. Exit code: 0, 2 for a wrong config, 4 for weights that cannot be read.
+GFLOPS are for one image of 640 x 640 px. Exit codes: 0 done, 2 wrong config, 4 unreadable weights.
 """
 
 
 def main(argv: list[str]) -> int:
-    """Describe a config or a file of weights; returns the exit code."""
+    """Describe a model config or a weights file; returns the exit code."""
     args = _parser().parse_args(argv)
     is_config = names_config(args.source)
     if is_config and args.cfg is not None:
-        raise ConfigError(f"--cfg is for weights that do not hold their config, and {args.source} is a config.")
-    # Now, because help and mistakes are answered without torch.
+        raise ConfigError(
+            f"--cfg is only for weights that do not contain their config, and {args.source} is a config. Leave it out."
+        )
+    # Imported late, so that help and usage errors do not wait for torch.
     from flatout.yolo.model.info import describe_config, describe_weights
 
     description = describe_config(args.source) if is_config else describe_weights(args.source, cfg=args.cfg)
@@ -43,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def as_json(description: "Description") -> str:
-    """One JSON document; the table of layers is left out, as its rows are there. Numbers that are none become null."""
+    """The description as JSON, without the text table, whose rows are included; nan and inf become null."""
     plain = asdict(description)
     if description.network:
         del plain["network"]["table"]
@@ -53,7 +56,7 @@ def as_json(description: "Description") -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity; the fitness or the anchors of a file may be either."""
+    """The value with nan and inf, which the fitness or the anchors of a file may be, replaced by None."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -62,7 +65,7 @@ def _finite(value: Any) -> Any:
 
 
 def as_text(description: "Description") -> str:
-    """The table of layers, then one line per fact."""
+    """The description as text: the table of layers, then a line per fact."""
     lines = network_lines(description.network) if description.network else []
     if description.contents:
         lines += ["", *contents_lines(description.source, description.contents)]
@@ -80,7 +83,7 @@ def network_lines(network: "NetworkFacts") -> list[str]:
         "",
         network.size.line(),
         _line("fused", fused),
-        _line("head", f"{network.head}, {classes}, pictures of {network.channels} channels"),
+        _line("head", f"{network.head}, {classes}, images with {network.channels} channels"),
         *(_line(f"stride {stride:g}", f"anchors {_pairs(anchors)} px") for stride, anchors in levels),
         *(_line(f"head {number}", _group(head)) for number, head in enumerate(network.heads or ())),
     ]
@@ -121,7 +124,7 @@ def _pairs(anchors: list[float]) -> str:
 def _classes(contents: "Contents") -> str:
     if contents.num_classes is None:
         return "not stored"
-    # A file may hold anything as a name; none of it may steer a terminal.
+    # A name in a file may contain anything, including control codes for the terminal.
     shown = [name[:40] if name.isprintable() else repr(name[:40]) for name in (contents.names or [])[:10]]
     more = ", ..." if len(contents.names or []) > len(shown) else ""
     return f"{contents.num_classes}{': ' if shown else ''}{', '.join(shown)}{more}"
@@ -141,7 +144,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("source", metavar="CFG|WEIGHTS", help="name or path of a model config, or path of weights")
-    parser.add_argument("--cfg", help="config of weights that do not hold one")
+    parser.add_argument(
+        "source", metavar="CFG|WEIGHTS", help="name or path of a model config, or path of a weights file"
+    )
+    parser.add_argument("--cfg", help="model config, for weights that do not contain one")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     return parser

@@ -1,4 +1,4 @@
-"""flatout yolo stages: several trainings as one job, each from the best weights of the one before."""
+"""`flatout yolo stages`: train in several stages, each from the best weights of the previous one."""
 
 import os
 from typing import Any
@@ -8,25 +8,27 @@ from flatout.yolo.commands.flags import options_from, train_parser
 from flatout.yolo.options import TrainOptions
 
 DESCRIPTION = """\
-Train in stages, as one job: the first from --weights, each further one from the best weights of the stage before, with
-its own epochs, frozen layers, hyp file and whatever else FILE says. Optimizer and epochs begin anew in every stage. The
-same command typed again continues at the right stage and epoch; a finished stage is never trained again.
+Train in several stages. The first starts from --weights, every other one from the best weights of the previous stage.
+FILE sets the epochs, frozen layers, hyp file and other options of each stage. Every stage starts with a new optimizer
+and at epoch 0. If the command was interrupted, run it again: it continues at the right stage and epoch, and never
+repeats a finished stage.
 """
 EPILOG = """\
-FILE is YAML; its keys are the flags above, without the dashes:
+FILE is a YAML file whose keys are the flags above, without the dashes:
   common: {data: my.yaml, cfg: yolov7-tiny, img_size: 320}
   stages:
     - {epochs: 100, freeze: 50, hyp: data/hyp.scratch.tiny.noota.yaml}
     - {epochs: 200, freeze: 0, hyp: data/hyp.scratch.tiny.noota.stage4.yaml}
 
-Flags of the command hold for all stages, whatever FILE says. --project, --name, --fresh and --break-lock are about the
-whole job.
+Flags on the command line apply to all stages and override FILE. --project, --name, --fresh and --break-lock apply to
+the command as a whole.
 
 examples:
   %(prog)s data/stages.gradual_unfreeze.yaml --weights runs/train/tiny/weights/best.pt --data data/coco320.yaml
-  %(prog)s my_stages.yaml --epochs 1 --name try          every stage for one epoch: does all of it work?
+  %(prog)s my_stages.yaml --epochs 1 --name try          one epoch per stage, to see whether everything works
 
-Exit code: as train.py: 0, 2 wrong options or FILE has changed, 3 data, 4 weights, 5 no room, 75 interrupted and saved.
+Exit codes are those of train.py: 0 done, 2 wrong options or FILE has changed, 3 unusable data, 4 unusable weights,
+5 not enough disk, memory or GPUs, 75 interrupted and saved.
 """
 
 
@@ -35,7 +37,7 @@ def main(argv: list[str]) -> int:
     typed = _parser().parse_typed(argv)
     file = typed.pop("file")
     show_log()
-    # Now, because help and mistyped flags are answered without torch.
+    # Imported late, so that help and usage errors do not wait for torch.
     from flatout.runs import OnDone, Spending
     from flatout.yolo.stages import read_plan, run_stages
 
@@ -48,16 +50,16 @@ def main(argv: list[str]) -> int:
 
 
 def _from_environment() -> dict[str, Any]:
-    """FLATOUT_STOP_AFTER and USE_COMPILE, as train.py understands them."""
-    asked = options_from({}, os.environ)
-    return {"stop_after": asked.stop_after, "use_compile": asked.use_compile}
+    """The options that FLATOUT_STOP_AFTER and USE_COMPILE set, as in train.py."""
+    options = options_from({}, os.environ)
+    return {"stop_after": options.stop_after, "use_compile": options.use_compile}
 
 
 def _parser() -> FlagParser:
     parser = train_parser("flatout yolo stages")
     parser.usage = "flatout yolo stages [-h] FILE [FLAG ...]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("file", metavar="FILE", help="stages, as YAML")
-    # What the command does not say, help shows as the default.
+    parser.add_argument("file", metavar="FILE", help="YAML file with the stages")
+    # Shown in the help as the default of every flag.
     parser.set_defaults(**dict.fromkeys([flag.dest for flag in flags_of(TrainOptions)], "as FILE says"))
     return parser

@@ -1,4 +1,4 @@
-"""flatout yolo test and test.py: evaluate weights."""
+"""`flatout yolo test` and test.py: evaluate weights."""
 
 import sys
 from pathlib import PurePath
@@ -8,11 +8,11 @@ from flatout.yolo.commands.flags import test_options, test_parser
 
 
 def main(argv: list[str]) -> int:
-    """Evaluate; returns the exit code."""
+    """Evaluate weights; returns the exit code."""
     parser = test_parser("test.py" if PurePath(sys.argv[0]).name == "test.py" else "flatout yolo test")
     options = test_options(parser.parse_args(argv))
     show_log()
-    # Now, because help and mistakes are answered without torch.
+    # Imported late, so that help and usage errors do not wait for torch.
     from flatout.yolo.evaluate import test
 
     print(test(options))

@@ -1,4 +1,4 @@
-"""flatout yolo train, train.py and train_aux.py: train a detector."""
+"""`flatout yolo train`, train.py and train_aux.py: train a detector."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class YoloCommand(TrainCommand):
-    """YOLOv7's flags with their abbreviations, its environment variables, and `--evolve`."""
+    """Training with YOLOv7's flags, abbreviations and environment variables, and with `--evolve`."""
 
     def parser(self, prog: str) -> FlagParser:
         called = PurePath(sys.argv[0]).name
@@ -31,11 +31,11 @@ class YoloCommand(TrainCommand):
         return options.batch_size
 
     def look(self, options: TrainOptions) -> None:
-        """Refuse a data set that cannot be trained on before torch is imported, which takes longer than looking at it.
+        """Refuse an unusable data set before torch is imported, which takes longer than checking the data.
 
-        The training opens the data set itself, by the same rules; the label cache spares it a second scan. It alone
-        looks where more has to happen first or afterwards: a resumed run names its data in its folder, a mirror may
-        hold a run that is over, the command of --on-done hears of every end, and ranks of a launcher tell each other.
+        The training checks the data set again by the same rules, and the label cache avoids a second scan. The early
+        check is skipped where it must not come first: a resumed run takes its data from its folder, a mirror may hold
+        a finished run, --on-done must run after every end, and the ranks of a launcher must fail together.
         """
         if options.resume or options.mirror or options.on_done or options.diagnose_compile:
             return

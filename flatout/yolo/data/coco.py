@@ -1,4 +1,7 @@
-"""COCO: one JSON file of boxes and polygons for all pictures, classes by name."""
+"""COCO annotation files: reading them as labels, finding those of a split, and scaling them to resized images.
+
+A COCO file is one JSON document with the boxes and polygons of all images, and classes by name.
+"""
 
 import json
 import os
@@ -12,57 +15,60 @@ import numpy as np
 from flatout.errors import DataError
 from flatout.yolo.data.data_yaml import DataSet, Split
 from flatout.yolo.data.label_text import (
-    MOST_LABELS,
-    MOST_PROBLEMS,
+    MAX_LABELS,
+    MAX_PROBLEMS,
     NO_BOXES,
     NO_POINTS,
     ImageLabels,
     Problem,
-    too_many,
+    too_many_labels,
 )
 
 MOST_BYTES = 2 << 30
-YOLOV7 = Path("coco/annotations/instances_val2017.json")
-"""Where YOLOv7 has the annotations of COCO's val, from the working directory."""
+YOLOV7_VAL_ANNOTATIONS = Path("coco/annotations/instances_val2017.json")
+"""Where YOLOv7 expects the annotations of COCO's val, relative to the working directory."""
+
+
+# Reading a COCO file
 
 
 class CocoSet(NamedTuple):
-    """Pictures sorted by path, each with its labels."""
+    """The images of a COCO file, sorted by path, each with its labels."""
 
     paths: list[str]
     labels: list[ImageLabels]
     absent: list[str]
-    """Pictures that the file names but that are nowhere."""
+    """Images that the file lists but that do not exist."""
 
 
 def coco_names(path: str) -> tuple[str, ...]:
-    """The names of the classes, in the order of their ids: how the file itself numbers them."""
+    """The class names in the order of their ids."""
     return tuple(str(category["name"]) for category in categories_by_id(load_json(path)))
 
 
 def categories_by_id(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The categories in the order of their ids, each with `id` and `name`; DataError if there are none."""
+    """The categories that have `id` and `name`, in the order of their ids; DataError if there are none."""
     return sorted(_categories(content), key=lambda category: category["id"])
 
 
 def read_coco(path: str, names: Sequence[str]) -> CocoSet:
-    """Pictures and labels of a COCO file; class numbers are places in `names`.
+    """Read the images and labels of a COCO file; a class number is the position of the category in `names`.
 
-    Crowds are left out. A polygon in one piece is kept as such; of one in several pieces only the box.
+    Crowd annotations are skipped. A polygon in one piece is kept; of one in several pieces only the box is used.
     """
     content = load_json(path)
     class_of = _class_numbers(content, names, path)
-    by_picture: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    by_image: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for annotation in listed(content, "annotations"):
         if not annotation.get("iscrowd"):
-            by_picture[annotation.get("image_id")].append(annotation)
+            by_image[annotation.get("image_id")].append(annotation)
     images = listed(content, "images")
-    folder = picture_folder(path, images)
+    folder = image_folder(path, images)
     rows = sorted(
         (os.path.join(folder, str(image.get("file_name"))), _size(image, path), image.get("id")) for image in images
     )
     present = [row for row in rows if os.path.lexists(row[0])]
-    labels = [_labels(by_picture[number], class_of, size) for _, size, number in present]
+    labels = [_labels(by_image[number], class_of, size) for _, size, number in present]
     absent = [name for name, _, _ in rows if not os.path.lexists(name)]
     return CocoSet([name for name, _, _ in present], labels, absent)
 
@@ -73,7 +79,10 @@ def annotation_file(data: DataSet, split: Split) -> Path | None:
 
 
 def annotation_candidates(data: DataSet, split: Split) -> list[Path]:
-    """The one that the YAML names; else the split itself, if it is one; else where they usually are."""
+    """Where the annotation file of a split may be.
+
+    The file that the YAML names; or else the split itself, if it is a .json file; or else the usual places.
+    """
     if split in data.annotations:
         return [Path(data.annotations[split])]
     entries = [Path(entry) for entry in data.entries[split][:1]]
@@ -86,19 +95,19 @@ def annotation_candidates(data: DataSet, split: Split) -> list[Path]:
         for folder in dict.fromkeys((annotation_folder(entry), entry.parent / "annotations"))
         for name in dict.fromkeys((entry.stem, split))
     ]
-    return [*candidates, YOLOV7] if split == "val" else candidates
+    return [*candidates, YOLOV7_VAL_ANNOTATIONS] if split == "val" else candidates
 
 
 def annotation_folder(entry: Path) -> Path:
-    """Where the annotations of an entry of a split are expected: images/val2017 or val2017.txt -> annotations."""
+    """The usual annotation folder for an entry of a split: images/val2017 or val2017.txt -> annotations."""
     return (entry.parent if entry.suffix == ".txt" else entry.parent.parent) / "annotations"
 
 
 def load_json(path: str) -> dict[str, Any]:
-    """DataError for whatever is no COCO file."""
+    """The content of a COCO file; DataError if the file is something else."""
     try:
         if os.path.getsize(path) > MOST_BYTES:
-            raise DataError(f"{path}: larger than {MOST_BYTES >> 30} GiB. Is this the right file?")
+            raise DataError(f"{path}: the file is larger than {MOST_BYTES >> 30} GiB. Is it the right file?")
         with open(path, "rb") as file:
             content = json.load(file)
     except OSError as error:
@@ -106,22 +115,24 @@ def load_json(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Export it again.") from None
     if not isinstance(content, dict) or not {"images", "annotations", "categories"} <= set(content):
-        raise DataError(f"{path}: no COCO file: it has no images, annotations and categories. Is this the right file?")
+        raise DataError(
+            f"{path}: not a COCO file, which has the keys images, annotations and categories. Is it the right file?"
+        )
     return content
 
 
 def listed(content: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """The records below a key of a COCO file; DataError if that is no list."""
+    """The records under a key of a COCO file; DataError if the value is not a list."""
     value = content[key]
     if not isinstance(value, list):
-        raise DataError(f"COCO file: {key} is no list. Export it again.")
+        raise DataError(f"COCO file: {key} is not a list. Export the file again.")
     return [item for item in value if isinstance(item, dict)]
 
 
 def _categories(content: dict[str, Any]) -> list[dict[str, Any]]:
     found = [each for each in listed(content, "categories") if isinstance(each.get("id"), int) and "name" in each]
     if not found:
-        raise DataError("COCO file: no categories with id and name. Export it again.")
+        raise DataError("COCO file: it has no categories with id and name. Export the file again.")
     return found
 
 
@@ -131,13 +142,15 @@ def _class_numbers(content: dict[str, Any], names: Sequence[str], path: str) -> 
     for category in _categories(content):
         name = str(category["name"]).strip().lower()
         if name not in places:
-            raise DataError(f"{path}: category {category['name']!r} is not among the names of the data set. Add it.")
+            raise DataError(
+                f"{path}: category {category['name']!r} is not among the names in the data YAML. Add it there."
+            )
         numbers[category["id"]] = places[name]
     return numbers
 
 
-def picture_folder(path: str, images: Iterable[dict[str, Any]]) -> str:
-    """Where the pictures are: tried in the places where COCO-like data sets have them."""
+def image_folder(path: str, images: Iterable[dict[str, Any]]) -> str:
+    """The folder of the images of a COCO file: the first of the usual places that contains the first image."""
     above, stem = os.path.dirname(os.path.dirname(os.path.abspath(path))), os.path.splitext(os.path.basename(path))[0]
     split = stem.rpartition("_")[2]
     tries = [
@@ -149,21 +162,22 @@ def picture_folder(path: str, images: Iterable[dict[str, Any]]) -> str:
         if first and os.path.lexists(os.path.join(folder, first)):
             return folder
     raise DataError(
-        f"{path}: its picture {first!r} is in none of {', '.join(tries)}. Move the pictures to one of them."
+        f"{path}: its first image {first!r} is in none of these folders: {', '.join(tries)}. "
+        "Move the images to one of them."
     )
 
 
 def _size(image: dict[str, Any], path: str) -> tuple[float, float]:
     width, height = image.get("width"), image.get("height")
     if not all(isinstance(side, int | float) and side > 0 for side in (width, height)):
-        raise DataError(f"{path}: picture {image.get('file_name')!r} has no width and height. Export it again.")
+        raise DataError(f"{path}: image {image.get('file_name')!r} has no width and height. Export the file again.")
     assert width is not None and height is not None
     return width, height
 
 
 def _labels(annotations: list[dict[str, Any]], class_of: dict[int, int], size_wh: tuple[float, float]) -> ImageLabels:
-    if len(annotations) > MOST_LABELS:
-        return too_many()
+    if len(annotations) > MAX_LABELS:
+        return too_many_labels()
     rows, polygons, problems = [], [], []
     for annotation in annotations:
         label = _label(annotation, class_of, size_wh)
@@ -174,7 +188,7 @@ def _labels(annotations: list[dict[str, Any]], class_of: dict[int, int], size_wh
             polygons.append(label[1])
     has_polygon = any(len(points) for points in polygons)
     boxes = np.array(rows, np.float32) if rows else NO_BOXES
-    return ImageLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS], len(problems))
+    return ImageLabels(boxes, polygons if has_polygon else [], problems[:MAX_PROBLEMS], len(problems))
 
 
 def _label(
@@ -189,17 +203,17 @@ def _label(
         if not np.isfinite((x, y, width, height)).all():
             raise ValueError
     except (KeyError, TypeError, ValueError):
-        return Problem("label-columns", 0, f"{named}: bbox is not four numbers")
+        return Problem("label-columns", 0, f"{named}: bbox does not consist of four numbers")
     left, right = np.clip((x, x + width), 0, size_wh[0]) / size_wh[0]
     top, bottom = np.clip((y, y + height), 0, size_wh[1]) / size_wh[1]
     if right <= left or bottom <= top:
-        return Problem("label-zero-area", 0, f"{named}: a box without area inside the picture")
+        return Problem("label-zero-area", 0, f"{named}: the box has no area inside the image")
     row = [number, (left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
     return row, _polygon(annotation.get("segmentation"), size_wh)
 
 
 def _polygon(segmentation: Any, size_wh: tuple[float, float]) -> np.ndarray:
-    """float32 [points, 2] of a polygon in one piece; empty for anything else."""
+    """Points of a polygon in one piece, float32 [points, 2]; empty for anything else."""
     if not isinstance(segmentation, list) or len(segmentation) != 1 or not isinstance(segmentation[0], list):
         return NO_POINTS
     try:
@@ -210,17 +224,17 @@ def _polygon(segmentation: Any, size_wh: tuple[float, float]) -> np.ndarray:
     return points.clip(0, 1).astype(np.float32) if good else NO_POINTS
 
 
-# COCO annotations for pictures of another size: boxes, areas, polygons, masks, keypoints, widths and heights.
+# Scaling annotations to resized images: boxes, areas, polygons, masks, keypoints, widths and heights
 #
-# Ids stay as they are. Coordinates divided by the picture's size stay what they were, so training reads the same
-# boxes, and AP is computed in pixels of the pictures that are really there.
+# Ids stay the same. Coordinates relative to the image stay the same too, so training reads the same boxes, and AP is
+# computed in pixels of the resized images.
 
 DECIMALS = 3
-"""Decimals of coordinates in pixels; COCO's own have two."""
-MOST_MASK_PIXELS = 100_000_000
+"""Decimals of coordinates in pixels; COCO's own files have two."""
+MAX_MASK_PIXELS = 100_000_000
 
 SizeOf = Callable[[dict[str, Any]], tuple[int, int] | None]
-"""The new width and height of an `images` record; None leaves the picture and its annotations out."""
+"""Returns the new width and height of an `images` record; None leaves out the image and its annotations."""
 
 
 class _Scale(NamedTuple):
@@ -230,7 +244,7 @@ class _Scale(NamedTuple):
 
 
 def resized_annotations(content: dict[str, Any], size_of: SizeOf, *, path: str) -> dict[str, Any]:
-    """The content of an annotation file for the new sizes; `path` is named where a record has no size."""
+    """The content of an annotation file, scaled to the new sizes; `path` is for error messages only."""
     images, scales = [], {}
     for image in listed(content, "images"):
         size_wh = size_of(image)
@@ -249,7 +263,7 @@ def resized_annotations(content: dict[str, Any], size_of: SizeOf, *, path: str) 
 def _scale(image: dict[str, Any], size_wh: tuple[int, int], path: str) -> _Scale:
     width, height = image.get("width"), image.get("height")
     if not (isinstance(width, int | float) and isinstance(height, int | float) and width > 0 and height > 0):
-        raise DataError(f"{path}: picture {image.get('file_name')!r} has no width and height. Export it again.")
+        raise DataError(f"{path}: image {image.get('file_name')!r} has no width and height. Export the file again.")
     return _Scale(size_wh[0] / width, size_wh[1] / height, size_wh)
 
 
@@ -271,10 +285,10 @@ def _resized(annotation: dict[str, Any], scale: _Scale) -> dict[str, Any]:
 
 
 def _multiplied(values: Any, factors: tuple[float, ...]) -> Any:
-    """Each number times its factor, the factors taken in turn; what is no list of numbers stays as it is."""
+    """Each number times its factor, cycling through the factors; anything but a list of numbers is returned as is."""
     if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
         return values
-    # A factor of 1 belongs to a flag, such as whether a keypoint is visible.
+    # A factor of 1 is for flags, such as the visibility of a keypoint, which must stay whole numbers.
     return [
         value if factor == 1 else round(value * factor, DECIMALS)
         for value, factor in zip(values, factors * -(-len(values) // len(factors)), strict=False)
@@ -282,30 +296,31 @@ def _multiplied(values: Any, factors: tuple[float, ...]) -> Any:
 
 
 def resized_mask(mask: dict[str, Any], size_wh: tuple[int, int]) -> dict[str, Any] | list[Any]:
-    """A run-length encoded mask at another size, by its nearest pixels, as plain counts; [] if it is damaged.
+    """Resize a run-length encoded mask by nearest neighbour; the result has plain counts, or is [] for a damaged mask.
 
-    Runs go down the columns, one after the other, and begin with pixels outside the object.
+    Runs go down column by column and start with pixels outside the object.
     """
     import cv2
 
     try:
         height, width = (int(side) for side in mask["size"])
         counts = mask["counts"]
-        runs = np.array(_unpacked(counts) if isinstance(counts, str) else counts, np.int64)
-        if not 0 < height * width <= MOST_MASK_PIXELS or (runs < 0).any() or runs.sum() != height * width:
+        runs = np.array(_decode_counts(counts) if isinstance(counts, str) else counts, np.int64)
+        if not 0 < height * width <= MAX_MASK_PIXELS or (runs < 0).any() or runs.sum() != height * width:
             return []
     except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return []
     inside = np.repeat(np.arange(len(runs)) % 2, runs).astype(np.uint8).reshape(width, height)
-    # Transposed, as the runs are, so its width is the picture's height.
+    # The runs go by columns, so `inside` is transposed: its width is the height of the image.
     small = cv2.resize(inside, (size_wh[1], size_wh[0]), interpolation=cv2.INTER_NEAREST).reshape(-1)
     borders = np.flatnonzero(np.diff(small, prepend=np.uint8(0))) if len(small) else np.zeros(0, np.int64)
     new_runs = np.diff(np.concatenate(([0], borders, [len(small)])))
     return {"size": [size_wh[1], size_wh[0]], "counts": new_runs.tolist()}
 
 
-def _unpacked(text: str) -> list[int]:
-    """Counts of COCO's compact form: five bits per character; from the fourth on, differences to the last but one."""
+def _decode_counts(text: str) -> list[int]:
+    """Decode COCO's compressed counts: five bits per character; from the fourth count on, each is stored as the
+    difference to the last but one."""
     counts: list[int] = []
     number = shift = 0
     for character in text:

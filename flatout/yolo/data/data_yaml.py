@@ -1,10 +1,10 @@
-"""The data YAML: which pictures train, validate and test, and what their classes are called.
+"""The data YAML: which images are used to train, validate and test, and the names of the classes.
 
-    coco.yaml --load_yaml--> plain values --complaints--> DataYaml, or every mistake at once
+    coco.yaml --load_yaml--> plain values --build_config--> DataYaml --resolve--> DataSet
+                                                               |
+                                                               `--yaml_problems--> every mistake at once
 
-Nothing is downloaded here: a `download` command is kept as text and refused by whoever misses the pictures.
-
-Which files are the pictures of a split, and where are their labels?
+Nothing is downloaded: a `download` command is kept as text, and quoted in the error about missing images.
 """
 
 import os
@@ -19,43 +19,39 @@ from flatout.errors import ConfigError, DataError, counted
 from flatout.yaml_strict import Yaml, load_yaml
 from flatout.yolo.data.find import how_to_resize
 
-VOC_IMAGES, VOC_LABELS, VOC_LISTS = "JPEGImages", "Annotations", "ImageSets"
-"""Folders of a Pascal VOC data set."""
-
-
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
 class DataYaml:
-    """What the file says, with paths as written; `entries` resolves them."""
+    """The content of the file, with paths as written; `DataSet.entries` has them resolved."""
 
     names: list[str] | dict[int, str]
     train: str | list[str] = field(default_factory=list)
     val: str | list[str] = field(default_factory=list)
     test: str | list[str] = field(default_factory=list)
     nc: int | None = None
-    """Number of classes; follows from the names where it is not given."""
+    """Number of classes; by default the number of names."""
     path: str | None = None
     """Folder that relative paths start from. YOLOv7 has no such key; newer data sets do."""
     download: str | None = None
-    """Where the data comes from, or the command that fetches it. Never obeyed on its own."""
+    """Where the data comes from, or the command that downloads it. Never run."""
     annotations: str | dict[Split, str] | None = None
-    """COCO's own annotation file of val, or one for each split: COCO's AP is computed with it."""
+    """COCO annotation file of val, or one for each split, used to compute COCO's AP."""
     roboflow: dict[str, int | float | str] | None = None
-    """Where a data set that Roboflow exported comes from; nobody reads it."""
+    """Origin of a data set that was exported by Roboflow; accepted and not used."""
     heads: int | None = None
     grouping: str | None = None
     full_head: bool | None = None
     generated_by: str | None = None
     head_assignments: dict[str, dict[str, int | float | str | list[int]]] | None = None
-    """With the keys before it: which head of a network with several answers for which classes. Read by `--head-config`,
-    for which a data YAML may serve as well."""
+    """Classes of each head of a multi-head network. With `heads` to `generated_by` it makes a data YAML usable as the
+    file of `--head-config`."""
 
 
-class Complaint(NamedTuple):
-    """A mistake in a data YAML that still could be read, and the check that is about it."""
+class YamlProblem(NamedTuple):
+    """A mistake in a readable data YAML, and the id of the check that reports it."""
 
     check: str
     text: str
@@ -63,34 +59,34 @@ class Complaint(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data YAML with its paths resolved and its names as a tuple: what everybody else works with."""
+    """A data YAML with resolved paths and its names as a tuple; all other modules work with this."""
 
     file: Path
     names: tuple[str, ...]
     entries: dict[Split, tuple[str, ...]]
-    """Folders, lists and files of each split, in the order in which they are written."""
+    """Folders, lists and files of each split, in the order of the file."""
     written: DataYaml
     annotations: dict[Split, str] = field(default_factory=dict)
-    """COCO annotation files that the YAML names for AP."""
+    """COCO annotation files that the YAML names for computing AP."""
 
 
 def read_data_yaml(path: str | Path) -> DataSet:
-    """The data set a YAML file describes; raises ConfigError with every mistake, one per line."""
+    """Read a data YAML; ConfigError with every mistake in it, one per line."""
     return without_complaints(open_data_yaml(path))
 
 
 def without_complaints(data: DataSet, splits: Sequence[Split] = ("train", "val")) -> DataSet:
-    """The same data set; ConfigError with every mistake in its names and in those splits, one per line."""
-    if mistakes := [mistake.text for mistake in complaints(data.written, splits)]:
+    """Return the data set if its names and these splits are valid; ConfigError with every mistake, one per line."""
+    if mistakes := [mistake.text for mistake in yaml_problems(data.written, splits)]:
         raise ConfigError("\n".join(f"{data.file}: {mistake}" for mistake in mistakes))
     return data
 
 
 def open_data_yaml(path: str | Path) -> DataSet:
-    """As `read_data_yaml`, without judging names and splits: for those who want to report every mistake."""
+    """Like `read_data_yaml`, but without validating names and splits; for callers that report mistakes themselves."""
     values = load_yaml(path)
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: a data YAML is a group of keys: train, val, nc, names. Is this the right file?")
+        raise ConfigError(f"{path}: a data YAML has the keys train, val, nc and names. Is this the right file?")
     written = build_config(_with_text_names(values), DataYaml, where=str(path))
     resolved = partial(resolve, base=written.path, yaml_folder=Path(path).parent)
     entries: dict[Split, tuple[str, ...]] = {split: tuple(map(resolved, _listed(written, split))) for split in SPLITS}
@@ -99,40 +95,42 @@ def open_data_yaml(path: str | Path) -> DataSet:
     return DataSet(Path(path), names_of(written), entries, written, annotations)
 
 
-def complaints(data: DataYaml, splits: Sequence[Split] = ("train", "val")) -> Iterator[Complaint]:
-    """What is wrong with the names and with the splits that are needed."""
+def yaml_problems(data: DataYaml, splits: Sequence[Split] = ("train", "val")) -> Iterator[YamlProblem]:
+    """Mistakes in the names, and splits that are needed but missing."""
     for split in splits:
         if not _listed(data, split):
-            yield Complaint(
-                "split-missing", f"{split}: no pictures are named - add a folder, a .txt list or a list of them"
+            yield YamlProblem(
+                "split-missing", f"{split}: no images given - add a folder, a .txt list, or several of them in brackets"
             )
     if not data.names:
-        yield Complaint("names-count", "names: empty - name at least one class")
+        yield YamlProblem("names-count", "names: empty - name at least one class")
     if isinstance(data.names, dict) and sorted(data.names) != list(range(len(data.names))):
-        yield Complaint(
-            "names-holes", f"names: the numbers {sorted(data.names)[:8]} are not 0, 1, 2, ... - fill the holes"
+        yield YamlProblem(
+            "names-holes",
+            f"names: the class numbers {sorted(data.names)[:8]} are not 0, 1, 2, ... - name every class from 0 on",
         )
     elif data.nc is not None and data.nc != len(data.names):
-        yield Complaint(
-            "names-count", f"nc: {counted(data.nc, 'class')}, but {counted(len(data.names), 'name')} - make them agree"
+        yield YamlProblem(
+            "names-count",
+            f"nc: {counted(data.nc, 'class')}, but {counted(len(data.names), 'name')} - make them equal, or remove nc",
         )
 
 
 def names_of(data: DataYaml) -> tuple[str, ...]:
-    """The names in the order of their class numbers."""
+    """The class names, in the order of the class numbers."""
     if isinstance(data.names, dict):
         return tuple(data.names[number] for number in sorted(data.names))
     return tuple(data.names)
 
 
 def resolve(entry: str, *, base: str | None, yaml_folder: Path) -> str:
-    """An entry as a path that can be opened.
+    """Turn an entry of the YAML into a path that can be opened.
 
-    YOLOv7 starts relative paths from the working directory. Where nothing is there, the YAML's own folder is tried,
-    so that a data set works from anywhere.
+    As in YOLOv7, relative paths start from the working directory. If nothing is there, the folder of the YAML is tried,
+    so that a data set works from any directory.
     """
     path = entry if base is None else os.path.join(base, entry)
-    # YOLOv7 looks for /images/ with both slashes, and so misses the labels of a folder `images` right here.
+    # Labels are found by replacing /images/ with both slashes, which a path that starts with images/ does not have.
     if path.startswith("images/") and os.path.isdir("labels") and os.path.exists(path):
         return f"./{path}"
     if os.path.isabs(path) or os.path.exists(path):
@@ -142,11 +140,11 @@ def resolve(entry: str, *, base: str | None, yaml_folder: Path) -> str:
 
 
 def refuse_missing(data: DataSet, missing: str) -> DataError:
-    """The error for an entry that does not exist; says what `download` would do, and does not do it."""
-    advice = "Paths start from the working directory, else from the folder of the YAML file."
+    """The error for an entry that does not exist; it quotes the `download` command, which is never run."""
+    advice = "Relative paths start from the working directory, or else from the folder of the YAML."
     if data.written.download:
         shown = data.written.download.strip().splitlines()[0][:120]
-        advice += f" The file names a download ({shown!r}), which is not run: fetch the data yourself."
+        advice += f" The download command of the YAML ({shown!r}) is not run: download the data yourself."
     return DataError(f"{data.file}: {missing} does not exist. {advice}{how_to_resize(missing)}")
 
 
@@ -156,7 +154,7 @@ def _listed(data: DataYaml, split: Split | str) -> list[str]:
 
 
 def _with_text_names(values: dict[str | int, Yaml]) -> dict[str | int, Yaml]:
-    """Names that YAML reads as numbers or booleans are names all the same: `names: [1, true]`. Splits may be null."""
+    """The values with names as text where YAML reads numbers or booleans (`names: [1, true]`), without null splits."""
     plain = {key: value for key, value in values.items() if not (key in SPLITS and value is None)}
     names = plain.get("names")
     if isinstance(names, list):

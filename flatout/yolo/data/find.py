@@ -1,4 +1,4 @@
-"""Which files are the pictures of a split, and where are their labels?"""
+"""Find the image files of a split and the label file of each."""
 
 import os
 import re
@@ -9,43 +9,44 @@ from typing import NamedTuple
 from flatout.errors import DataError
 
 SUFFIXES = frozenset({"bmp", "jpg", "jpeg", "png", "tif", "tiff", "dng", "webp", "mpo"})
-MOST_LIST_BYTES = 1 << 30
+MAX_LIST_BYTES = 1 << 30
 VOC_IMAGES, VOC_LABELS, VOC_LISTS = "JPEGImages", "Annotations", "ImageSets"
 """Folders of a Pascal VOC data set."""
 
 
 class Pair(NamedTuple):
-    """A picture and where its labels are."""
+    """The paths of an image and of its label file."""
 
     image: str
     label: str
 
     @property
     def label_place(self) -> str:
-        """What to name in a text about the labels: a file for all pictures would say too little."""
+        """Path to report for the labels: the image itself where one .json file has the labels of all images."""
         return self.image if self.label.endswith(".json") else self.label
 
 
-class Found(NamedTuple):
-    """The pictures of a split, sorted as text, and what was passed over on the way."""
+class FoundImages(NamedTuple):
+    """The images of a split, and what was skipped during the search."""
 
     paths: list[str]
+    """Image paths, sorted as text."""
     absent: list[str]
     """Entries that do not exist."""
     empty: list[str]
-    """Entries without a single picture."""
+    """Entries without a single image."""
     hidden: list[str]
-    """Files with the ending of a picture whose name begins with a dot."""
+    """Files with the ending of an image whose name starts with a dot."""
     other: list[str]
-    """Files in picture folders that are something else."""
+    """Other files in image folders."""
 
 
-def find_images(entries: Iterable[str]) -> Found:
-    """Pictures of folders (searched with everything below them), .txt lists and single files.
+def find_images(entries: Iterable[str]) -> FoundImages:
+    """Find the images in folders (including subfolders), in .txt lists, and given as single files.
 
-    Sorted as text over the whole path: 10.png comes before 2.png. A picture that is named twice is there twice.
+    They are sorted as text by their whole path: 10.png comes before 2.png. An image that is listed twice appears twice.
     """
-    found = Found([], [], [], [], [])
+    found = FoundImages([], [], [], [], [])
     for entry in entries:
         count = len(found.paths)
         if os.path.isdir(entry):
@@ -66,12 +67,12 @@ def find_images(entries: Iterable[str]) -> Found:
 
 
 def read_list(path: str) -> list[str]:
-    """The lines of a list file; a leading "./" means the folder of the list.
+    """The paths in a list file; a leading "./" stands for the folder of the list.
 
-    Only the leading one: YOLOv7 replaces every "./" of such a line, which damages "./a/../b".
+    Only the leading one is replaced. YOLOv7 replaces every "./" in such a line, which breaks "./a/../b".
     """
-    if os.path.getsize(path) > MOST_LIST_BYTES:
-        raise DataError(f"{path}: a list of pictures larger than {MOST_LIST_BYTES >> 20} MiB. Is this the right file?")
+    if os.path.getsize(path) > MAX_LIST_BYTES:
+        raise DataError(f"{path}: this image list is larger than {MAX_LIST_BYTES >> 20} MiB. Is it the right file?")
     folder = os.path.dirname(path)
     try:
         with open(path, encoding="utf-8-sig", errors="surrogateescape", newline=None) as file:
@@ -82,34 +83,37 @@ def read_list(path: str) -> list[str]:
 
 
 def label_path(image: str) -> str:
-    """Where the labels of a picture are: the first /images/ becomes /labels/, the ending becomes .txt.
+    """The label file of an image: the first /images/ in its path becomes /labels/, and the ending .txt.
 
-    Without a folder `images` in its path the labels lie beside the picture.
+    Without a folder `images` in the path, the label file is beside the image.
     """
     moved = image.replace("/images/", "/labels/", 1)
     return f"{moved.rsplit('.', 1)[0]}.txt"
 
 
 def pair_up(images: Iterable[str]) -> list[Pair]:
-    """Each picture with its label file: by `label_path`, or by Pascal VOC's folders where there are such."""
+    """Each image with its label file, which is the one of `label_path`, or an .xml in the folders of Pascal VOC."""
     is_voc = cache(lambda folder: os.path.basename(folder) == VOC_IMAGES and os.path.isdir(_voc_labels(folder)))
     return [_voc_pair(image) if is_voc(os.path.dirname(image)) else Pair(image, label_path(image)) for image in images]
 
 
 def is_image_name(path: str) -> bool:
-    """By the ending, in any case. What the file really is shows only when it is opened."""
+    """Whether a path has the ending of an image, in upper or lower case; the file is not opened."""
     return path.rpartition(".")[2].lower() in SUFFIXES
 
 
 def how_to_resize(path: str) -> str:
-    """The command that makes a missing copy of COCO, such as ./coco320/images/train2017; "" for other paths."""
+    """A sentence with the command that makes a missing copy of COCO, for a path such as ./coco320/images/train2017.
+
+    Starts with a space; "" for other paths.
+    """
     found = re.match(r"(.*/|)(coco[-_]?([2-9]\d{2}|1[0-5]\d{2}))(?=[/.]|$)", path)
     if found is None:
         return ""
     return f" Make it from COCO with: flatout yolo resize coco.yaml --size {found[3]} --out {found[1]}{found[2]}"
 
 
-def _search(folder: str, found: Found) -> None:
+def _search(folder: str, found: FoundImages) -> None:
     seen: set[tuple[int, int]] = set()
     for directory in _walk(folder, seen):
         for name in directory.names:
@@ -128,7 +132,7 @@ class _Directory(NamedTuple):
 
 
 def _walk(folder: str, seen: set[tuple[int, int]]) -> Iterator[_Directory]:
-    """Every directory once, also if symbolic links lead in circles; hidden ones are left out."""
+    """Visit every directory once, even if symbolic links form a cycle; hidden ones are skipped."""
     waiting = [folder]
     while waiting:
         path = waiting.pop()
@@ -153,12 +157,12 @@ def _walk(folder: str, seen: set[tuple[int, int]]) -> Iterator[_Directory]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads to itself: the scan says what is wrong with it
+    except OSError:  # a link to itself; the scan will report it
         return False
 
 
 def _voc_images(folder: str) -> str:
-    """The folder of pictures of a Pascal VOC data set; "" if it is none."""
+    """The image folder of a Pascal VOC data set; "" if the folder is not one."""
     images = os.path.join(folder, VOC_IMAGES)
     return images if os.path.isdir(images) and os.path.isdir(os.path.join(folder, VOC_LABELS)) else ""
 
@@ -173,7 +177,7 @@ def _voc_pair(image: str) -> Pair:
 
 
 def _voc_listed(path: str) -> list[str]:
-    """Pictures of ImageSets/Main/train.txt, which names them without folder and ending."""
+    """The images of a list such as ImageSets/Main/train.txt, which gives names without folder and ending."""
     root = os.path.abspath(path).rpartition(os.sep + VOC_LISTS + os.sep)[0]
     stems = [line.split()[0] for line in read_list(path) if line.split()]
     return [os.path.join(root, VOC_IMAGES, f"{stem}.jpg") for stem in stems]

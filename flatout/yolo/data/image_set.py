@@ -1,10 +1,6 @@
-"""A data set after the scan: pictures, their sizes and all their labels, as a few flat arrays.
+"""A data set after the scan: images, their sizes and all their labels as a few flat arrays; and sampling weights.
 
-Dimension key:  N pictures   T labels of all pictures   P polygon points of all labels
-
-How often is a picture drawn when rare classes shall be seen more often?
-
-Dimension key:  N pictures   C classes   T labels of all pictures
+Dimension key:  N images   T labels of all images   P polygon points of all labels   C classes
 """
 
 from dataclasses import dataclass
@@ -15,20 +11,20 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of all pictures, one after the other. What has no polygon has no points."""
+    """The labels of all images, concatenated. A label without a polygon has no points."""
 
     class_box_T5: np.ndarray
-    """float32: class, then centre x, centre y, width, height divided by the picture's size."""
+    """float32: class, then centre x, centre y, width and height relative to the image."""
     first_N: np.ndarray
-    """int64 [N + 1]: picture i has the labels first_N[i] to first_N[i + 1]."""
+    """int64 [N + 1]: image i has the labels first_N[i] up to, but not including, first_N[i + 1]."""
     point_P2: np.ndarray
-    """float32: x, y of polygon points divided by the picture's size."""
+    """float32: x and y of polygon points relative to the image."""
     first_point_T: np.ndarray
-    """int64 [T + 1]: label t has the points first_point_T[t] to first_point_T[t + 1]."""
+    """int64 [T + 1]: label t has the points first_point_T[t] up to, but not including, first_point_T[t + 1]."""
 
     @cached_property
     def outline_T4(self) -> np.ndarray:
-        """Least and greatest x, y of each label's points: x1, y1, x2, y2, float32; zeros where it has none."""
+        """Bounding box of the points of each label: x1, y1, x2, y2, float32; zeros where it has none."""
         outline_T4 = np.zeros((len(self.first_point_T) - 1, 4), np.float32)
         has_points_T = np.diff(self.first_point_T) > 0
         if has_points_T.any():
@@ -39,80 +35,84 @@ class Labels:
 
     @cached_property
     def has_polygon_N(self) -> np.ndarray:
-        """bool: whether any label of a picture has points."""
+        """Whether any label of an image has points, bool."""
         first_point_N = self.first_point_T[self.first_N]
         return np.asarray(first_point_N[1:] > first_point_N[:-1])
 
-    def of(self, picture: int) -> np.ndarray:
-        """Class and box of one picture's labels, [n, 5]; a view."""
-        return self.class_box_T5[self.first_N[picture] : self.first_N[picture + 1]]
+    def of(self, image: int) -> np.ndarray:
+        """Class and box of the labels of one image, [n, 5]; a view."""
+        return self.class_box_T5[self.first_N[image] : self.first_N[image + 1]]
 
-    def polygons_of(self, picture: int) -> list[np.ndarray]:
-        """Points of one picture's labels, one [points, 2] view each; empty where a label is only a box."""
-        begin, end = self.first_N[picture], self.first_N[picture + 1]
+    def polygons_of(self, image: int) -> list[np.ndarray]:
+        """Points of the labels of one image, one [points, 2] view each; empty where a label is only a box."""
+        begin, end = self.first_N[image], self.first_N[image + 1]
         return [self.point_P2[self.first_point_T[label] : self.first_point_T[label + 1]] for label in range(begin, end)]
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Pictures in their order, with what training needs to know before it reads any."""
+    """The images of a split in their order, with everything that training needs to know before it reads them."""
 
     paths: tuple[str, ...]
     size_wh_N2: np.ndarray
-    """int32: width and height after the orientation in EXIF is obeyed."""
+    """int32: width and height of the upright image, after applying the EXIF orientation."""
     labels: Labels
     names: tuple[str, ...]
-    """Of the classes."""
+    """Names of the classes."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
 
+# Sampling weights, for --image-weights
+
+
 def class_counts(labels: Labels, num_classes: int) -> np.ndarray:
-    """Labels of each class, int64 [C]; classes beyond are left out."""
+    """Number of labels of each class, int64 [C]; higher class numbers are ignored."""
     class_T = labels.class_box_T5[:, 0].astype(np.int64)
     return np.bincount(class_T[class_T < num_classes], minlength=num_classes)
 
 
 def class_weights(counts_C: np.ndarray) -> np.ndarray:
-    """Weight of each class: the inverse of its count, summing to 1; float64 [C]. A class without labels counts as 1."""
+    """Weight of each class: the inverse of its count, normalised to a sum of 1; float64 [C].
+
+    A class without labels is treated as if it had one.
+    """
     inverse_C = 1 / np.maximum(counts_C, 1)
     weights_C: np.ndarray = inverse_C / inverse_C.sum()
     return weights_C
 
 
 def epoch_class_weights(weights_C: np.ndarray, map_C: np.ndarray) -> np.ndarray:
-    """Classes that are found well already, by the mAP of the last validation, weigh less; float64 [C]."""
-    lessened_C: np.ndarray = weights_C * (1 - map_C) ** 2
-    return lessened_C
+    """Class weights of the next epoch: lower for classes with a high mAP in the last validation; float64 [C]."""
+    epoch_weights_C: np.ndarray = weights_C * (1 - map_C) ** 2
+    return epoch_weights_C
 
 
 def image_weights(labels: Labels, weights_C: np.ndarray) -> np.ndarray:
-    """Weight of each picture: the weights of its labels' classes summed; float64 [N]."""
+    """Weight of each image: the sum of the class weights of its labels; float64 [N]."""
     class_T = labels.class_box_T5[:, 0].astype(np.int64)
-    label_T = weights_C[np.minimum(class_T, len(weights_C) - 1)]
-    picture_T = np.repeat(np.arange(len(labels.first_N) - 1), np.diff(labels.first_N))
-    return np.bincount(picture_T, label_T, minlength=len(labels.first_N) - 1)
+    weight_T = weights_C[np.minimum(class_T, len(weights_C) - 1)]
+    image_T = np.repeat(np.arange(len(labels.first_N) - 1), np.diff(labels.first_N))
+    return np.bincount(image_T, weight_T, minlength=len(labels.first_N) - 1)
 
 
 def draw_by_weight(weights_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The pictures of one epoch, drawn with replacement, int64 [N]; without any label all are equally likely."""
+    """Draw the images of one epoch with replacement, int64 [N]; uniformly if there are no labels."""
     total = weights_N.sum()
-    chances_N = weights_N / total if total > 0 else None
-    return rng.choice(len(weights_N), len(weights_N), p=chances_N)
-
-
-# `--image-weights`: which pictures are shown more often in the next epoch.
+    probability_N = weights_N / total if total > 0 else None
+    return rng.choice(len(weights_N), len(weights_N), p=probability_N)
 
 
 class ImageWeights:
-    """Sampling weights of pictures: classes that are rare and not yet found well are shown more often."""
+    """Sampling weights that prefer images with rare classes and with classes of low mAP."""
 
     def __init__(self, images: ImageSet, num_classes: int) -> None:
         self._labels = images.labels
         self.never_found = [0.0] * num_classes
-        """Scores before the first validation."""
+        """The mAP of each class to use before the first validation."""
         self._class_weights = class_weights(class_counts(images.labels, num_classes))
 
     def __call__(self, map_C: np.ndarray) -> np.ndarray:
+        """Weight of each image for the next epoch, float64 [N], given the mAP of each class."""
         return image_weights(self._labels, epoch_class_weights(self._class_weights, map_C))

@@ -1,10 +1,12 @@
-"""Scanned pictures and labels on disk, so that the next start reads one file instead of hundreds of thousands.
+"""The label cache: scan results on disk, so that the next start reads one file instead of hundreds of thousands.
 
-    head   magic, version, lengths, SHA-256 of all that follows
-    body   JSON: paths | state of each picture and label file | the table of the scan
+    head   magic, version, lengths, SHA-256 of the body
+    body   paths as JSON | state of each image and label file | the scan table
 
-Never beside the data. A row counts only if path, size, mtime, ctime and inode of its picture and of its labels are
-what they were; the other rows are scanned again. So a cache can be old or of another data set, and still not be wrong.
+The cache is never written beside the data. A row is valid only if path, size, mtime, ctime and inode of its image and
+label file are unchanged; all other rows are scanned again. So an old cache, or one of another data set, does no harm.
+
+Dimension key:  N images   8 = 2 files x STATE_NUMBERS
 """
 
 import contextlib
@@ -31,13 +33,13 @@ MAGIC = b"FLATOUTL"
 VERSION = 3
 HEAD = struct.Struct("<8sIqqq32s")
 STATE_NUMBERS = 4
-"""Per file: size, mtime, ctime (both in ns), inode; -1 for what is not there."""
-UNSETTLED_S = 2.0
-"""A file that changed this shortly before the scan may change again without its times telling; it is not trusted."""
+"""Numbers per file: size, mtime and ctime in ns, inode; all -1 for a file that does not exist."""
+RECENT_S = 2.0
+"""Files that changed less than this before the scan are not cached: they may change again within the clock's tick."""
 
 
-class Cached(NamedTuple):
-    """What a cache file holds."""
+class CachedScan(NamedTuple):
+    """The content of a cache file."""
 
     pairs: list[Pair]
     state_N8: np.ndarray
@@ -45,47 +47,47 @@ class Cached(NamedTuple):
 
 
 def default_folder() -> Path:
-    """$XDG_CACHE_HOME/flatout/labels, or the same below ~/.cache."""
+    """$XDG_CACHE_HOME/flatout/labels, or ~/.cache/flatout/labels."""
     return store_folder().parent / "labels"
 
 
-def scan_cached(pairs: Sequence[Pair], config: ScanConfig, *, folder: Path | None, family: str = "") -> ScanTable:
-    """As `scan`, reading only files that have changed; `folder` None means no cache.
+def scan_cached(pairs: Sequence[Pair], config: ScanConfig, *, folder: Path | None, key: str = "") -> ScanTable:
+    """Like `scan`, but reads only files that have changed; without a `folder` there is no cache.
 
-    `family` says in words which data set this is, so that its next state replaces this one's cache; what is in the
-    cache is compared with the files in any case.
+    `key` identifies the data set, so that a later scan of it replaces this cache file. A wrong key costs only time,
+    because every row is compared with its files.
     """
     if folder is None or not pairs:
         return scan(pairs, config)
-    path = folder / f"{name_of(family, config)}.labels"
+    path = folder / f"{cache_name(key, config)}.labels"
     begin_s = time.time()
-    state_N8 = states(pairs)
+    state_N8 = file_states(pairs)
     cached = load(path)
-    row_N = _rows_still_true(cached, pairs, state_N8) if cached else np.full(len(pairs), -1)
+    row_N = _valid_rows(cached, pairs, state_N8) if cached else np.full(len(pairs), -1)
     changed = np.flatnonzero(row_N < 0)
     if cached and np.array_equal(row_N, np.arange(len(cached.pairs))):
         return cached.table
     table = scan([pairs[row] for row in changed.tolist()], config)
     if cached and len(changed) < len(pairs):
         table = _merge(cached.table.take(row_N[row_N >= 0]), table, row_N >= 0)
-    settled_N = np.all(state_N8[:, [1, 2, 5, 6]] < (begin_s - UNSETTLED_S) * 1e9, axis=1)
-    save(path, Cached(list(pairs), np.where(settled_N[:, None], state_N8, -2), table))
+    settled_N = np.all(state_N8[:, [1, 2, 5, 6]] < (begin_s - RECENT_S) * 1e9, axis=1)
+    save(path, CachedScan(list(pairs), np.where(settled_N[:, None], state_N8, -2), table))
     return table
 
 
-def name_of(family: str, config: ScanConfig) -> str:
-    """File name of a data set's cache: the same for the same words and the same way of reading."""
-    words = repr((VERSION, config.strict, config.names, family, os.getcwd()))
-    return hashlib.sha256(words.encode(errors="surrogateescape")).hexdigest()[:32]
+def cache_name(key: str, config: ScanConfig) -> str:
+    """File name of a cache, which depends on the key, the working directory and how labels are read."""
+    text = repr((VERSION, config.strict, config.names, key, os.getcwd()))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
-def states(pairs: Sequence[Pair]) -> np.ndarray:
-    """State of each picture and label file, int64 [N, 8]; nothing is opened."""
-    return np.array([(*_state(pair.image), *_state(pair.label)) for pair in pairs], np.int64)
+def file_states(pairs: Sequence[Pair]) -> np.ndarray:
+    """State of each image and label file, int64 [N, 8]; no file is opened."""
+    return np.array([(*_file_state(pair.image), *_file_state(pair.label)) for pair in pairs], np.int64)
 
 
-def load(path: Path) -> Cached | None:
-    """The cache in a file; None, with a word in the log, if it is not one or not whole."""
+def load(path: Path) -> CachedScan | None:
+    """Read a cache file; None if it does not exist, or, with a warning, if it is damaged or of another version."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -93,12 +95,12 @@ def load(path: Path) -> Cached | None:
     try:
         return _unpack(content)
     except (ValueError, struct.error) as error:
-        logger.warning("The label cache %s cannot be used (%s). The data set is scanned anew.", path, error)
+        logger.warning("The label cache %s cannot be used: %s. The data set is scanned again.", path, error)
         return None
 
 
-def save(path: Path, cached: Cached) -> None:
-    """Write a cache under its name, whole or not at all; a folder that cannot be written to costs only time."""
+def save(path: Path, cached: CachedScan) -> None:
+    """Write a cache file atomically; if that fails there is a warning, and the next start scans again."""
     names = json.dumps([list(pair) for pair in cached.pairs]).encode()
     state, table = np.ascontiguousarray(cached.state_N8, "<i8").tobytes(), cached.table.pack()
     digest = hashlib.sha256(names + state + table).digest()
@@ -112,36 +114,36 @@ def save(path: Path, cached: Cached) -> None:
                 file.flush()
                 os.fsync(file.fileno())
                 part.replace(path)
-            except BaseException:
+            except BaseException:  # KeyboardInterrupt too: no partial file may stay
                 with contextlib.suppress(OSError):
                     part.unlink()
                 raise
     except OSError as error:
         logger.warning(
-            "No label cache at %s (%s): every start will scan the whole data set. Set XDG_CACHE_HOME to a folder with "
-            "room.",
+            "The label cache cannot be written to %s (%s), so every start will scan the whole data set. Set "
+            "XDG_CACHE_HOME to a folder on a disk with free space.",
             path.parent,
             error.strerror or error,
         )
 
 
-def _unpack(content: bytes) -> Cached:
+def _unpack(content: bytes) -> CachedScan:
     magic, version, names_bytes, state_bytes, table_bytes, digest = HEAD.unpack_from(content)
     if magic != MAGIC or version != VERSION:
-        raise ValueError("it is of another kind or version")
+        raise ValueError("it is another kind of file, or of another version")
     body = memoryview(content)[HEAD.size :]
     if len(body) != names_bytes + state_bytes + table_bytes or hashlib.sha256(body).digest() != digest:
         raise ValueError("it is damaged")
     pairs = [Pair(*pair) for pair in json.loads(bytes(body[:names_bytes]))]
     state_N8 = np.frombuffer(body[names_bytes : names_bytes + state_bytes], "<i8").reshape(-1, 2 * STATE_NUMBERS)
     table = unpack(body[names_bytes + state_bytes :])
-    if not len(pairs) == len(state_N8) == len(table.picture_N):
-        raise ValueError("its parts do not fit together")
-    return Cached(pairs, state_N8, table)
+    if not len(pairs) == len(state_N8) == len(table.image_N):
+        raise ValueError("its parts have different lengths")
+    return CachedScan(pairs, state_N8, table)
 
 
-def _rows_still_true(cached: Cached, pairs: Sequence[Pair], state_N8: np.ndarray) -> np.ndarray:
-    """Row of each picture in the cache, int64 [N]; -1 where it is not there or its files have changed."""
+def _valid_rows(cached: CachedScan, pairs: Sequence[Pair], state_N8: np.ndarray) -> np.ndarray:
+    """Row of each image in the cache, int64 [N]; -1 where there is none or the files have changed."""
     if cached.pairs == list(pairs):
         row_N = np.arange(len(pairs))
     else:
@@ -151,12 +153,12 @@ def _rows_still_true(cached: Cached, pairs: Sequence[Pair], state_N8: np.ndarray
 
 
 def _merge(kept: ScanTable, scanned: ScanTable, kept_N: np.ndarray) -> ScanTable:
-    """Both tables as one, in the order of the pictures."""
+    """Both tables as one, in the order of the images."""
     order = np.argsort(np.argsort(~kept_N, kind="stable"), kind="stable")
     return join([kept, scanned]).take(order)
 
 
-def _state(path: str) -> tuple[int, int, int, int]:
+def _file_state(path: str) -> tuple[int, int, int, int]:
     try:
         status = os.stat(path)
     except (OSError, ValueError):

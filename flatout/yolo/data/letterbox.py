@@ -1,6 +1,8 @@
-"""Sizes and shapes: a picture kept, fitted into the network's input with grey bars, or batched by like shape.
+"""Resizing and letterboxing images, rectangular batches, and the input sizes that a network accepts.
 
-Where boxes go back from the input to the picture is `flatout.yolo.boxes`.
+`flatout.yolo.boxes` maps boxes from the input back to the image.
+
+Dimension key:  N images   S batches (steps)   HWC height, width, channels
 """
 
 import logging
@@ -12,18 +14,21 @@ import numpy as np
 logger = logging.getLogger(__name__)
 
 PADDING = 114
-"""Grey of the bars, in all channels."""
+"""Grey value of the padding, in all channels."""
+
+
+# Letterboxing
 
 
 class Fit(NamedTuple):
-    """How a picture lies in the input; all that labels and pixels need."""
+    """Where an image lies in the network's input, for pixels and for labels."""
 
     inner_wh: tuple[int, int]
-    """Size of the picture in the input."""
+    """Size of the resized image inside the input."""
     ratio_wh: tuple[float, float]
-    """Input pixels per picture pixel."""
+    """Input pixels per image pixel."""
     pad_wh: tuple[float, float]
-    """Half of the bars, not rounded: labels use this, so they may be off by half a pixel against the picture."""
+    """Half of the padding, not rounded. Labels use this, so they may be off by half a pixel from the image."""
     top: int
     bottom: int
     left: int
@@ -31,31 +36,31 @@ class Fit(NamedTuple):
 
     @property
     def size_hw(self) -> tuple[int, int]:
-        """Of the whole."""
+        """Size of the input, including the padding."""
         return self.inner_wh[1] + self.top + self.bottom, self.inner_wh[0] + self.left + self.right
 
 
 def fit(native_hw: tuple[int, int], target_hw: tuple[int, int], *, enlarge: bool = True) -> Fit:
-    """Scaled to fit into the target, in its middle. Training enlarges small pictures here, validation does not."""
+    """Scale an image to fit into the target and centre it. Training enlarges small images, validation does not."""
     ratio, inner_wh = _scaled(native_hw, target_hw, enlarge)
     return _with_bars(inner_wh, (ratio, ratio), target_hw[1] - inner_wh[0], target_hw[0] - inner_wh[1])
 
 
 def fit_tightly(native_hw: tuple[int, int], target_hw: tuple[int, int], *, stride: int, enlarge: bool = True) -> Fit:
-    """As `fit`, with bars only as far as the next multiple of the stride; for prediction on single pictures."""
+    """Like `fit`, but pad only to the next multiple of the stride; for prediction on single images."""
     ratio, inner_wh = _scaled(native_hw, target_hw, enlarge)
     wide, high = (target_hw[1] - inner_wh[0]) % stride, (target_hw[0] - inner_wh[1]) % stride
     return _with_bars(inner_wh, (ratio, ratio), wide, high)
 
 
 def fit_stretched(native_hw: tuple[int, int], target_hw: tuple[int, int]) -> Fit:
-    """Stretched to the target; no bars."""
+    """Stretch an image to the target, without padding."""
     ratio_wh = target_hw[1] / native_hw[1], target_hw[0] / native_hw[0]
     return _with_bars((target_hw[1], target_hw[0]), ratio_wh, 0, 0)
 
 
 def letterbox(image_HWC: np.ndarray, fitted: Fit) -> np.ndarray:
-    """The pixels as `fitted` says, uint8 [H, W, 3]; always a new array."""
+    """Resize and pad the pixels, uint8 [H, W, 3]; always a new array."""
     import cv2
 
     height, width = fitted.size_hw
@@ -72,13 +77,13 @@ def _scaled(native_hw: tuple[int, int], target_hw: tuple[int, int], enlarge: boo
     ratio = min(target_hw[0] / native_hw[0], target_hw[1] / native_hw[1])
     if not enlarge:
         ratio = min(ratio, 1.0)
-    # Halves to even, as Python rounds; a line of pixels keeps one.
+    # Python's rounding, half to even. A side never becomes 0.
     return ratio, (max(round(native_hw[1] * ratio), 1), max(round(native_hw[0] * ratio), 1))
 
 
 def _with_bars(inner_wh: tuple[int, int], ratio_wh: tuple[float, float], wide: int, high: int) -> Fit:
     pad_w, pad_h = wide / 2, high / 2
-    # The tenth sends an odd pixel to the bottom and to the right.
+    # The 0.1 puts the odd pixel at the bottom and on the right.
     return Fit(
         inner_wh,
         ratio_wh,
@@ -90,23 +95,21 @@ def _with_bars(inner_wh: tuple[int, int], ratio_wh: tuple[float, float], wide: i
     )
 
 
-# Rectangular batches: pictures of like shape together, each batch as small as its pictures allow.
-#
-# Dimension key:  N pictures   S batches
+# Rectangular batches: images of similar aspect ratio together, each batch as small as its images allow
 
 
 class RectBatches(NamedTuple):
-    """An order of the pictures, and the input shape of each batch in that order."""
+    """The images ordered by aspect ratio, and the input shape of each batch in that order."""
 
     order_N: np.ndarray
-    """int64: pictures by height / width, flat ones first."""
+    """int64: image indices by height / width, wide ones first."""
     shape_hw_S2: np.ndarray
     """int64: height and width of the network's input, multiples of the stride."""
     batch_N: np.ndarray
-    """int64: batch of each place in the order."""
+    """int64: batch of each position in the order."""
 
     def share(self, rank: int, num_ranks: int) -> "RectBatches | None":
-        """Every `num_ranks`-th batch, beginning with number `rank`; None if there are fewer than that."""
+        """The batches of one rank: every `num_ranks`-th one from number `rank` on; None if there are none."""
         mine = [self.order_N[self.batch_N == batch] for batch in range(rank, len(self.shape_hw_S2), num_ranks)]
         if not mine:
             return None
@@ -115,7 +118,7 @@ class RectBatches(NamedTuple):
 
 
 class StepShapes:
-    """Shape of the pictures of each step for a `flatout.feed.Plan`, the same in every epoch."""
+    """Shape of the images in each step for a `flatout.feed.Plan`, the same in every epoch."""
 
     def __init__(self, shape_hw_S2: np.ndarray) -> None:
         self._shapes = [(3, height, width) for height, width in shape_hw_S2.tolist()]
@@ -127,7 +130,10 @@ class StepShapes:
 def rect_batches(
     size_wh_N2: np.ndarray, *, batch_size: int, img_size: int, stride: int = 32, pad: float = 0.0
 ) -> RectBatches:
-    """`pad` is 0 for training and 0.5 for validation, where square pictures of 640 px therefore become 672."""
+    """Group images of similar aspect ratio into batches.
+
+    `pad` is 0 for training and 0.5 for validation, where a square image of 640 px therefore becomes 672 px.
+    """
     aspect_N = size_wh_N2[:, 1] / size_wh_N2[:, 0]
     order_N = np.argsort(aspect_N, kind="stable")
     batch_N = np.arange(len(order_N)) // batch_size
@@ -141,20 +147,20 @@ def rect_batches(
     return RectBatches(order_N, shape_S2, batch_N)
 
 
-# The size at which a picture is kept: its long side made equal to the training size, as YOLOv7 does it.
+# Resizing the long side of an image to the training size, as YOLOv7 does
 
 
 class Resized(NamedTuple):
-    """A picture at training size, and its sizes before and after, height first."""
+    """An image at training size, with its height and width before and after."""
 
     image: np.ndarray
-    """uint8 [H, W, 3], BGR; the given array itself where nothing had to be done."""
+    """uint8 [H, W, 3], BGR; the given array itself if no resize was needed."""
     native_hw: tuple[int, int]
     hw: tuple[int, int]
 
 
 def kept_size_hw(native_hw: tuple[int, int], img_size: int) -> tuple[int, int]:
-    """Size after the resize. Truncated double precision: the long side is sometimes img_size - 1 (pinned by golden
+    """Height and width after the resize. Truncation makes the long side img_size - 1 at times, as in YOLOv7 (golden
     yolov7-data/load_image.npz)."""
     ratio = img_size / max(native_hw)
     if ratio == 1:
@@ -163,25 +169,28 @@ def kept_size_hw(native_hw: tuple[int, int], img_size: int) -> tuple[int, int]:
 
 
 def resize_long_side(image_HWC: np.ndarray, img_size: int, *, augment: bool) -> Resized:
-    """Area interpolation where a picture shrinks and is not augmented, else bilinear; small ones are enlarged too."""
+    """Resize an image so that its long side becomes `img_size`; small images are enlarged.
+
+    Interpolates by area if the image shrinks and is not augmented, otherwise bilinearly.
+    """
     import cv2
 
     native_hw = image_HWC.shape[0], image_HWC.shape[1]
     height, width = kept_size_hw(native_hw, img_size)
-    # By the ratio, not by the size: a ratio just off 1 resizes to the same size, which leaves every pixel as it is.
+    # Decided by the ratio, not by the size: a ratio just off 1 resizes to the same size, which changes no pixel.
     if max(native_hw) != img_size:
         shrinks = img_size < max(native_hw)
         how = cv2.INTER_AREA if shrinks and not augment else cv2.INTER_LINEAR
-        # A line of pixels would shrink to nothing, which no picture survives.
+        # A very thin image must not shrink to 0 pixels.
         image_HWC = cv2.resize(image_HWC, (max(width, 1), max(height, 1)), interpolation=how)
     return Resized(image_HWC, native_hw, (image_HWC.shape[0], image_HWC.shape[1]))
 
 
 def resize_part(part_HWC: np.ndarray, native_hw: tuple[int, int], img_size: int) -> np.ndarray:
-    """As `resize_long_side` for training, bilinear, of a JPEG of `native_hw` that was decoded at a half or less.
+    """Like `resize_long_side` for training, for a JPEG of size `native_hw` that was decoded at a half or less.
 
-    A decoded pixel stands for 2, 4 or 8 of the file. Where a side is no multiple of that, the last one reaches beyond
-    the picture: a plain resize would squeeze everything by up to a pixel, and boxes would not fit.
+    A decoded pixel covers 2, 4 or 8 pixels of the file. If a side is not a multiple of that, the last decoded pixel
+    reaches beyond the image: a plain resize would shift the content by up to a pixel against its boxes.
     """
     import cv2
 
@@ -196,15 +205,15 @@ def resize_part(part_HWC: np.ndarray, native_hw: tuple[int, int], img_size: int)
     return cv2.warpAffine(part_HWC, to_part, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE)
 
 
-# Which input sizes can a network take?
+# Input sizes that a network accepts
 
 LEAST_GRID = 32
-"""Sides are multiples of at least this, whatever the strides are."""
+"""Sides of the input are multiples of at least this, whatever the strides of the network are."""
 
 
 def rounded_up(size: int, grid: int) -> int:
-    """A size that the network can take; a word in the log where it is another one."""
+    """The next input size that the network accepts; logs a warning if it differs from `size`."""
     fits = -(-size // grid) * grid
     if fits != size:
-        logger.warning("--img-size %d is no multiple of the largest stride %d: %d is used.", size, grid, fits)
+        logger.warning("--img-size %d is not a multiple of the largest stride, %d: using %d.", size, grid, fits)
     return fits

@@ -1,7 +1,7 @@
-"""From a data YAML to the pictures of a split, checked and counted: the way every command opens a data set.
+"""Open the splits of a data set for training and evaluation: scanned, checked and counted.
 
-What stops a start are findings of `flatout yolo check`, made by the same functions: whatever training refuses, the
-check calls an error, and in the same words.
+Training is refused because of findings of `flatout yolo check`, made by the same functions: whatever training refuses,
+the check reports as an error, in the same words.
 """
 
 import logging
@@ -19,21 +19,23 @@ from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing
 from flatout.yolo.data.find import Pair
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
-from flatout.yolo.data.open_data import gather
+from flatout.yolo.data.open_data import scan_entries
 from flatout.yolo.data.scan import ScanConfig, ScanTable, image_set
 
 logger = logging.getLogger(__name__)
 
 WARNED = frozenset({"labels-none-val", "labels-often-dropped"})
-"""Checks that are worth a warning at every start; the remarks about single files are only counted."""
+"""Checks whose findings are logged as warnings at every start; findings about single files are only counted."""
 
 
 class OpenedSplit(NamedTuple):
-    """The pictures that can be used, and the table of all that were looked at."""
+    """A split that was scanned and may be used."""
 
     images: ImageSet
+    """The images that can be used."""
     pairs: list[Pair]
     table: ScanTable
+    """The scan of all pairs, including those that cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +44,19 @@ class SplitConfig:
 
     scan: ScanConfig = field(default_factory=ScanConfig)
     cache_folder: Path | None = None
-    """Where label caches are kept; None: nowhere. `label_cache.default_folder()` is the usual place."""
+    """Folder for label caches; None: no cache. Commands use `label_cache.default_folder()`."""
     single_class: bool = False
+    """Treat all classes as class 0."""
     needs_labels: bool = False
-    """Refuse a train split without a label that can be used; else that is a warning."""
+    """Refuse a train split without a single usable label; otherwise only warn."""
     allow_bad_labels: bool = False
-    """Use a split of whose labels more than half are dropped."""
+    """Accept a split in which more than half of the labels are unusable."""
     silent: bool = False
     """Log neither counts nor warnings."""
 
     @property
     def waived(self) -> frozenset[str]:
-        """Checks that do not stop the start, though they find something."""
+        """Checks whose findings do not prevent a start with this config."""
         waived = {
             "class-beyond-names": self.single_class,
             "labels-none": not self.needs_labels,
@@ -65,7 +68,7 @@ class SplitConfig:
 def open_training_splits(
     data: DataSet, *, strict: bool, single_class: bool, allow_bad_labels: bool, silent: bool = False
 ) -> tuple[ImageSet, ImageSet]:
-    """Pictures to train on and to validate on; DataError for whatever stops a training."""
+    """The images to train on and those to validate on; DataError if training must not start on this data."""
     config = SplitConfig(
         scan=ScanConfig(strict=strict),
         cache_folder=default_folder(),
@@ -78,14 +81,14 @@ def open_training_splits(
 
 
 def open_split(data: DataSet, split: Split, config: SplitConfig) -> OpenedSplit:
-    """The pictures of a split; DataError where there are none, or where a check that stops a start finds something."""
+    """Open one split; DataError if it has no usable image, or if a check finds something that must stop a start."""
     scan = replace(config.scan, names=data.names)
-    found, pairs, table = gather(data.entries[split], scan, cache_folder=config.cache_folder)
+    found, pairs, table = scan_entries(data.entries[split], scan, cache_folder=config.cache_folder)
     facts = SplitFacts(split, found, pairs, table, None, data.names)
     if pairs and not table.used_N.any():
         raise DataError(
-            f"{data.file}: {split}: none of {counted(len(pairs), 'picture')} can be used. "
-            f"See: flatout yolo check {data.file}"
+            f"{data.file}: {split}: none of the {counted(len(pairs), 'image')} can be used. "
+            f"To see why, run: flatout yolo check {data.file}"
         )
     findings = by_severity(_findings(data, facts, strict=scan.strict))
     if stopping := [finding for finding in findings if finding.topic not in config.waived | WARNED]:
@@ -93,7 +96,7 @@ def open_split(data: DataSet, split: Split, config: SplitConfig) -> OpenedSplit:
     if not config.silent:
         _log_counts(data, facts)
         for finding in findings:
-            if finding.topic != "class-beyond-names":  # one class for all: their numbers do not matter
+            if finding.topic != "class-beyond-names":  # waived only with a single class, where numbers do not matter
                 advice = _sentence(finding.advice)
                 logger.warning("%s: %s. %s", _place(data, finding), finding.value, advice)
     paths = [pair.image for pair in pairs]
@@ -102,25 +105,25 @@ def open_split(data: DataSet, split: Split, config: SplitConfig) -> OpenedSplit:
 
 
 def _findings(data: DataSet, split: SplitFacts, *, strict: bool) -> Iterator[Finding]:
-    """What the checks find that can stop a start or that are worth a warning."""
+    """Findings of the checks that can stop a start, and of those in WARNED."""
     chosen = {check.id for check in CHECKS.values() if check.stops} | WARNED
     yield from (finding for finding in scan_findings(split, strict) if finding.topic in chosen)
     facts = SetFacts(data, [], {split.name: split})
     for check in CHECKS.values():
-        if check.id in chosen and check.look is not None:
-            yield from check.look(facts)
+        if check.id in chosen and check.find is not None:
+            yield from check.find(facts)
 
 
 def _refusal(data: DataSet, findings: list[Finding]) -> DataError:
-    """The error for the first of them, and how many there are of its kind."""
+    """The error for the first finding, with the number of findings of the same check."""
     first = findings[0]
     if first.topic == "path-missing":
         return refuse_missing(data, first.where)
     others = sum(finding.topic == first.topic for finding in findings) - 1
     more = f" (and {others:,} more of this kind)" if others else ""
     advice = _sentence(first.advice)
-    listed = f"List everything with: flatout yolo check {data.file}"
-    return DataError(f"{_place(data, first)}: {first.value}{more}. {advice} {listed}")
+    command = f"For a full report, run: flatout yolo check {data.file}"
+    return DataError(f"{_place(data, first)}: {first.value}{more}. {advice} {command}")
 
 
 def _place(data: DataSet, finding: Finding) -> str:
@@ -132,11 +135,11 @@ def _sentence(text: str) -> str:
 
 
 def _log_counts(data: DataSet, split: SplitFacts) -> None:
-    """One line with the counts, and one if anything was dropped."""
+    """Log the counts of the scan in one line, and in a second one its findings, if there are any."""
     counts = split.table.counts()
     logger.info("%s: %s", split.name, ", ".join(f"{count} {name}" for name, count in counts.items()))
-    told = Counter(problem.check for listed in split.table.problems.values() for problem in listed)
-    if told:
-        listed = ", ".join(f"{count} {check}" for check, count in told.most_common(5))
-        remarks = counted(told.total(), "remark")
-        logger.warning("%s: %s (%s). List them with: flatout yolo check %s", split.name, remarks, listed, data.file)
+    by_check = Counter(problem.check for problems in split.table.problems.values() for problem in problems)
+    if by_check:
+        listed = ", ".join(f"{count} {check}" for check, count in by_check.most_common(5))
+        findings = counted(by_check.total(), "finding")
+        logger.warning("%s: %s (%s). To list them, run: flatout yolo check %s", split.name, findings, listed, data.file)

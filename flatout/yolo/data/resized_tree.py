@@ -1,16 +1,16 @@
-"""A copy of a data set with smaller pictures, for `flatout yolo resize`: labels, names and ids as they were.
+"""`flatout yolo resize`: a copy of a data set with smaller images, and the same labels, names and ids.
 
-    data YAML --find--> pictures --compare with OUT--> what is missing --workers--> pictures and labels
-                                                                       --at the end--> annotations, lists, data YAML
+    data YAML --find--> images --compare with OUT--> what is missing --workers--> images and labels
+                                                                     --at the end--> annotations, lists, data YAML
 
     OUT/resize.json                    how the tree was made; written first, and completed last
     OUT/images/..., OUT/labels/...     folders and names as in the source
-    OUT/train2017.txt                  lists of the source, with the pictures of the tree
+    OUT/train2017.txt                  lists of the source, with the images of the tree
     OUT/annotations/*.json             COCO annotations, scaled to the new sizes
     OUT/OUT.yaml                       the data YAML, named like the folder; only a complete tree has it
 
-Every file appears complete, under its name, with the time of its source: what has the same time is not done again.
-The source is only read. No torch, and OpenCV only where pixels are worked on.
+Every file is written atomically and gets the modification time of its source; a file whose time matches is not made
+again. The source is only read. torch is never imported, OpenCV only to process pixels.
 """
 
 import contextlib
@@ -36,76 +36,76 @@ from flatout.runs import Locked, RunLock
 from flatout.yolo.data.coco import (
     annotation_file,
     annotation_folder,
+    image_folder,
     listed,
     load_json,
-    picture_folder,
     read_coco,
     resized_annotations,
 )
-from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, complaints, refuse_missing
+from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing, yaml_problems
 from flatout.yolo.data.find import Pair, find_images, is_image_name, label_path, pair_up
 from flatout.yolo.data.letterbox import kept_size_hw
 from flatout.yolo.data.open_data import open_data_set
-from flatout.yolo.data.scan import LEAST_SIDE
+from flatout.yolo.data.scan import MIN_SIDE_PX
 
 logger = logging.getLogger(__name__)
 
 SETTINGS = "resize.json"
-LEAST_SIZE = 32
-BAD_SHARE = 0.01
-"""Share of pictures that may be unreadable; more is a broken data set, as in training."""
-WORTH_WORKERS = 64
-"""Pictures for which starting worker processes pays."""
-SAMPLED = 16
-"""Pictures that are resized beforehand, to learn how much room all of them take."""
+MIN_SIZE = 32
+MAX_UNREADABLE = 0.01
+"""Share of images that may be unreadable; with more, the data set counts as broken, as in training."""
+MIN_FOR_WORKERS = 64
+"""Fewer images are processed without worker processes."""
+NUM_TRIALS = 16
+"""Images that are resized in advance, to estimate the disk space of all of them."""
 BLOCK_BYTES = 4096
 BATCH_BYTES = 8_000_000
-"""Bytes of picture files between two looks at signals: some tenths of a second of work."""
+"""Bytes of image files per batch, some tenths of a second of work; signals are handled between batches."""
 SAME_TIME_NS = 2_000_000_000
-"""Some file systems keep times to 2 s."""
+"""Some file systems store times in steps of 2 s."""
 _COMPARED = ("source", "root", "size", "stretch", "enlarge", "quality")
-"""Settings that a tree cannot change."""
+"""Settings that must not change between calls for the same folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeConfig:
-    """What becomes of each picture."""
+    """How images are resized and saved."""
 
     size: int
-    """Longer side, in pixels."""
+    """Longer side in pixels."""
     stretch: bool = False
-    """Exact squares, whatever the picture's shape."""
+    """Make squares of exactly `size`, without keeping the aspect ratio."""
     enlarge: bool = False
-    """Small pictures too."""
+    """Enlarge images that are smaller than `size`."""
     quality: int = 95
-    """Quality of JPEG, and of WebP that is not lossless."""
+    """Quality of JPEG, and of WebP unless it is lossless."""
 
     def __post_init__(self) -> None:
-        if self.size < LEAST_SIZE:
-            raise ConfigError(f"size={self.size} is too small to train on: use {LEAST_SIZE} or more.")
+        if self.size < MIN_SIZE:
+            raise ConfigError(f"size={self.size} is too small to train on: use {MIN_SIZE} or more.")
         if not 1 <= self.quality <= 100:
-            raise ConfigError(f"quality={self.quality} must lie in 1..100.")
+            raise ConfigError(f"quality={self.quality}: use a number from 1 to 100.")
 
 
 @dataclass(frozen=True)
 class ResizedSet:
-    """The tree that was made."""
+    """The result of `resize`: where the copy is, and what was done."""
 
     data: Path
-    """Its data YAML."""
+    """The data YAML of the copy."""
     num_resized: int
     num_copied: int
-    """Small enough as they were."""
+    """Images that were small enough and were copied unchanged."""
     num_kept: int
-    """From an earlier call."""
+    """Images that were there from an earlier call."""
     num_bytes: int
-    """Size of the pictures that were written by this call."""
+    """Bytes of the images that this call wrote."""
     skipped: Mapping[str, str]
-    """Pictures that cannot be read, and why; they are not in the tree."""
+    """Path -> reason for the images that cannot be read; they are not in the copy."""
 
     @property
     def num_images(self) -> int:
-        """In the tree."""
+        """Number of images in the copy."""
         return self.num_resized + self.num_copied + self.num_kept
 
 
@@ -117,20 +117,20 @@ def write_resized(
     workers: int | str = "cpu*1.0",
     show_progress: bool = False,
 ) -> ResizedSet:
-    """Make the tree, or what is missing of it.
+    """Make the tree, or the missing part of it.
 
-    DataError, once everything else is written, if more than 1 % of the pictures cannot be read; Interrupted after a
-    signal, and the same call continues.
+    Raises DataError if more than 1 % of the images cannot be read, after everything else is written; Interrupted after
+    a signal, and then the same call continues.
     """
     source = find_source(open_data_set(data_file))
-    # The data YAML names the folder it lies in, which a link would hide.
+    # The data YAML contains the name of its folder, so a link must be resolved.
     out = Path(os.path.realpath(out) if os.path.islink(out) else os.path.abspath(out))
     check_place(out, source)
     settings = {"source": os.path.abspath(data_file), "root": source.root, **asdict(config)}
     check_settings(out, settings)
     try:
         with _locked(out):
-            tree = Tree(source, out, config)
+            tree = ResizedTree(source, out, config)
             tree.write_settings(settings, complete=False)
             outcome = tree.fill(workers, show_progress)
             tree.finish(outcome)
@@ -141,23 +141,23 @@ def write_resized(
         raise
     except OSError as error:
         raise ResourceError(
-            f"{out}: cannot be written: {error.strerror or error}. Fix that, and run the same command again."
+            f"{out}: cannot be written: {error.strerror or error}. Fix this, then run the same command again."
         ) from None
-    if len(outcome.skipped) > BAD_SHARE * (outcome.num_images + len(outcome.skipped)):
+    if len(outcome.skipped) > MAX_UNREADABLE * (outcome.num_images + len(outcome.skipped)):
         raise DataError(
-            f"{len(outcome.skipped)} of {outcome.num_images + len(outcome.skipped)} pictures cannot be read, such as "
-            f"{_examples(outcome.skipped)}. The others are in {outcome.data}; {out / SETTINGS} lists what is missing."
+            f"{len(outcome.skipped)} of {outcome.num_images + len(outcome.skipped)} images cannot be read, such as "
+            f"{_examples(outcome.skipped)}. All others are in {outcome.data}; {out / SETTINGS} lists the missing ones."
         )
     return outcome
 
 
-# -- one picture ---------------------------------------------------------------------------------------------------
+# -- one image -----------------------------------------------------------------------------------------------------
 
 
 def target_hw(native_hw: tuple[int, int], config: ResizeConfig) -> tuple[int, int]:
-    """Size of a picture in the tree; as training would resize it at that size, so that it has nothing left to do.
+    """Size of an image in the tree: the one that training at this size would resize it to.
 
-    The longer side is exact. A long thin picture keeps the 10 px without which training would leave it out.
+    The longer side is exact. A long, thin image keeps the 10 px below which training would reject it.
     """
     if config.stretch:
         return config.size, config.size
@@ -165,38 +165,38 @@ def target_hw(native_hw: tuple[int, int], config: ResizeConfig) -> tuple[int, in
     if longer <= config.size and not config.enlarge:
         return native_hw
     size = config.size
-    if size < longer and shorter * size < LEAST_SIDE * longer:
-        size = min(longer, -(-LEAST_SIDE * longer // shorter))
+    if size < longer and shorter * size < MIN_SIDE_PX * longer:
+        size = min(longer, -(-MIN_SIDE_PX * longer // shorter))
     height, width = (
-        size if side == longer else max(kept, min(LEAST_SIDE, side))
+        size if side == longer else max(kept, min(MIN_SIDE_PX, side))
         for side, kept in zip(native_hw, kept_size_hw(native_hw, size), strict=True)
     )
     return height, width
 
 
 def resized_file(content: bytes, config: ResizeConfig) -> bytes:
-    """The bytes of a picture file at its new size, in the same format; the given ones where nothing is to be done.
+    """The bytes of an image file at its new size, in the same format; the given object itself if the size stays.
 
     Pixels are those that training reads: 8 bits, upright, without transparency, the first of several pages.
-    DecodeError where training could not use the file either.
+    Raises DecodeError where training could not use the file either.
     """
     import cv2
 
     if not content:
-        raise DecodeError("an empty file")
+        raise DecodeError("the file is empty")
     header = header_of(content)
     check_size(header, len(content))
     width, height = header.size_wh
     if target_hw((height, width), config) == (height, width):
         return content
-    picture = decode(content)
-    if picture.missing > MOST_MISSING:
-        raise DecodeError(f"cut off: {picture.missing:.0%} of its rows are missing")
-    native_hw = picture.image.shape[0], picture.image.shape[1]
+    decoded = decode(content)
+    if decoded.missing > MOST_MISSING:
+        raise DecodeError(f"truncated: {decoded.missing:.0%} of the rows are missing")
+    native_hw = decoded.image.shape[0], decoded.image.shape[1]
     new_hw = target_hw(native_hw, config)
     shrinks = new_hw[0] <= native_hw[0] and new_hw[1] <= native_hw[1]
     how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    return _encoded(cv2.resize(picture.image, new_hw[::-1], interpolation=how), header, content, config.quality)
+    return _encoded(cv2.resize(decoded.image, new_hw[::-1], interpolation=how), header, content, config.quality)
 
 
 def _encoded(image_HWC: np.ndarray, header: Header, content: bytes, quality: int) -> bytes:
@@ -205,17 +205,17 @@ def _encoded(image_HWC: np.ndarray, header: Header, content: bytes, quality: int
     kind, options = {
         "jpeg": (".jpg", [cv2.IMWRITE_JPEG_QUALITY, quality]),
         "mpo": (".jpg", [cv2.IMWRITE_JPEG_QUALITY, quality]),
-        # Beyond 100 means lossless.
+        # Above 100 means lossless.
         "webp": (".webp", [cv2.IMWRITE_WEBP_QUALITY, 101 if b"VP8L" in content[:64] else quality]),
         "png": (".png", []),
         "bmp": (".bmp", []),
         "tiff": (".tiff", []),
-        "dng": (".tiff", []),  # OpenCV writes no DNG, which is a kind of TIFF
+        "dng": (".tiff", []),  # OpenCV cannot write DNG, which is a kind of TIFF
     }[header.format]
     is_grey = header.channels == 1 and header.format in ("jpeg", "mpo", "png")
     done, encoded = cv2.imencode(kind, np.ascontiguousarray(image_HWC[..., 0]) if is_grey else image_HWC, options)
     if not done:
-        raise DecodeError(f"OpenCV cannot write this {header.format.upper()}")
+        raise DecodeError(f"OpenCV cannot write this {header.format.upper()} image")
     return encoded.tobytes()
 
 
@@ -223,14 +223,14 @@ def _encoded(image_HWC: np.ndarray, header: Header, content: bytes, quality: int
 
 
 class Entry(NamedTuple):
-    """A folder, list or file of a split, with its pictures."""
+    """A folder, list or file of a split, with its images."""
 
     path: str
     images: list[str]
 
     @property
     def is_coco(self) -> bool:
-        """A file with the labels of all its pictures."""
+        """Whether the entry is a COCO file, which has the labels of all its images."""
         return self.path.lower().endswith(".json")
 
     @property
@@ -238,20 +238,21 @@ class Entry(NamedTuple):
         return not (self.is_coco or os.path.isdir(self.path) or is_image_name(self.path))
 
     def pairs(self) -> list[Pair]:
-        """Each picture with its label file, "" where it has none of its own."""
+        """Each image with its label file; "" for the images of a COCO file."""
         return [Pair(image, "") for image in self.images] if self.is_coco else pair_up(self.images)
 
 
-class Source(NamedTuple):
-    """All pictures of a data set, and the folder that the tree begins with."""
+class SourceDataSet(NamedTuple):
+    """All images of the data set to copy."""
 
     data: DataSet
     splits: dict[Split, list[Entry]]
     root: str
+    """The folder that corresponds to the top of the tree."""
 
 
 class Task(NamedTuple):
-    """A picture and its label file, and where they go; label paths are "" where one file has the labels of all."""
+    """An image and its label file, and where they go; label paths are "" for the images of a COCO file."""
 
     image: str
     label: str
@@ -259,9 +260,9 @@ class Task(NamedTuple):
     label_out: str
 
 
-def find_source(data: DataSet) -> Source:
-    """The pictures of every split. A `test` split that is not there is left out, as training does not need it."""
-    if mistakes := [mistake.text for mistake in complaints(data.written) if mistake.check != "split-missing"]:
+def find_source(data: DataSet) -> SourceDataSet:
+    """Find the images of every split. A missing `test` split is left out, because training does not need it."""
+    if mistakes := [mistake.text for mistake in yaml_problems(data.written) if mistake.check != "split-missing"]:
         raise ConfigError("\n".join(f"{data.file}: {mistake}" for mistake in mistakes))
     splits: dict[Split, list[Entry]] = {}
     for split in SPLITS:
@@ -269,7 +270,7 @@ def find_source(data: DataSet) -> Source:
             entries = [_entry(data, split, entry) for entry in data.entries[split]]
             images = [image for entry in entries for image in entry.images]
             if images and not any(map(os.path.exists, images)):
-                raise DataError(f"{data.file}: {split}: none of {len(images)} pictures exists, such as {images[0]}.")
+                raise DataError(f"{data.file}: {split}: none of the {len(images)} images exists, such as {images[0]}.")
         except DataError as error:
             if split != "test":
                 raise
@@ -277,8 +278,8 @@ def find_source(data: DataSet) -> Source:
         else:
             splits[split] = entries
     if not any(splits.values()):
-        raise DataError(f"{data.file}: names no pictures. Add train and val.")
-    return Source(data, splits, _root(splits))
+        raise DataError(f"{data.file}: there are no images. Add train and val.")
+    return SourceDataSet(data, splits, _root(splits))
 
 
 def _entry(data: DataSet, split: Split, path: str) -> Entry:
@@ -289,17 +290,17 @@ def _entry(data: DataSet, split: Split, path: str) -> Entry:
     if found.absent:
         raise refuse_missing(data, path)
     if not found.paths:
-        raise DataError(f"{data.file}: {split}: no pictures in {path}. Is it the right folder?")
+        raise DataError(f"{data.file}: {split}: there are no images in {path}. Is it the right folder?")
     return Entry(path, found.paths)
 
 
 def _root(splits: Mapping[Split, Sequence[Entry]]) -> str:
-    """The folder below which everything lies; never below `images`, without which no labels are found."""
+    """The folder that contains everything; never inside a folder `images`, which is needed to find labels."""
     folders = {os.path.dirname(os.path.abspath(image)) for image in _images(splits)}
     named = [os.path.abspath(entry.path) for entries in splits.values() for entry in entries if not entry.is_list]
     beside = {path if os.path.isdir(path) else os.path.dirname(path) for path in named}
     root = os.path.commonpath([*folders, *beside])
-    # The top of the tree has files of its own; pictures get a folder.
+    # The top of the tree has other files, so images need a folder of their own.
     root = os.path.dirname(root) if root in folders else root
     above, images, _ = f"{root}/".partition("/images/")
     return (above or os.sep) if images else root
@@ -309,72 +310,73 @@ def _images(splits: Mapping[Split, Sequence[Entry]]) -> Iterable[str]:
     return (image for entries in splits.values() for entry in entries for image in entry.images)
 
 
-def check_place(out: Path, source: Source) -> None:
-    """ConfigError for a place where the tree would harm the source, or would not be found by its own labels."""
+def check_place(out: Path, source: SourceDataSet) -> None:
+    """ConfigError if a tree in this place would harm the source, or if its labels would not be found."""
     if "/images/" in f"{out}/":
         raise ConfigError(
-            f"{out}: below a folder `images`, so labels would be looked for in "
+            f"{out} is inside a folder named `images`, so labels would be expected in "
             f"{f'{out}/'.replace('/images/', '/labels/', 1)}. Choose another folder with --out."
         )
     all_entries = [entry for entries in source.splits.values() for entry in entries]
     pairs = [pair for entry in all_entries for pair in entry.pairs()]
     if any(pair.label.endswith(".xml") for pair in pairs):
         raise ConfigError(
-            f"{source.data.file}: labels of Pascal VOC are in pixels, which would no longer fit. Convert them to YOLO "
-            "or COCO labels first."
+            f"{source.data.file}: Pascal VOC labels are in pixels and would not fit resized images. Convert them to "
+            "YOLO or COCO labels first."
         )
     folders = {os.path.dirname(path) for pair in pairs for path in pair if path}
     folders |= {entry.path for entry in all_entries if os.path.isdir(entry.path)}
     place = os.path.realpath(out)
     for folder in sorted(folders):
         if f"{place}{os.sep}".startswith(os.path.realpath(folder) + os.sep):
-            raise ConfigError(f"{out}: inside {folder}, which belongs to the source. Choose a folder outside of it.")
+            raise ConfigError(f"{out} is inside {folder}, a folder of the source. Choose one outside with --out.")
 
 
 # -- settings ------------------------------------------------------------------------------------------------------
 
 
 def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
-    """ConfigError for a folder with other files, or with a tree of other settings."""
+    """ConfigError if the folder contains other files, or a tree that was made with other settings."""
     if not out.exists():
         return
     if not out.is_dir():
-        raise ConfigError(f"{out}: is a file. Name a folder with --out.")
+        raise ConfigError(f"{out} is a file. Give a folder with --out.")
     try:
-        noted = json.loads((out / SETTINGS).read_text())
-        if not isinstance(noted, dict) or "size" not in noted:
+        recorded = json.loads((out / SETTINGS).read_text())
+        if not isinstance(recorded, dict) or "size" not in recorded:
             raise ValueError
     except FileNotFoundError:
         if foreign := [path.name for path in out.iterdir() if path.name != ".lock"]:
             raise ConfigError(
-                f"{out}: holds files that are not of a resized data set, such as {sorted(foreign)[0]}. They are left "
-                "alone: choose an empty or new folder with --out."
+                f"{out} contains files that do not belong to a resized data set, such as {sorted(foreign)[0]}. They "
+                "were not touched. Choose a new or empty folder with --out."
             ) from None
         return
     except (OSError, ValueError):
-        raise ConfigError(f"{out / SETTINGS}: cannot be read. Choose another folder with --out.") from None
+        raise ConfigError(f"{out / SETTINGS} cannot be read. Choose another folder with --out.") from None
     changed = [
-        f"{key} was {noted.get(key)}, is {settings[key]}" for key in _COMPARED if noted.get(key) != settings[key]
+        f"{key} was {recorded.get(key)}, now {settings[key]}" for key in _COMPARED if recorded.get(key) != settings[key]
     ]
     if changed:
         raise ConfigError(
-            f"{out}: was made in another way: {'; '.join(changed)}. Choose another folder with --out, or delete it."
+            f"{out} was made with other settings: {'; '.join(changed)}. Choose another folder with --out, or delete it."
         )
 
 
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """The folder, made if need be, and for one process at a time."""
+    """Create the folder if necessary, and hold its lock."""
     out.mkdir(parents=True, exist_ok=True)
     try:
-        # Every file appears whole, whoever writes it: a lock that another host has left need not be respected.
+        # Files are written atomically, so a lock that another host left behind can safely be broken.
         lock = RunLock(out, break_lock=True)
     except Locked:
         raise ConfigError(
-            f"{out}: another `flatout yolo resize` is at work in it. Wait for it, or choose another folder with --out."
+            f"{out}: another `flatout yolo resize` is writing to it. Wait until it is done, or choose another folder "
+            "with --out."
         ) from None
     except ResourceError:
-        raise ResourceError(f"{out}: cannot be written to. Choose another folder with --out.") from None
+        raise ResourceError(f"{out}: cannot write to this folder. Choose another one with --out.") from None
     with lock:
         yield
 
@@ -382,31 +384,31 @@ def _locked(out: Path) -> Iterator[None]:
 # -- the tree ------------------------------------------------------------------------------------------------------
 
 
-class Tree:
-    """The output folder: knows where each file goes, fills in what is missing, and finishes with the data YAML."""
+class ResizedTree:
+    """The output folder: maps each source file to its place, makes missing files, and writes the data YAML last."""
 
-    def __init__(self, source: Source, out: Path, config: ResizeConfig) -> None:
+    def __init__(self, source: SourceDataSet, out: Path, config: ResizeConfig) -> None:
         self._source = source
         self._out = out
         self._config = config
-        # Not under the source's name: `--data coco.yaml` is looked for below the working directory too.
+        # Not named like the source: `--data coco.yaml` is also searched for below the working directory.
         self._data = out / f"{out.name}.yaml"
         self._tasks = self._all_tasks()
 
     def write_settings(self, settings: Mapping[str, Any], *, complete: bool, outcome: ResizedSet | None = None) -> None:
-        """Write down how the tree is made, and at the end what is in it."""
-        note = {"made_by": "flatout yolo resize", "flatout": __version__, **settings, "complete": complete}
+        """Write resize.json: how the tree is made and, at the end, what is in it."""
+        record = {"made_by": "flatout yolo resize", "flatout": __version__, **settings, "complete": complete}
         if outcome is not None:
-            note |= {"pictures": outcome.num_images, "skipped": dict(outcome.skipped)}
-        write_whole(str(self._out / SETTINGS), (json.dumps(note, indent=2) + "\n").encode())
+            record |= {"pictures": outcome.num_images, "skipped": dict(outcome.skipped)}
+        write_atomically(str(self._out / SETTINGS), (json.dumps(record, indent=2) + "\n").encode())
 
     def fill(self, workers: int | str, show_progress: bool) -> ResizedSet:
-        """Resize or copy the pictures that are not there, or have changed since; Interrupted after a signal."""
+        """Resize or copy the images that are missing or have changed; Interrupted after a signal."""
         missing = [task for task in self._tasks if not is_done(task)]
         num_kept = len(self._tasks) - len(missing)
         if num_kept:
             logger.info(
-                "%s: %d of %d pictures are there, %d to go.", self._out, num_kept, len(self._tasks), len(missing)
+                "%s: %d of %d images are already there, %d to go.", self._out, num_kept, len(self._tasks), len(missing)
             )
         if missing:
             self._data.unlink(missing_ok=True)
@@ -415,27 +417,27 @@ class Tree:
         results, num_bytes = process_all(missing, self._config, workers, show_progress)
         states = [result.state for result in results]
         skipped = {
-            task.image: result.why for task, result in zip(missing, results, strict=True) if result.state == SKIPPED
+            task.image: result.reason for task, result in zip(missing, results, strict=True) if result.state == SKIPPED
         }
-        for path, why in list(skipped.items())[:5]:
-            logger.warning("%s: left out: %s", path, why)
+        for path, reason in list(skipped.items())[:5]:
+            logger.warning("%s: left out: %s", path, reason)
         if len(skipped) > 5:
             logger.warning("... and %d more; %s lists them.", len(skipped) - 5, self._out / SETTINGS)
         return ResizedSet(self._data, states.count(RESIZED), states.count(COPIED), num_kept, num_bytes, skipped)
 
     def finish(self, outcome: ResizedSet) -> None:
-        """Annotations and lists without the pictures that were left out; then the data YAML."""
+        """Write annotations and lists without the skipped images, then the data YAML."""
         is_new = bool(outcome.num_resized or outcome.num_copied)
         self._write_annotations(is_new)
         splits = {
             split: [self._entry_out(split, entry, outcome.skipped) for entry in entries]
             for split, entries in self._source.splits.items()
         }
-        write_whole(str(self._data), self._yaml_text(splits).encode())
+        write_atomically(str(self._data), self._yaml_text(splits).encode())
         self._warn_of_leftovers()
 
     def _warn_of_leftovers(self) -> None:
-        """Warn of pictures of an earlier call that the source no longer has: training would use them."""
+        """Warn about images from an earlier call that the source no longer has, because training would use them."""
         folders = [
             self.place(entry.path)
             for entries in self._source.splits.values()
@@ -445,12 +447,12 @@ class Tree:
         known = {task.image_out for task in self._tasks}
         if leftovers := [path for path in find_images(folders).paths if path not in known]:
             logger.warning(
-                "%d pictures of the tree are not in the source any more, such as %s: training would use them. "
-                "Delete them.", len(leftovers), leftovers[0],
+                "%d images in the copy are no longer in the source, such as %s. Delete them, or training will use "
+                "them.", len(leftovers), leftovers[0],
             )  # fmt: skip
 
     def place(self, path: str) -> str:
-        """Where a file or folder of the source is in the tree."""
+        """The path in the tree of a file or folder of the source."""
         below = os.path.abspath(path).removeprefix(self._source.root.rstrip(os.sep)).lstrip(os.sep)
         return os.path.join(self._out, below) if below else str(self._out)
 
@@ -473,29 +475,29 @@ class Tree:
         free = shutil.disk_usage(self._out).free
         if needed > free:
             raise ResourceError(
-                f"{self._out}: {free / 1e9:.2f} GB are free; {len(tasks)} pictures take about {needed / 1e9:.2f} GB. "
-                "Free some space, or choose another disk with --out."
+                f"{self._out}: {len(tasks)} images need about {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are "
+                "free. Free some space, or choose another disk with --out."
             )
 
     def _entry_out(self, split: Split, entry: Entry, skipped: Mapping[str, str]) -> str:
-        """An entry of the new data YAML; a list is written on the way."""
+        """An entry of the new data YAML; if it is a list, this also writes the list."""
         place = self._entry_place(split, entry)
         if entry.is_list:
             below = (os.path.relpath(self.place(image), self._out) for image in entry.images if image not in skipped)
             text = "".join(f"./{path}\n" for path in below)
-            write_whole(str(place), text.encode(errors="surrogateescape"))
+            write_atomically(str(place), text.encode(errors="surrogateescape"))
         return self._from_yaml(place)
 
     def _from_yaml(self, place: Path) -> str:
-        """A place in the tree as the new data YAML names it."""
-        # By the name of the tree's own folder: relative paths are looked for in the working directory first, where
-        # `images/train` may well be that of the source.
+        """A path in the tree as it is written in the new data YAML."""
+        # It includes the name of the tree's folder: relative paths start from the working directory first, where
+        # `images/train` may be a folder of the source.
         return os.path.normpath(os.path.join("..", self._out.name, os.path.relpath(place, self._out)))
 
     def _entry_place(self, split: Split, entry: Entry) -> Path:
-        """Where an entry is in the tree.
+        """The path of an entry in the tree.
 
-        Lists are at its top, under their own names; two of one name are told apart by their splits and numbers.
+        Lists are at its top, under their own names; lists with the same name get their split and a number as a prefix.
         """
         if not entry.is_list:
             return Path(self.place(entry.path))
@@ -510,7 +512,7 @@ class Tree:
         return self._out / f"{prefix}{os.path.basename(entry.path)}"
 
     def _yaml_text(self, splits: Mapping[Split, Sequence[str]]) -> str:
-        """Every value as JSON, which is YAML too: no name can be mistaken for a number or a boolean."""
+        """The new data YAML. Values are written as JSON, which is valid YAML and keeps names from becoming numbers."""
         written = self._source.data.written
         named = {
             split: self._from_yaml(found[1])
@@ -525,15 +527,15 @@ class Tree:
         values |= {key: value for key, value in kept.items() if key not in SPLITS and value is not None}
         lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()]
         return (
-            f"# Pictures of {json.dumps(self._source.data.file.name)}, resized by `flatout yolo resize`; "
-            f"{SETTINGS} says how.\n# Paths start from the working directory, else from this folder. "
-            "If you rename it, rename it here too.\n\n" + "".join(lines)
+            f"# Images of {json.dumps(self._source.data.file.name)}, resized by `flatout yolo resize`; "
+            f"{SETTINGS} has the settings.\n# Paths start from the working directory, or else from this folder. "
+            "If you rename the folder, change the paths too.\n\n" + "".join(lines)
         )
 
     def _write_annotations(self, is_new: bool) -> None:
-        """COCO files that hold labels, or by which AP is computed, with everything in pixels scaled."""
+        """Scale and write the COCO files that contain labels or are used to compute AP."""
         done: set[Path] = set()
-        # COCO's own validation file stands in where a split has none: its pictures come first.
+        # The annotation file of val may be found for several splits, and must then be written with the images of val.
         order: tuple[Split, ...] = ("val", "test", "train")
         for split in order:
             entries = self._source.splits.get(split, [])
@@ -542,13 +544,13 @@ class Tree:
                 found.append(beside)
             for path, place in found:
                 if not place.is_relative_to(self._out):
-                    logger.warning("%s: not copied, as it would lie outside of %s.", path, self._out)
-                elif place not in done and (is_new or not _is_of(str(place), os.stat(path).st_mtime_ns)):
+                    logger.warning("%s: not copied, because it would be outside %s.", path, self._out)
+                elif place not in done and (is_new or not _is_current(str(place), os.stat(path).st_mtime_ns)):
                     self._write_json(path, str(place), entries)
                 done.add(place)
 
     def _annotations_of(self, split: Split) -> tuple[str, Path] | None:
-        """The annotation file by which AP of a split is computed, and its place in the tree; None if there is none."""
+        """The annotation file used to compute the AP of a split, and its path in the tree; None if there is none."""
         entries = self._source.splits.get(split, [])
         file = annotation_file(self._source.data, split)
         if not entries or entries[0].is_coco or file is None:
@@ -556,11 +558,11 @@ class Tree:
         return str(file), annotation_folder(self._entry_place(split, entries[0])) / file.name
 
     def _write_json(self, path: str, place: str, entries: Sequence[Entry]) -> None:
-        """`entries` are those of the split that the file is about."""
+        """Scale an annotation file and write it to `place`; `entries` are those of its split."""
         content = load_json(path)
         records = listed(content, "images")
         if any(entry.path == path for entry in entries):
-            folder = picture_folder(path, records)
+            folder = image_folder(path, records)
             known = {
                 str(each.get("file_name")): self.place(os.path.join(folder, str(each.get("file_name"))))
                 for each in records
@@ -570,7 +572,7 @@ class Tree:
             names = [str(each.get("file_name")) for each in records]
             known = {name: places[base] for name in names if (base := os.path.basename(name)) in places}
         if not known:
-            return  # of another data set
+            return  # the file belongs to another data set
 
         def size_of(image: dict[str, Any]) -> tuple[int, int] | None:
             name = str(image.get("file_name"))
@@ -578,19 +580,19 @@ class Tree:
 
         resized = resized_annotations(content, size_of, path=path)
         _make_folder(os.path.dirname(place))
-        write_whole(place, json.dumps(resized).encode(), time_ns=os.stat(path).st_mtime_ns)
+        write_atomically(place, json.dumps(resized).encode(), time_ns=os.stat(path).st_mtime_ns)
 
     def _size_by_rule(self, image: dict[str, Any]) -> tuple[int, int]:
-        """Size of a picture that the annotation file knows and the split does not."""
+        """New size of an image that is in the annotation file but not in the split."""
         try:
             height, width = target_hw((int(image["height"]), int(image["width"])), self._config)
         except (KeyError, TypeError, ValueError, ZeroDivisionError):
-            raise DataError(f"COCO file: picture {image.get('file_name')!r} has no width and height.") from None
+            raise DataError(f"COCO file: image {image.get('file_name')!r} has no width and height.") from None
         return width, height
 
 
 def _make_folder(folder: str) -> None:
-    """Make a folder of the tree; in one that is there, remove what a process that was killed has left."""
+    """Create a folder of the tree if necessary, and remove partial files that a killed process left in it."""
     os.makedirs(folder, exist_ok=True)
     for entry in os.scandir(folder):
         if entry.name.startswith(".") and entry.name.endswith(".part"):
@@ -598,7 +600,7 @@ def _make_folder(folder: str) -> None:
 
 
 def _size_of_file(path: str) -> tuple[int, int] | None:
-    """Width and height of a picture of the tree; None if it was left out."""
+    """Width and height of an image in the tree; None if it is not there."""
     try:
         return read_facts(path).header.size_wh
     except (OSError, DecodeError):
@@ -608,20 +610,20 @@ def _size_of_file(path: str) -> tuple[int, int] | None:
 # -- the work ------------------------------------------------------------------------------------------------------
 
 RESIZED, COPIED, SKIPPED, UNWRITABLE = range(4)
-RESULT = np.dtype([("state", "u1"), ("num_bytes", "<i8"), ("why", "S160")])
+RESULT = np.dtype([("state", "u1"), ("num_bytes", "<i8"), ("reason", "S160")])
 
 
-class Result(NamedTuple):
-    """What became of a picture."""
+class TaskResult(NamedTuple):
+    """The outcome for one image."""
 
     state: int
-    why: str = ""
+    reason: str = ""
 
 
-class Pictures(SampleSource):
-    """Each picture read, resized and written by a worker; then one more sample, which is none.
+class ResizeSource(SampleSource):
+    """Each sample reads, resizes and writes one image in a worker; one more sample touches no file.
 
-    The feed puts another sample in the place of one that ends its process: there must be one that does not.
+    The feed replaces a sample that crashes its worker by another one, so at least one must be harmless.
     """
 
     fields = {"result": Field((), RESULT)}
@@ -634,7 +636,7 @@ class Pictures(SampleSource):
         return len(self._tasks) + 1
 
     def where(self, index: int) -> str:
-        return self._tasks[index].image if index < len(self._tasks) else "no picture"
+        return self._tasks[index].image if index < len(self._tasks) else "no image"
 
     def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
         result = np.zeros((), RESULT)
@@ -645,31 +647,36 @@ class Pictures(SampleSource):
 
 def process_all(
     tasks: Sequence[Task], config: ResizeConfig, workers: int | str, show_progress: bool
-) -> tuple[list[Result], int]:
-    """The result of each task, and the bytes written. Interrupted after a signal, ResourceError where no file fits."""
+) -> tuple[list[TaskResult], int]:
+    """Process all tasks; returns the result of each, and the number of bytes written.
+
+    Raises Interrupted after a signal, ResourceError if a file cannot be written.
+    """
     if not tasks:
         return [], 0
-    pictures = Pictures(tasks, config)
-    plan = Plan(num_samples=len(pictures), batch_size=_num_at_once(tasks), shuffle=False, last="short")
-    feed_config = FeedConfig(workers=workers if len(tasks) >= WORTH_WORKERS else 0, epochs=1, bad_share=1.0)
-    results: list[Result] = []
+    source = ResizeSource(tasks, config)
+    plan = Plan(num_samples=len(source), batch_size=_batch_size(tasks), shuffle=False, last="short")
+    feed_config = FeedConfig(workers=workers if len(tasks) >= MIN_FOR_WORKERS else 0, epochs=1, bad_share=1.0)
+    results: list[TaskResult] = []
     num_bytes = 0
     with (
         Interrupts() as interrupts,
         progress("resizing", len(tasks), shown=show_progress) as advance,
-        Feed(pictures, plan, feed_config) as feed,
+        Feed(source, plan, feed_config) as feed,
     ):
         for batch in feed:
             for position, index, result in zip(batch.positions, batch.indices, batch["result"], strict=True):
-                why = bytes(result["why"]).decode(errors="replace")
+                reason = bytes(result["reason"]).decode(errors="replace")
                 if result["state"] == UNWRITABLE:
                     raise ResourceError(
-                        f"{tasks[position].image_out}: cannot be written: {why}. Fix that, and run the same command "
-                        "again: what is there is kept."
+                        f"{tasks[position].image_out}: cannot be written: {reason}. Fix this, then run the same "
+                        "command again; it continues where it stopped."
                     )
-                is_lost = index != position
+                has_crashed = index != position
                 results.append(
-                    Result(SKIPPED, "reading it ended the process") if is_lost else Result(int(result["state"]), why)
+                    TaskResult(SKIPPED, "reading it crashes the process")
+                    if has_crashed
+                    else TaskResult(int(result["state"]), reason)
                 )
                 num_bytes += int(result["num_bytes"])
             advance(min(len(results), len(tasks)), num_bytes)
@@ -678,29 +685,29 @@ def process_all(
     return results[: len(tasks)], num_bytes
 
 
-def _num_at_once(tasks: Sequence[Task]) -> int:
-    """Pictures between two looks at the clock and at signals: many small ones, or few large ones."""
+def _batch_size(tasks: Sequence[Task]) -> int:
+    """Images per batch, between which progress and signals are handled: many small ones, or few large ones."""
     most = int(BATCH_BYTES * len(tasks) / max(1, _source_bytes(tasks)))
     return min(max(4, min(most, 32)), len(tasks))
 
 
 def process_one(task: Task, config: ResizeConfig) -> tuple[int, int, bytes]:
-    """Resize or copy one picture, its labels first: a picture that is there has them. Returns a RESULT."""
+    """Resize or copy one image; returns a RESULT. Labels are written first, so an image in the tree has its labels."""
     try:
         time_ns = os.stat(task.image).st_mtime_ns
         content = read_bytes(task.image)
         made = resized_file(content, config)
         label = _read_label(task.label)
     except (OSError, DecodeError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return SKIPPED, 0, why.encode(errors="replace")[:160]
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return SKIPPED, 0, reason.encode(errors="replace")[:160]
     try:
         if label is not None:
-            write_whole(task.label_out, label.content, time_ns=label.time_ns)
+            write_atomically(task.label_out, label.content, time_ns=label.time_ns)
         elif task.label_out:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(task.label_out)  # of a picture that had labels when it was resized before
-        write_whole(task.image_out, made, time_ns=time_ns)
+                os.unlink(task.label_out)  # from an earlier call, when the image still had labels
+        write_atomically(task.image_out, made, time_ns=time_ns)
     except OSError as error:
         return UNWRITABLE, 0, (error.strerror or str(error)).encode(errors="replace")[:160]
     return (COPIED if made is content else RESIZED), len(made), b""
@@ -712,34 +719,38 @@ class _Label(NamedTuple):
 
 
 def _read_label(path: str) -> _Label | None:
-    """None where a picture has none, as a picture without objects may."""
+    """The label file; None if there is none, which is fine for an image without objects."""
     try:
         time_ns = os.stat(path).st_mtime_ns
         return _Label(read_bytes(path), time_ns)
     except FileNotFoundError:
         return None
     except (OSError, DecodeError) as error:
-        raise DecodeError(f"its labels {path} cannot be read: {error}") from None
+        raise DecodeError(f"its label file {path} cannot be read: {error}") from None
 
 
 def is_done(task: Task) -> bool:
-    """Whether the picture and its labels are in the tree, made from the files that are there now.
+    """Whether the image and its labels are in the tree and up to date.
 
-    What was made of a file that is gone is kept.
+    The copy of a source file that no longer exists counts as up to date.
     """
     source, label = _state(task.image), _state(task.label) if task.label else None
     if source is None:
         return (made := _state(task.image_out)) is not None and made.st_size > 0
-    if not _is_of(task.image_out, source.st_mtime_ns):
+    if not _is_current(task.image_out, source.st_mtime_ns):
         return False
     if label is None:
         return not task.label_out or not os.path.exists(task.label_out)
     copied = _state(task.label_out)
-    return copied is not None and copied.st_size == label.st_size and _is_of(task.label_out, label.st_mtime_ns, least=0)
+    return (
+        copied is not None
+        and copied.st_size == label.st_size
+        and _is_current(task.label_out, label.st_mtime_ns, least=0)
+    )
 
 
-def _is_of(path: str, time_ns: int, *, least: int = 1) -> bool:
-    """Whether a file was made from a source of that time. After a power cut some file systems have empty files."""
+def _is_current(path: str, time_ns: int, *, least: int = 1) -> bool:
+    """Whether a file has the time of its source, and is not empty as some file systems leave it after a power cut."""
     state = _state(path)
     return state is not None and state.st_size >= least and abs(state.st_mtime_ns - time_ns) < SAME_TIME_NS
 
@@ -751,8 +762,8 @@ def _state(path: str) -> os.stat_result | None:
         return None
 
 
-def write_whole(path: str, content: bytes, *, time_ns: int | None = None) -> None:
-    """Write a file so that it appears complete, with the time of its source; the last of several writers wins."""
+def write_atomically(path: str, content: bytes, *, time_ns: int | None = None) -> None:
+    """Write a file by renaming a finished temporary one, with the time of its source; the last writer wins."""
     part = os.path.join(os.path.dirname(path), f".{os.getpid()}.part")
     try:
         with open(part, "wb") as file:
@@ -760,21 +771,21 @@ def write_whole(path: str, content: bytes, *, time_ns: int | None = None) -> Non
         if time_ns is not None:
             os.utime(part, ns=(time_ns, time_ns))
         os.replace(part, path)
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt too: no partial file may stay
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise
 
 
 def bytes_needed(tasks: Sequence[Task], config: ResizeConfig) -> int:
-    """Room for the files of some tasks: a few are resized to see how much smaller they become."""
+    """Estimated disk space for the files of some tasks; a few images are resized to see how much smaller they get."""
     before = after = 0
-    for row in np.linspace(0, len(tasks) - 1, min(SAMPLED, len(tasks))).astype(int).tolist():
+    for row in np.linspace(0, len(tasks) - 1, min(NUM_TRIALS, len(tasks))).astype(int).tolist():
         with contextlib.suppress(OSError, DecodeError):
             content = read_bytes(tasks[row].image)
             before += len(content)
             after += len(resized_file(content, config))
-    # A picture and a label file fill half a block more than they hold, on average; small files a whole one.
+    # A file takes half a block more than its size on average, small ones a whole one; there are two files per task.
     return round(_source_bytes(tasks) * (after / before if before else 1)) + len(tasks) * 2 * BLOCK_BYTES
 
 
@@ -783,4 +794,4 @@ def _source_bytes(tasks: Sequence[Task]) -> int:
 
 
 def _examples(skipped: Mapping[str, str]) -> str:
-    return ", ".join(f"{path} ({why})" for path, why in list(skipped.items())[:3])
+    return ", ".join(f"{path} ({reason})" for path, reason in list(skipped.items())[:3])

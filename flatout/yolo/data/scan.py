@@ -1,4 +1,9 @@
-"""Look at all pictures and labels of a data set, in parallel: a feed of chunks, each of which becomes a small table."""
+"""Scan the images and labels of a data set in parallel: read headers and labels, and report problems with either.
+
+    pairs of paths --feed of chunks--> one ScanTable per chunk --join--> ScanTable --image_set--> ImageSet
+
+Dimension key:  N images   T labels of all images   P polygon points of all labels
+"""
 
 import json
 import os
@@ -18,7 +23,6 @@ from flatout.images import (
     NOT_OPENED,
     READABLE,
     Header,
-    ImageFacts,
     check_promise,
     decode,
     decoder_messages,
@@ -32,25 +36,25 @@ from flatout.progress import Advance, progress
 from flatout.yolo.data.find import Pair
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.data.label_text import (
-    MOST_BYTES,
-    MOST_LABELS,
+    MAX_BYTES,
+    MAX_LABELS,
     NO_BOXES,
     NO_POINTS,
     ImageLabels,
     Problem,
     RejectedLabels,
     num_lines,
-    read_lines,
-    read_strictly,
-    read_voc,
-    too_many,
+    parse_labels,
+    parse_labels_strictly,
+    parse_voc,
+    too_many_labels,
 )
 
-# One picture and its labels: can it train, how large is it, what is drawn on it, and what is wrong with either?
+# One image and its labels
 
-LEAST_SIDE = 10
-"""Pixels; what is smaller is no photograph."""
-NOTHING = ImageLabels(NO_BOXES, [], [])
+MIN_SIDE_PX = 10
+"""Images with a shorter side are rejected."""
+NO_LABELS = ImageLabels(NO_BOXES, [], [])
 
 _SUFFIXES = {
     "jpeg": ("jpg", "jpeg"),
@@ -59,56 +63,59 @@ _SUFFIXES = {
 }
 
 
-class Scanned(NamedTuple):
-    """What a scan knows about one picture."""
+class ScannedImage(NamedTuple):
+    """The result of scanning one image."""
 
     reason: str
-    """Why it is left out, "" if it is used."""
+    """Why the image is left out, "" if it is used."""
     label_file: str
-    """"found", "empty" or "missing"; "" if the picture is no good, so that nobody looked."""
+    """"found", "empty" or "missing"; "" if the image cannot be used, so that its labels were not read."""
     header: Header
     labels: ImageLabels
     problems: list[Problem]
-    """Of the picture; those of the labels are in `labels`."""
+    """Problems of the image; those of the labels are in `labels`."""
 
 
 class RejectedImage(Exception):
-    """The picture cannot be used."""
+    """The image cannot be used."""
 
     def __init__(self, reason: str, check: str, text: str) -> None:
         super().__init__(text)
         self.reason, self.problem = reason, Problem(check, 0, text)
 
 
-def scan_picture(image: str, label: str, *, strict: bool = False, names: tuple[str, ...] = ()) -> Scanned:
-    """Look at a picture and read its labels; `strict` obeys all rules of YOLOv7. Raises nothing a file can cause."""
+def scan_image(image: str, label: str, *, strict: bool = False, names: tuple[str, ...] = ()) -> ScannedImage:
+    """Read the header and the labels of an image; `strict` applies all rules of YOLOv7.
+
+    No content of a file raises an exception.
+    """
     header = Header("unknown")
     try:
         facts = _facts(image, strict)
         header = facts.header
         check_header(header)
-        _check_promise(facts)
-        problems = [*_remarks(facts, image), *([] if strict else _incomplete(image, facts))]
+        _check_declared_size(facts)
+        problems = [*_minor_problems(facts, image), *([] if strict else _incomplete(image, facts))]
     except RejectedImage as rejected:
-        return Scanned(rejected.reason, "", header, NOTHING, [rejected.problem])
+        return ScannedImage(rejected.reason, "", header, NO_LABELS, [rejected.problem])
     return _with_labels(label, header, problems, strict, names)
 
 
 def check_header(header: Header) -> None:
-    """Refuse what no training can use, by its header alone."""
+    """RejectedImage for an image that cannot be trained on, judged by its header alone."""
     if header.format not in READABLE:
         reason = "unreadable_image" if header.format in NOT_OPENED else "image_format"
         check = "image-format" if header.format in NOT_IMAGES else "image-unsupported"
         raise RejectedImage(reason, check, described(header.format))
-    if min(header.width, header.height) < LEAST_SIDE:
+    if min(header.width, header.height) < MIN_SIDE_PX:
         size = f"{header.width} x {header.height} px"
-        raise RejectedImage("image_too_small", "image-too-small", f"{size}; {LEAST_SIDE} is the least")
+        raise RejectedImage("image_too_small", "image-too-small", f"{size}; sides must be at least {MIN_SIDE_PX} px")
     if header.width * header.height > most_pixels(header):
         size = f"{header.width} x {header.height} px"
-        raise RejectedImage("unreadable_image", "image-huge", f"{size}; {most_pixels(header):,} pixels are the most")
+        raise RejectedImage("unreadable_image", "image-huge", f"{size}; the limit is {most_pixels(header):,} pixels")
 
 
-def _check_promise(facts: ImageFacts) -> None:
+def _check_declared_size(facts: ImageFacts) -> None:
     try:
         check_promise(facts.header, facts.num_bytes)
     except DecodeError as error:
@@ -118,32 +125,32 @@ def _check_promise(facts: ImageFacts) -> None:
 def read_labels(
     path: str, *, strict: bool, names: tuple[str, ...] = (), size_wh: tuple[int, int] = (1, 1)
 ) -> tuple[str, ImageLabels]:
-    """State and labels of a label file; RejectedLabels only where `strict`."""
+    """State (one of LABEL_FILES) and labels of a label file; raises RejectedLabels only if `strict`."""
     try:
         fd = open_regular(path)
     except FileNotFoundError:
-        return "missing", NOTHING
+        return "missing", NO_LABELS
     except OSError as error:
         return "found", _unreadable(error.strerror or str(error), strict)
     try:
         num_bytes = os.fstat(fd).st_size
-        content = os.pread(fd, min(num_bytes, MOST_BYTES), 0)
+        content = os.pread(fd, min(num_bytes, MAX_BYTES), 0)
     except OSError as error:
         return "found", _unreadable(error.strerror or str(error), strict)
     finally:
         os.close(fd)
-    if not path.endswith(".xml") and num_lines(content) > MOST_LABELS:
-        return "found", too_many()
-    if num_bytes > MOST_BYTES:
-        return "found", _unreadable(f"larger than {MOST_BYTES >> 20} MiB", strict)
+    if not path.endswith(".xml") and num_lines(content) > MAX_LABELS:
+        return "found", too_many_labels()
+    if num_bytes > MAX_BYTES:
+        return "found", _unreadable(f"larger than {MAX_BYTES >> 20} MiB", strict)
     if not content.strip():
-        return "empty", NOTHING
+        return "empty", NO_LABELS
     if path.endswith(".xml"):
-        return "found", read_voc(content, names, size_wh)
+        return "found", parse_voc(content, names, size_wh)
     if not strict:
-        return "found", read_lines(content)
+        return "found", parse_labels(content)
     try:
-        return "found", read_strictly(content)
+        return "found", parse_labels_strictly(content)
     except RejectedLabels as rejected:
         rejected.num_labels = num_lines(content)
         raise
@@ -158,26 +165,30 @@ def _facts(image: str, strict: bool) -> ImageFacts:
         check = "image-empty" if "empty" in str(error) else "image-corrupt"
         raise RejectedImage("unreadable_image", check, str(error)) from None
     if facts.ending == "absent" and facts.header.format == "png":
-        raise RejectedImage("unreadable_image", "image-truncated", "a PNG that is cut off")
+        raise RejectedImage("unreadable_image", "image-truncated", "the PNG file is truncated")
     return facts
 
 
-def _with_labels(path: str, header: Header, problems: list[Problem], strict: bool, names: tuple[str, ...]) -> Scanned:
+def _with_labels(
+    path: str, header: Header, problems: list[Problem], strict: bool, names: tuple[str, ...]
+) -> ScannedImage:
     try:
         state, labels = read_labels(path, strict=strict, names=names, size_wh=header.size_wh)
     except RejectedLabels as rejected:
-        return Scanned(rejected.reason, "found", header, NOTHING._replace(num_dropped=rejected.num_labels), problems)
-    return Scanned("", state, header, labels, problems)
+        return ScannedImage(
+            rejected.reason, "found", header, NO_LABELS._replace(num_dropped=rejected.num_labels), problems
+        )
+    return ScannedImage("", state, header, labels, problems)
 
 
 def _unreadable(why: str, strict: bool) -> ImageLabels:
     if strict:
         raise RejectedLabels("unreadable_label")
-    return NOTHING._replace(problems=[Problem("label-unreadable", 0, why)], num_dropped=1)
+    return NO_LABELS._replace(problems=[Problem("label-unreadable", 0, why)], num_dropped=1)
 
 
 def _incomplete(image: str, facts: ImageFacts) -> list[Problem]:
-    """A JPEG without its end marker is decoded, once: does it lack only that, or pixels too?"""
+    """Decode a JPEG without an end marker, to see whether rows are missing too."""
     if facts.ending != "absent" or facts.header.format != "jpeg":
         return []
     try:
@@ -186,40 +197,38 @@ def _incomplete(image: str, facts: ImageFacts) -> list[Problem]:
     except (OSError, DecodeError) as error:
         raise RejectedImage("unreadable_image", "image-corrupt", str(error)) from None
     if missing > MOST_MISSING:
-        text = f"cut off: {missing:.0%} of its rows are missing"
+        text = f"truncated: {missing:.0%} of the rows are missing"
         raise RejectedImage("image_truncated", "image-truncated", text)
-    return [Problem("image-no-end", 0, "lacks its end marker; every row is there")]
+    return [Problem("image-no-end", 0, "the end marker is missing; all rows are there")]
 
 
-def _remarks(facts: ImageFacts, image: str) -> list[Problem]:
-    """What is worth saying about a picture that is used."""
-    header, remarks = facts.header, []
+def _minor_problems(facts: ImageFacts, image: str) -> list[Problem]:
+    """Problems of an image that is used anyway."""
+    header, problems = facts.header, []
     suffix = os.path.splitext(image)[1][1:].lower()
     if suffix not in _SUFFIXES.get(header.format, (header.format,)):
-        remarks.append(Problem("image-extension", 0, f"is {header.format.upper()} but is named .{suffix}"))
+        problems.append(Problem("image-extension", 0, f"contains {header.format.upper()} but is named .{suffix}"))
     if facts.ending == "more":
-        remarks.append(Problem("image-bytes-after-end", 0, "holds more bytes after its end"))
+        problems.append(Problem("image-bytes-after-end", 0, "has extra bytes after the end of the image"))
     if header.orientation != 1:
         check = "exif-mirrored" if header.orientation in (2, 4, 5, 7) else "exif-rotated"
-        remarks.append(Problem(check, 0, f"EXIF orientation {header.orientation}; it is turned upright"))
+        problems.append(Problem(check, 0, f"EXIF orientation {header.orientation}; it is turned upright when read"))
     if header.bits > 8:
-        remarks.append(Problem("image-16-bit", 0, f"{header.bits} bits per channel; 8 are used"))
+        problems.append(Problem("image-16-bit", 0, f"{header.bits} bits per channel; 8 are used"))
     if header.format in ("jpeg", "mpo") and header.channels == 4:
-        remarks.append(Problem("image-cmyk", 0, "has CMYK colours"))
+        problems.append(Problem("image-cmyk", 0, "has CMYK colours"))
     elif header.channels in (2, 4):
-        remarks.append(Problem("image-alpha", 0, "has transparency, which is dropped"))
+        problems.append(Problem("image-alpha", 0, "has transparency, which is ignored"))
     if header.pages > 1:
-        remarks.append(Problem("image-pages", 0, "has several pages or frames; only the first is used"))
-    return remarks
+        problems.append(Problem("image-pages", 0, "has several pages or frames; only the first is used"))
+    return problems
 
 
-# What a scan found, as a few flat arrays that can be joined, cut and written down.
-#
-# Dimension key:  N pictures   T labels of all pictures   P polygon points of all labels
+# The result of a scan: a few flat arrays that can be joined, indexed and stored
 
-PICTURE = np.dtype(
+IMAGE_RECORD = np.dtype(
     [
-        ("width", "<i4"),  # after the orientation is obeyed
+        ("width", "<i4"),  # of the upright image
         ("height", "<i4"),
         ("num_labels", "<i4"),
         ("reason", "u1"),  # position in REASONS
@@ -228,12 +237,12 @@ PICTURE = np.dtype(
         ("orientation", "u1"),
         ("bits", "u1"),
         ("channels", "u1"),
-        ("num_dropped", "<u2"),  # labels that cannot be used; 65,535 and more are the same
+        ("num_dropped", "<u2"),  # unusable labels, at most MAX_DROPPED
     ]
 )
-MOST_PX = 2**31 - 1
-"""What a side is recorded as at most; a header may say anything."""
-MOST_DROPPED = 2**16 - 1
+MAX_SIDE_PX = 2**31 - 1
+"""Longest side that is recorded; a header may contain any number."""
+MAX_DROPPED = 2**16 - 1
 LABEL_FILES = ("", "missing", "empty", "found")
 REASONS = (
     "",
@@ -251,49 +260,49 @@ REASONS = (
     "duplicate_row",
 )
 _ARRAYS: dict[str, tuple[np.dtype, int]] = {
-    "picture_N": (PICTURE, 0),
+    "image_N": (IMAGE_RECORD, 0),
     "class_box_T5": (np.dtype("<f4"), 5),
     "num_points_T": (np.dtype("<i4"), 0),
     "point_P2": (np.dtype("<f4"), 2),
 }
-"""Element type and row width (0: no rows) of each array, in the order in which they are packed."""
+"""Element type and number of columns (0: one-dimensional) of each array, in the order in which they are packed."""
 _HEAD = struct.Struct("<I4q")
 
 
 @dataclass(frozen=True)
 class ScanTable:
-    """A scan of N pictures, in their order; those that are left out are in it too, without labels."""
+    """The scan of N images in their order; rejected images are included, without labels."""
 
-    picture_N: np.ndarray
+    image_N: np.ndarray
     class_box_T5: np.ndarray
     num_points_T: np.ndarray
     point_P2: np.ndarray
     problems: Mapping[int, list[Problem]]
-    """Picture -> what is wrong or remarkable; most pictures have none."""
+    """Image index -> its problems; most images have none."""
 
     @property
     def used_N(self) -> np.ndarray:
-        """bool: pictures that can be used."""
-        used_N: np.ndarray = self.picture_N["reason"] == 0
+        """Whether each image can be used, bool."""
+        used_N: np.ndarray = self.image_N["reason"] == 0
         return used_N
 
     def counts(self) -> dict[str, int]:
-        """found (with or without labels in it), missing, empty, corrupt, total."""
-        states = np.bincount(self.picture_N["label_file"], minlength=len(LABEL_FILES)).tolist()
+        """Number of label files found (also empty ones), missing and empty, of corrupt images, and of all images."""
+        states = np.bincount(self.image_N["label_file"], minlength=len(LABEL_FILES)).tolist()
         return {
             "found": states[2] + states[3],
             "missing": states[1],
             "empty": states[2],
             "corrupt": int((~self.used_N).sum()),
-            "total": len(self.picture_N),
+            "total": len(self.image_N),
         }
 
     def take(self, rows: np.ndarray) -> "ScanTable":
-        """The pictures at these positions."""
-        label_T, _ = _rows_of(self.picture_N["num_labels"], rows)
+        """The table of the images at these positions."""
+        label_T, _ = _rows_of(self.image_N["num_labels"], rows)
         point_P, _ = _rows_of(self.num_points_T, label_T)
         return ScanTable(
-            self.picture_N[rows],
+            self.image_N[rows],
             self.class_box_T5[label_T],
             self.num_points_T[label_T],
             self.point_P2[point_P],
@@ -301,7 +310,7 @@ class ScanTable:
         )
 
     def pack(self) -> bytes:
-        """One block of bytes; `unpack` reads it back."""
+        """The table as bytes, which `unpack` reads."""
         text = json.dumps(list(self.problems.items())).encode()
         arrays = [np.ascontiguousarray(getattr(self, name), kind) for name, (kind, _) in _ARRAYS.items()]
         head = _HEAD.pack(len(text), *map(len, arrays))
@@ -309,7 +318,7 @@ class ScanTable:
 
 
 def unpack(content: bytes | memoryview) -> ScanTable:
-    """ValueError where the bytes are no table."""
+    """The table that `pack` wrote; ValueError if the bytes are something else."""
     try:
         text_bytes, *lengths = _HEAD.unpack_from(content)
         offset = _HEAD.size + text_bytes
@@ -322,20 +331,20 @@ def unpack(content: bytes | memoryview) -> ScanTable:
             offset += flat.nbytes
             arrays[name] = flat.reshape(-1, width) if width else flat
     except (struct.error, TypeError) as error:
-        raise ValueError("not a table of scanned pictures") from error
+        raise ValueError("it does not contain a scan table") from error
     return ScanTable(**arrays, problems=problems)
 
 
-def table_of(scanned: Sequence[Scanned]) -> ScanTable:
-    """The table of a few pictures."""
-    picture_N = np.zeros(len(scanned), PICTURE)
+def table_of(scanned: Sequence[ScannedImage]) -> ScanTable:
+    """The table of some scanned images."""
+    image_N = np.zeros(len(scanned), IMAGE_RECORD)
     problems: dict[int, list[Problem]] = {}
     boxes, points, num_points = [np.zeros((0, 5), np.float32)], [np.zeros((0, 2), np.float32)], []
     for row, one in enumerate(scanned):
         labels, header = one.labels, one.header
         num_labels = len(labels.class_box_n5)
-        picture_N[row] = (
-            *(min(side, MOST_PX) for side in header.size_wh),
+        image_N[row] = (
+            *(min(side, MAX_SIDE_PX) for side in header.size_wh),
             num_labels,
             REASONS.index(one.reason),
             LABEL_FILES.index(one.label_file),
@@ -343,59 +352,57 @@ def table_of(scanned: Sequence[Scanned]) -> ScanTable:
             header.orientation,
             min(header.bits, 255),
             min(header.channels, 255),
-            min(labels.num_dropped, MOST_DROPPED),
+            min(labels.num_dropped, MAX_DROPPED),
         )
         boxes.append(labels.class_box_n5)
         points += labels.polygons
         num_points += [len(each) for each in labels.polygons] or [0] * num_labels
-        if told := [*one.problems, *labels.problems]:
-            problems[row] = told
-    return ScanTable(picture_N, np.concatenate(boxes), np.array(num_points, np.int32), np.concatenate(points), problems)
+        if own := [*one.problems, *labels.problems]:
+            problems[row] = own
+    return ScanTable(image_N, np.concatenate(boxes), np.array(num_points, np.int32), np.concatenate(points), problems)
 
 
 def with_labels(table: ScanTable, labels: Sequence[ImageLabels]) -> ScanTable:
-    """The same pictures with these labels instead of their own; those that cannot be used get none."""
+    """The same images with the given labels; images that cannot be used get none."""
     used = table.used_N.tolist()
     given = [each if used[row] else ImageLabels(NO_BOXES, [], []) for row, each in enumerate(labels)]
-    picture_N = table.picture_N.copy()
-    picture_N["num_labels"] = [len(each.class_box_n5) for each in given]
-    picture_N["num_dropped"] = [min(each.num_dropped, MOST_DROPPED) for each in given]
-    picture_N["label_file"] = np.where(
-        picture_N["num_labels"] > 0, LABEL_FILES.index("found"), LABEL_FILES.index("empty")
-    )
-    picture_N["label_file"][~table.used_N] = 0
+    image_N = table.image_N.copy()
+    image_N["num_labels"] = [len(each.class_box_n5) for each in given]
+    image_N["num_dropped"] = [min(each.num_dropped, MAX_DROPPED) for each in given]
+    image_N["label_file"] = np.where(image_N["num_labels"] > 0, LABEL_FILES.index("found"), LABEL_FILES.index("empty"))
+    image_N["label_file"][~table.used_N] = 0
     num_points = [len(points) for each in given for points in each.polygons or [NO_POINTS] * len(each.class_box_n5)]
     problems = {row: [*table.problems.get(row, ()), *each.problems] for row, each in enumerate(given)}
     return ScanTable(
-        picture_N,
+        image_N,
         np.concatenate([NO_BOXES, *(each.class_box_n5 for each in given)]),
         np.array(num_points, np.int32),
         np.concatenate([NO_POINTS, *(points for each in given for points in each.polygons)]),
-        {row: told for row, told in problems.items() if told},
+        {row: own for row, own in problems.items() if own},
     )
 
 
 def join(tables: Iterable[ScanTable]) -> ScanTable:
-    """One after the other."""
+    """Concatenate tables."""
     listed = [table_of([]), *tables]
     problems, first = {}, 0
     for table in listed:
-        problems.update({first + row: told for row, told in table.problems.items()})
-        first += len(table.picture_N)
+        problems.update({first + row: own for row, own in table.problems.items()})
+        first += len(table.image_N)
     arrays = {name: np.concatenate([getattr(table, name) for table in listed]) for name in _ARRAYS}
     return ScanTable(**arrays, problems=problems)
 
 
 def image_set(table: ScanTable, paths: Sequence[str], names: Sequence[str], *, single_class: bool = False) -> ImageSet:
-    """The pictures that can be used, with their labels; `single_class` makes every class 0."""
+    """The images that can be used, with their labels; `single_class` makes every class 0."""
     rows = np.flatnonzero(table.used_N)
     used = table if len(rows) == len(paths) else table.take(rows)
     class_box_T5 = used.class_box_T5
     if single_class:
         class_box_T5 = class_box_T5.copy()
         class_box_T5[:, 0] = 0
-    labels = Labels(class_box_T5, _starts(used.picture_N["num_labels"]), used.point_P2, _starts(used.num_points_T))
-    size_wh_N2 = np.stack((used.picture_N["width"], used.picture_N["height"]), 1)
+    labels = Labels(class_box_T5, _starts(used.image_N["num_labels"]), used.point_P2, _starts(used.num_points_T))
+    size_wh_N2 = np.stack((used.image_N["width"], used.image_N["height"]), 1)
     return ImageSet(tuple(paths[row] for row in rows.tolist()), size_wh_N2, labels, tuple(names))
 
 
@@ -404,35 +411,37 @@ def _starts(counts: np.ndarray) -> np.ndarray:
 
 
 def _rows_of(counts: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of what belongs to `owners`, in their order, and where each one's begin, [owners + 1]."""
+    """Positions of the items that belong to `owners`, in their order, and where those of each begin, [owners + 1]."""
     first = _starts(counts)
     taken = _starts(counts[owners])
     within = np.arange(taken[-1]) - np.repeat(taken[:-1], np.diff(taken))
     return np.repeat(first[:-1][owners], np.diff(taken)) + within, taken
 
 
+# Scanning in parallel
+
 CHUNK = 128
 BYTES_EXPECTED = 1024
-"""Per picture, of its part of a table; more is never lost, see Rows."""
-WORTH_WORKERS = 3000
-"""Pictures that one process looks at while the workers would start, some tenths of a second."""
+"""Expected bytes of a packed table per image. More is fine: the slot grows (see `Rows`)."""
+MIN_FOR_WORKERS = 3000
+"""Fewer images are scanned in this process, in the few tenths of a second that starting workers would take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScanConfig:
-    """How a scan runs and judges."""
+    """How a data set is scanned."""
 
     strict: bool = False
-    """All label rules of YOLOv7: one bad line drops the picture."""
+    """Apply all label rules of YOLOv7: one bad line drops the image."""
     workers: int | str = "cpu*1.0"
-    """Processes, as for the feed. Few pictures are looked at without any."""
+    """Worker processes, as for the feed. Small data sets are scanned without any."""
     progress: bool = True
     names: tuple[str, ...] = ()
-    """Of the classes, for label files that name them (Pascal VOC)."""
+    """Class names, needed for label files that contain names (Pascal VOC)."""
 
 
-class Chunks(SampleSource):
-    """Some pictures at a time, as the bytes of their table."""
+class ScanChunks(SampleSource):
+    """Each sample is the packed table of a chunk of images."""
 
     def __init__(self, pairs: Sequence[Pair], config: ScanConfig, chunk: int) -> None:
         self.fields = {"table": Rows(1, np.uint8, expected=BYTES_EXPECTED * chunk)}
@@ -448,41 +457,41 @@ class Chunks(SampleSource):
 
     def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
         pairs = self._pairs[index * self._chunk : (index + 1) * self._chunk]
-        table = table_of([scan_picture(*pair, strict=self._config.strict, names=self._config.names) for pair in pairs])
+        table = table_of([scan_image(*pair, strict=self._config.strict, names=self._config.names) for pair in pairs])
         return {"table": np.frombuffer(table.pack(), np.uint8)[:, None]}
 
 
 def scan(pairs: Sequence[Pair], config: ScanConfig) -> ScanTable:
-    """The table of all pictures, in their order, whatever is in the files."""
+    """Scan all images; the table has them in the given order. No content of a file raises an exception."""
     if not pairs:
         return table_of([])
-    workers = config.workers if len(pairs) >= WORTH_WORKERS else 0
+    workers = config.workers if len(pairs) >= MIN_FOR_WORKERS else 0
     with progress("scanning", len(pairs), shown=config.progress) as advance:
         tables = _scan_chunks(pairs, config, CHUNK, workers, advance)
         for number, table in enumerate(tables):
-            if table is None:  # a file in it ends whoever reads it
+            if table is None:  # a file in it crashes the process that reads it
                 tables[number] = _one_by_one(pairs[number * CHUNK : (number + 1) * CHUNK], config)
     return join(table for table in tables if table is not None)
 
 
 def _one_by_one(pairs: Sequence[Pair], config: ScanConfig) -> ScanTable:
-    """Of pictures among which one kills its worker."""
-    killer = Scanned(
+    """Scan a chunk in which some file crashes its worker, one image at a time."""
+    crashed = ScannedImage(
         "unreadable_image",
         "",
         Header("unknown"),
-        NOTHING,
-        [Problem("image-corrupt", 0, "looking at it ended the process")],
+        NO_LABELS,
+        [Problem("image-corrupt", 0, "reading it crashes the process")],
     )
     tables = _scan_chunks(pairs, config, 1, 1, lambda done, nbytes: None)
-    return join(table_of([killer]) if table is None else table for table in tables)
+    return join(table_of([crashed]) if table is None else table for table in tables)
 
 
 def _scan_chunks(
     pairs: Sequence[Pair], config: ScanConfig, chunk: int, workers: int | str, advance: Advance
 ) -> list[ScanTable | None]:
-    """A table per chunk; None for one that nobody survives."""
-    source = Chunks(pairs, config, chunk)
+    """The table of each chunk; None for one that crashes its workers."""
+    source = ScanChunks(pairs, config, chunk)
     plan = Plan(num_samples=len(source), batch_size=min(8, len(source)), shuffle=False, last="short")
     tables: list[ScanTable | None] = [None] * len(source)
     nbytes = 0

@@ -1,4 +1,4 @@
-"""A small faultless data set, drawn into a folder, and pictures with every kind of fault to put into it."""
+"""A small data set without faults, written to a folder, and images of many kinds to put into it."""
 
 import struct
 import zlib
@@ -9,8 +9,8 @@ import numpy as np
 import yaml
 
 
-def drawn(width: int = 64, height: int = 48, seed: int = 0) -> np.ndarray:
-    """A colourful picture, uint8 [H, W, 3]; another for every seed."""
+def random_image(width: int = 64, height: int = 48, seed: int = 0) -> np.ndarray:
+    """A colourful image, uint8 [H, W, 3]; a different one for every seed."""
     rng = np.random.default_rng(seed)
     return cv2.resize(rng.integers(0, 256, (6, 8, 3), np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
 
@@ -20,21 +20,21 @@ def encoded(suffix: str, image: np.ndarray, *options: int) -> bytes:
 
 
 def jpeg(width: int = 64, height: int = 48, seed: int = 0) -> bytes:
-    return encoded(".jpg", drawn(width, height, seed))
+    return encoded(".jpg", random_image(width, height, seed))
 
 
 def png(width: int = 64, height: int = 48, seed: int = 0) -> bytes:
-    return encoded(".png", drawn(width, height, seed))
+    return encoded(".png", random_image(width, height, seed))
 
 
 def exif(orientation: int) -> bytes:
-    """The block of tags alone."""
+    """An EXIF block with only the orientation tag."""
     entry = struct.pack("<HHIHxx", 274, 3, 1, orientation)
     return b"II*\0" + struct.pack("<IH", 8, 1) + entry + bytes(4)
 
 
-def turned_jpeg(orientation: int, seed: int = 0, width: int = 64, height: int = 48) -> bytes:
-    """A JPEG with an orientation in EXIF."""
+def oriented_jpeg(orientation: int, seed: int = 0, width: int = 64, height: int = 48) -> bytes:
+    """A JPEG with an EXIF orientation."""
     block = b"Exif\0\0" + exif(orientation)
     plain = jpeg(width, height, seed)
     return plain[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + plain[2:]
@@ -45,14 +45,14 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def flat_png(width: int, height: int) -> bytes:
-    """A PNG of any size from hardly any bytes: grey, one bit per pixel."""
+    """A PNG of any size in very few bytes: grey, one bit per pixel."""
     rows = zlib.compress(bytes(((width + 7) // 8 + 1) * height), 9)
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
 class DrawnSet:
-    """train and val pictures with labels below one folder; every file can be replaced."""
+    """Images of train and val with labels in one folder; every file can be replaced."""
 
     def __init__(self, folder: Path, num_train: int = 4, num_val: int = 3) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class DrawnSet:
                 self.put(split, f"{number}", jpeg(seed=first + number), "0 0.5 0.5 0.4 0.4\n1 0.3 0.3 0.2 0.3\n")
 
     def put(self, split: str, stem: str, image: bytes | None = None, label: str | bytes | None = None, suffix="jpg"):
-        """Write a picture, a label file, or both; returns their paths."""
+        """Write an image, a label file, or both; returns their paths."""
         image_path = self.folder / "images" / split / f"{stem}.{suffix}"
         label_path = self.folder / "labels" / split / f"{stem}.txt"
         for path, content in ((image_path, image), (label_path, label)):
@@ -77,7 +77,7 @@ class DrawnSet:
         return image_path, label_path
 
     def yaml(self) -> Path:
-        """Write the data YAML as `values` say."""
+        """Write `values` as the data YAML; returns its path."""
         path = self.folder / "data.yaml"
         path.write_text(yaml.safe_dump(self.values, sort_keys=False))
         return path

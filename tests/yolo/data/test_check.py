@@ -1,4 +1,4 @@
-"""Every check finds the fault it was made for, and a faultless data set has none of them."""
+"""Every check finds the fault it looks for, and finds nothing in a data set without faults."""
 
 import importlib.util
 import json
@@ -28,9 +28,9 @@ from flatout.yolo.data.check.run import CheckConfig, check_data_set
 from flatout.yolo.data.data_yaml import without_complaints
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import open_training_splits
-from flatout.yolo.data.scan import scan_picture
-from tests.yolo.data.damaged_pictures import Damaged, damaged, originals
-from tests.yolo.data.drawn_set import DrawnSet, chunk, drawn, encoded, flat_png, jpeg, png, turned_jpeg
+from flatout.yolo.data.scan import scan_image
+from tests.yolo.data.damaged_images import Damaged, damaged, originals
+from tests.yolo.data.drawn_set import DrawnSet, chunk, encoded, flat_png, jpeg, oriented_jpeg, png, random_image
 
 CONFIG = CheckConfig(workers=0, progress=False, img_size=64, anchors_px=(16, 16, 32, 32, 8, 12))
 QUICK = replace(CONFIG, quick=True)
@@ -40,21 +40,21 @@ Spoil = Callable[[DrawnSet], object]
 
 
 def label(line: str | bytes) -> Spoil:
-    """One label file with this content."""
+    """Give one image a label file with this content."""
     return lambda made: made.put("train", "0", label=line)
 
 
-def picture(content: bytes, suffix: str = "jpg") -> Spoil:
-    """One more picture with this content, and a good label."""
+def extra_image(content: bytes, suffix: str = "jpg") -> Spoil:
+    """Add an image with this content and a good label."""
     return lambda made: made.put("train", "new", content, GOOD_LINE, suffix)
 
 
-def yaml_says(**values: object) -> Spoil:
+def yaml_has(**values: object) -> Spoil:
     return lambda made: made.values.update(values)
 
 
 def cmyk() -> bytes:
-    """A JPEG whose frame header says four components; its pixels do not matter to the header."""
+    """A JPEG whose frame header declares four components; its pixels do not matter here."""
     plain = jpeg(seed=7)
     at = plain.index(b"\xff\xc0")
     length, bits, height, width, _ = struct.unpack(">HBHHB", plain[at + 2 : at + 10])
@@ -63,18 +63,18 @@ def cmyk() -> bytes:
 
 
 def two_pages() -> bytes:
-    ok, content = cv2.imencodemulti(".tif", [drawn(seed=8), drawn(seed=9)])
+    ok, content = cv2.imencodemulti(".tif", [random_image(seed=8), random_image(seed=9)])
     assert ok
     return content.tobytes()
 
 
-def wrong_header() -> bytes:
+def undecodable_pixels() -> bytes:
     """A PNG with a correct checksum over damaged pixel data."""
     good = png(seed=6)
     return good[:33] + chunk(b"IDAT", b"no pixels") + chunk(b"IEND", b"")
 
 
-def link(made: DrawnSet) -> None:
+def self_link(made: DrawnSet) -> None:
     (made.folder / "images/train/loop.jpg").symlink_to("loop.jpg")
 
 
@@ -98,7 +98,7 @@ def broken_coco(made: DrawnSet) -> None:
     made.values["val"] = str(made.folder / "coco.json")
 
 
-def void_beside_pictures(made: DrawnSet) -> None:
+def empty_folder_beside_images(made: DrawnSet) -> None:
     (made.folder / "void").mkdir()
     made.values["train"] = [made.values["train"], str(made.folder / "void")]
 
@@ -110,7 +110,7 @@ def copy(split: str, source: str = "train/0") -> Spoil:
     return spoil
 
 
-def saved_again(made: DrawnSet) -> None:
+def reencoded_copy(made: DrawnSet) -> None:
     image = read_image(str(made.folder / "images/train/0.jpg"))
     made.put("val", "again", encoded(".png", image), GOOD_LINE, "png")
 
@@ -120,7 +120,7 @@ def no_labels(split: str) -> Spoil:
 
 
 def bad_lines(num_bad: int) -> Spoil:
-    """Among 8 labels of train, so many in pixels."""
+    """Write `num_bad` of the 8 labels of train in pixels."""
 
     def spoil(made: DrawnSet) -> None:
         for number in range(4):
@@ -145,8 +145,8 @@ def mostly_background(made: DrawnSet) -> None:
         made.put("train", str(number), label="")
 
 
-def lying_sizes(made: DrawnSet) -> None:
-    """Stands in for a decoder that disagrees with the header: the golden picture of EXIF has no such file."""
+def wrong_size_in_header(made: DrawnSet) -> None:
+    """An image for which the test replaces the decoder by one that returns another size than the header."""
     made.put("train", "new", jpeg(seed=5), GOOD_LINE)
 
 
@@ -154,50 +154,50 @@ BOXES = "\n".join(f"0 {0.1 + n * 0.001:.4f} 0.5 0.1 0.1" for n in range(501))
 CORNERS = "\n".join(f"0 0.{6 + n % 3} 0.{6 + n % 2} 0.{93 + n // 3} 0.{93 + n // 3}" for n in range(7))
 
 FAULTS: dict[str, Spoil] = {
-    "names-count": yaml_says(nc=3),
-    "names-holes": yaml_says(names={0: "bolt", 2: "nut"}),
-    "names-duplicate": yaml_says(names=["bolt", "Bolt"]),
-    "names-blank": yaml_says(names=["bolt", " "]),
+    "names-count": yaml_has(nc=3),
+    "names-holes": yaml_has(names={0: "bolt", 2: "nut"}),
+    "names-duplicate": yaml_has(names=["bolt", "Bolt"]),
+    "names-blank": yaml_has(names=["bolt", " "]),
     "split-missing": lambda made: made.values.pop("val"),
     "split-unreadable": broken_coco,
-    "path-missing": yaml_says(val="/no/such/folder"),
-    "path-empty": void_beside_pictures,
+    "path-missing": yaml_has(val="/no/such/folder"),
+    "path-empty": empty_folder_beside_images,
     "path-backslash": lambda made: made.put("train", "a\\b", jpeg(seed=4), GOOD_LINE),
-    "download-refused": yaml_says(download="bash get_everything.sh"),
+    "download-refused": yaml_has(download="bash get_everything.sh"),
     "list-duplicate": list_twice,
     "name-odd": lambda made: made.put("train", "a\nb", jpeg(seed=4), GOOD_LINE),
     "name-hidden": lambda made: made.put("train", ".hidden", jpeg()),
     "name-other": lambda made: made.put("train", "photo", jpeg(), suffix="jpgx"),
     "stem-shared": lambda made: made.put("train", "0", png(seed=4), suffix="png"),
-    "image-unreadable": link,
-    "image-empty": picture(b""),
-    "image-format": picture(b"this is no picture at all, whatever its name says"),
-    "image-unsupported": picture(b"GIF89a\x40\0\x30\0" + bytes(20)),
-    "image-corrupt": picture(b"\xff\xd8\xff\xe0\0\x10JFIF"),
-    "image-truncated": picture(jpeg(seed=4)[:900]),
-    "image-no-end": picture(jpeg(seed=4)[:-2]),
-    "image-too-small": picture(png(9, 40), "png"),
-    "image-huge": picture(flat_png(12_000, 12_000), "png"),
-    "image-large": picture(jpeg(300, 200)),
-    "image-aspect": picture(jpeg(200, 12)),
-    "image-extension": picture(png(seed=4)),
-    "image-bytes-after-end": picture(jpeg(seed=4) + b"and more"),
-    "exif-rotated": picture(turned_jpeg(6)),
-    "exif-mirrored": picture(turned_jpeg(2)),
-    "image-16-bit": picture(encoded(".png", drawn(seed=4).astype(np.uint16) * 256), "png"),
-    "image-cmyk": picture(cmyk()),
-    "image-alpha": picture(encoded(".png", np.dstack((drawn(seed=4), drawn(seed=5)[..., 0]))), "png"),
-    "image-pages": picture(two_pages(), "tif"),
-    "image-decode": picture(wrong_header(), "png"),
-    "image-damaged": picture(jpeg(seed=4)[:700] + bytes(40) + jpeg(seed=4)[740:]),
-    "image-header-lies": lying_sizes,
-    "image-blank": picture(encoded(".jpg", np.full((48, 64, 3), 40, np.uint8))),
-    "image-grey": picture(encoded(".jpg", drawn(seed=4)[..., 0])),
-    "formats-mixed": picture(png(seed=4), "png"),
+    "image-unreadable": self_link,
+    "image-empty": extra_image(b""),
+    "image-format": extra_image(b"this is no image at all, whatever its name says"),
+    "image-unsupported": extra_image(b"GIF89a\x40\0\x30\0" + bytes(20)),
+    "image-corrupt": extra_image(b"\xff\xd8\xff\xe0\0\x10JFIF"),
+    "image-truncated": extra_image(jpeg(seed=4)[:900]),
+    "image-no-end": extra_image(jpeg(seed=4)[:-2]),
+    "image-too-small": extra_image(png(9, 40), "png"),
+    "image-huge": extra_image(flat_png(12_000, 12_000), "png"),
+    "image-large": extra_image(jpeg(300, 200)),
+    "image-aspect": extra_image(jpeg(200, 12)),
+    "image-extension": extra_image(png(seed=4)),
+    "image-bytes-after-end": extra_image(jpeg(seed=4) + b"and more"),
+    "exif-rotated": extra_image(oriented_jpeg(6)),
+    "exif-mirrored": extra_image(oriented_jpeg(2)),
+    "image-16-bit": extra_image(encoded(".png", random_image(seed=4).astype(np.uint16) * 256), "png"),
+    "image-cmyk": extra_image(cmyk()),
+    "image-alpha": extra_image(encoded(".png", np.dstack((random_image(seed=4), random_image(seed=5)[..., 0]))), "png"),
+    "image-pages": extra_image(two_pages(), "tif"),
+    "image-decode": extra_image(undecodable_pixels(), "png"),
+    "image-damaged": extra_image(jpeg(seed=4)[:700] + bytes(40) + jpeg(seed=4)[740:]),
+    "image-header-lies": wrong_size_in_header,
+    "image-blank": extra_image(encoded(".jpg", np.full((48, 64, 3), 40, np.uint8))),
+    "image-grey": extra_image(encoded(".jpg", random_image(seed=4)[..., 0])),
+    "formats-mixed": extra_image(png(seed=4), "png"),
     "image-copy": copy("train"),
     "leak-path": lambda made: made.values.update(test=made.values["train"]),
     "leak-content": copy("val"),
-    "leak-pixels": saved_again,
+    "leak-pixels": reencoded_copy,
     "labels-none": no_labels("train"),
     "labels-none-val": no_labels("val"),
     "labels-mostly-dropped": bad_lines(5),
@@ -235,16 +235,16 @@ FAULTS: dict[str, Spoil] = {
     "box-two-classes": label("0 0.5 0.5 0.4 0.4\n1 0.5 0.5 0.4 0.4\n"),
     "boxes-as-corners": relabel_all(CORNERS),
     "class-unused": relabel_all(GOOD_LINE),
-    "class-rare": lambda made: None,  # four pictures are few
+    "class-rare": lambda made: None,  # with four images every class is rare
     "class-balance": label(BOXES),
-    "class-only-in-val": yaml_says(names=["bolt", "nut", "washer"], nc=3),
+    "class-only-in-val": yaml_has(names=["bolt", "nut", "washer"], nc=3),
     "class-not-in-val": lambda made: [made.put("val", str(n), label=GOOD_LINE) for n in range(3)],
     "val-small": lambda made: None,
     "background-share": mostly_background,
     "anchor-fit": label("0 0.5 0.5 0.02 1\n" + GOOD_LINE),
 }  # fmt: skip
 ALWAYS = {"class-rare", "val-small"}
-"""What a set of seven pictures cannot help."""
+"""Findings that a set of seven images cannot avoid."""
 
 
 def found_in(made: DrawnSet, config: CheckConfig = CONFIG) -> dict[str, list[str]]:
@@ -259,7 +259,7 @@ def test_there_are_at_least_45_checks_and_a_fault_for_each():
     assert set(FAULTS) == set(CHECKS)
 
 
-def test_a_faultless_data_set_has_no_finding_but_its_smallness(tmp_path):
+def test_a_data_set_without_faults_has_no_findings_but_its_small_size(tmp_path):
     assert set(found_in(DrawnSet(tmp_path))) == ALWAYS
 
 
@@ -270,7 +270,7 @@ def test_each_check_finds_its_fault(check, tmp_path, monkeypatch):
     if check == "class-only-in-val":
         made.put("val", "0", label="2 0.5 0.5 0.4 0.4\n")
     if check == "image-header-lies":
-        monkeypatch.setattr(facts, "decode", lambda content: deep_picture())
+        monkeypatch.setattr(facts, "decode", lambda content: decoded_image())
     places = found_in(made)
     assert check in places, f"found only {sorted(places)}"
     if CHECKS[check].severity == "error" and check.startswith("label-") and check not in NO_LINE:
@@ -278,7 +278,7 @@ def test_each_check_finds_its_fault(check, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("check", FAULTS)
-def test_training_refuses_what_the_check_calls_a_reason_not_to_start_and_nothing_else(check, tmp_path, monkeypatch):
+def test_training_refuses_exactly_the_findings_that_are_marked_to_stop_it(check, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = DrawnSet(tmp_path)
     FAULTS[check](made)
@@ -292,17 +292,17 @@ def test_training_refuses_what_the_check_calls_a_reason_not_to_start_and_nothing
         assert any(finding.value in said or finding.where in said for finding in stopping)
 
 
-def test_a_box_that_holds_no_pixel_is_not_told_to_be_trained_larger(tmp_path):
+def test_the_advice_for_a_box_below_one_pixel_is_not_to_train_at_a_larger_size(tmp_path):
     made = DrawnSet(tmp_path)
     made.put("train", "0", label="0 0.5 0.5 0.000001 0.4\n0 0.5 0.5 0.02 0.4\n")
     places = found_in(made)
     assert len(places["box-tiny"]) == 1
     assert places["box-tiny"][0].endswith("0.txt: 1.3 x 19.2 px at size 64")
-    assert places["box-no-pixel"] == [f"{made.folder}/labels/train/0.txt: 6.4e-05 x 19 px of the picture"]
+    assert places["box-no-pixel"] == [f"{made.folder}/labels/train/0.txt: 6.4e-05 x 19 px in the image"]
     assert "larger" not in CHECKS["box-no-pixel"].advice
 
 
-def test_one_of_a_kind_is_told_in_the_singular(tmp_path, capsys):
+def test_the_report_uses_the_singular_for_one(tmp_path, capsys):
     made = DrawnSet(tmp_path, num_train=1, num_val=1)
     made.values |= {"names": ["bolt"], "nc": 1}
     for split in ("train", "val"):
@@ -310,12 +310,12 @@ def test_one_of_a_kind_is_told_in_the_singular(tmp_path, capsys):
     assert main(["yolo", "check", str(made.yaml()), "--quick", "--no-cache"]) == 0
     said = capsys.readouterr().out
     assert f"{made.folder}/data.yaml: 1 class\n" in said
-    assert "train  1 picture: " in said
-    assert "val: 1 picture\n" in said
+    assert "train  1 image: " in said
+    assert "val: 1 image\n" in said
     assert "train: 1 class: 0 'bolt'" in said
 
 
-def test_leaked_files_are_told_in_order_by_the_names_of_the_data_set(tmp_path):
+def test_leaked_files_are_reported_in_order_by_their_paths_in_the_data_set(tmp_path):
     made = DrawnSet(tmp_path / "set")
     FAULTS["leak-path"](made)
     (tmp_path / "link").symlink_to(made.folder)
@@ -327,17 +327,17 @@ def test_leaked_files_are_told_in_order_by_the_names_of_the_data_set(tmp_path):
 
 @pytest.mark.parametrize("side", [320, 160])
 @pytest.mark.parametrize("quality", [90, 60])
-def test_a_picture_saved_again_by_a_lossy_format_or_smaller_is_told(side, quality, tmp_path):
+def test_an_image_that_was_saved_again_in_a_lossy_format_or_smaller_is_reported(side, quality, tmp_path):
     made = DrawnSet(tmp_path)
     made.put("train", "large", jpeg(320, 240, seed=9), GOOD_LINE)
-    image = cv2.resize(drawn(320, 240, seed=9), (side, side * 3 // 4))
+    image = cv2.resize(random_image(320, 240, seed=9), (side, side * 3 // 4))
     made.put("val", "again", encoded(".jpg", image, cv2.IMWRITE_JPEG_QUALITY, quality), GOOD_LINE)
     assert found_in(made)["leak-pixels"] == [
         f"{made.folder}/images/val/again.jpg: val: looks the same as {made.folder}/images/train/large.jpg (train)"
     ]
 
 
-def test_small_things_at_other_places_on_an_even_ground_do_not_look_the_same(tmp_path):
+def test_small_objects_at_different_places_on_a_uniform_background_do_not_look_the_same(tmp_path):
     made = DrawnSet(tmp_path)
     for split, left in (("train", 8), ("val", 40)):
         image = np.full((48, 64, 3), 90, np.uint8)
@@ -356,21 +356,23 @@ def test_small_things_at_other_places_on_an_even_ground_do_not_look_the_same(tmp
         pytest.param(b"P6 32 24 255\n" + bytes(32 * 24 * 3), "image-unsupported", "image_format", id="PPM"),
     ],
 )
-def test_what_is_no_picture_and_what_is_one_of_another_format_are_told_apart(content, check, reason, tmp_path):
+def test_files_that_are_not_images_and_images_of_unsupported_formats_are_distinguished(
+    content, check, reason, tmp_path
+):
     (tmp_path / "a.jpg").write_bytes(content)
-    scanned = scan_picture(str(tmp_path / "a.jpg"), str(tmp_path / "a.txt"), strict=True)
+    scanned = scan_image(str(tmp_path / "a.jpg"), str(tmp_path / "a.txt"), strict=True)
     assert ([problem.check for problem in scanned.problems], scanned.reason) == ([check], reason)
 
 
 NO_LINE = {"label-case", "label-unreadable", "label-encoding", "label-too-many"}
 
 
-def deep_picture():
-    return DecodedImage(drawn(40, 40), Header("jpeg", 64, 48), 0.0)
+def decoded_image():
+    return DecodedImage(random_image(40, 40), Header("jpeg", 64, 48), 0.0)
 
 
-class DeadlyPictures(facts.Pictures):
-    """Ends its process at the second picture."""
+class CrashingSource(facts.DecodeCheckSource):
+    """Kills its process at the image 1.jpg."""
 
     def sample(self, index, rng):
         if self.where(index).endswith("1.jpg"):
@@ -379,14 +381,14 @@ class DeadlyPictures(facts.Pictures):
 
 
 @pytest.mark.parametrize("others", [0, 1, 3])
-def test_a_picture_that_ends_its_process_is_one_finding(others, tmp_path, monkeypatch):
-    monkeypatch.setattr(facts, "Pictures", DeadlyPictures)
+def test_an_image_that_crashes_its_process_is_one_finding(others, tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "DecodeCheckSource", CrashingSource)
     made = DrawnSet(tmp_path, num_train=0, num_val=1)
     for stem in ["1", "2", "3", "4"][: 1 + others]:
         made.put("train", stem, jpeg(seed=int(stem)), GOOD_LINE)
     places = found_in(made, CheckConfig(workers=1, progress=False, img_size=64))
     (place,) = places["image-decode"]
-    assert place == f"{made.folder}/images/train/1.jpg: train: decoding it ended the process"
+    assert place == f"{made.folder}/images/train/1.jpg: train: decoding it crashes the process"
 
 
 NOT_DAMAGE = {"image-extension", "image-bytes-after-end", "image-copy", "leak-content", "leak-pixels"}
@@ -394,7 +396,7 @@ NOT_DAMAGE = {"image-extension", "image-bytes-after-end", "image-copy", "leak-co
 
 @pytest.fixture(scope="module")
 def damaged_set(tmp_path_factory) -> tuple[DrawnSet, dict[str, Damaged]]:
-    """Every kind of damage in every format, and each picture as it was."""
+    """Every kind of damage in every format, and each undamaged image."""
     made = DrawnSet(tmp_path_factory.mktemp("damaged"), num_train=0, num_val=0)
     cases = {f"{number:04}": case for number, case in enumerate(damaged())}
     for stem, case in cases.items():
@@ -405,28 +407,28 @@ def damaged_set(tmp_path_factory) -> tuple[DrawnSet, dict[str, Damaged]]:
     return made, cases
 
 
-def complaints_of_strict_decoders(case: Damaged, folder: Path) -> list[str]:
-    """Who says that a file is damaged: OpenCV, simplejpeg, and Pillow where it is installed."""
-    path = folder / f"witness.{case.suffix}"
+def reports_of_strict_decoders(case: Damaged, folder: Path) -> list[str]:
+    """The decoders that report damage in a file: OpenCV, simplejpeg, and Pillow if it is installed."""
+    path = folder / f"damaged.{case.suffix}"
     path.write_bytes(case.content)
-    who = [] if cv2.imread(str(path)) is not None else ["OpenCV"]
+    reports = [] if cv2.imread(str(path)) is not None else ["OpenCV"]
     if case.suffix == "jpg":
         try:
             simplejpeg.decode_jpeg(case.content)
         except ValueError as error:
-            who.append(f"simplejpeg: {error}")
+            reports.append(f"simplejpeg: {error}")
     if importlib.util.find_spec("PIL") is not None:
         from PIL import Image
 
         try:
             Image.open(path).verify()
             Image.open(path).load()
-        except Exception as error:
-            who.append(f"Pillow: {error}")
-    return who
+        except Exception as error:  # Pillow raises many types for damaged files
+            reports.append(f"Pillow: {error}")
+    return reports
 
 
-def test_every_picture_of_which_a_strict_decoder_complains_is_named(damaged_set, tmp_path):
+def test_every_image_in_which_a_strict_decoder_reports_damage_is_named(damaged_set, tmp_path):
     made, cases = damaged_set
     assert len({case.kind for case in cases.values()}) >= 20
     named = {
@@ -435,15 +437,15 @@ def test_every_picture_of_which_a_strict_decoder_complains_is_named(damaged_set,
         if (finding.topic not in NOT_DAMAGE and CHECKS[finding.topic].severity != "note")
         or finding.topic == "image-no-end"
     }
-    told = {stem: complaints_of_strict_decoders(case, tmp_path) for stem, case in cases.items()}
-    missed = {stem: who for stem, who in told.items() if who and stem not in named}
-    assert not missed, [(cases[stem].format, cases[stem].kind, who) for stem, who in missed.items()]
-    assert sum(map(bool, told.values())) > 200
-    assert not {stem for stem in named if stem.startswith("whole")}, "pictures that are whole"
+    reports = {stem: reports_of_strict_decoders(case, tmp_path) for stem, case in cases.items()}
+    missed = {stem: decoders for stem, decoders in reports.items() if decoders and stem not in named}
+    assert not missed, [(cases[stem].format, cases[stem].kind, decoders) for stem, decoders in missed.items()]
+    assert sum(map(bool, reports.values())) > 200
+    assert not {stem for stem in named if stem.startswith("whole")}, "undamaged images"
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_the_check_prints_nothing_but_its_report_on_damaged_pictures(workers, damaged_set, tmp_path):
+def test_the_check_prints_nothing_but_its_report_on_damaged_images(workers, damaged_set, tmp_path):
     made, _ = damaged_set
     command = [sys.executable, "-m", "flatout", "yolo", "check", str(made.yaml()), "--workers", workers, "--all"]
     command += ["--preview", str(tmp_path / "sheet.png")]
@@ -451,30 +453,30 @@ def test_the_check_prints_nothing_but_its_report_on_damaged_pictures(workers, da
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=110, env=environment)
     assert done.returncode == 3
     assert done.stderr == ""
-    # What the decoders had to say stands where it belongs.
+    # Messages of the decoders are part of the report.
     for words in ("extraneous bytes before marker", "libpng error", "wrong checksum"):
         assert words in done.stdout
 
 
 @pytest.mark.parametrize("level", ["", "SILENT"])
-def test_what_libtiff_reports_is_found_whatever_opencv_is_told_to_print(level, tmp_path):
+def test_errors_of_libtiff_are_found_at_any_log_level_of_opencv(level, tmp_path):
     case = next(case for case in damaged() if (case.format, case.kind) == ("tiff deflate", "a quarter zero"))
     (tmp_path / "a.tif").write_bytes(case.content)
-    told = f"print(facts_of({str(tmp_path / 'a.tif')!r})['why'])"
-    code = f"from flatout.yolo.data.check.facts import facts_of; {told}"
+    call = f"print(decode_facts({str(tmp_path / 'a.tif')!r})['reason'])"
+    code = f"from flatout.yolo.data.check.facts import decode_facts; {call}"
     environment = os.environ | ({"OPENCV_LOG_LEVEL": level} if level else {})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
     assert "Decod" in done.stdout and done.stderr == ""
 
 
-def test_what_libjpeg_prints_about_a_cmyk_picture_is_its_damage():
-    picture = deep_picture()._replace(header=Header("jpeg", 40, 40, channels=4))
+def test_warnings_that_libjpeg_prints_for_a_cmyk_image_count_as_damage():
+    image = decoded_image()._replace(header=Header("jpeg", 40, 40, channels=4))
     warning = "Corrupt JPEG data: 7 extraneous bytes before marker 0xd9"
-    assert facts.damage_of(jpeg(), picture, [warning]) == warning
-    assert facts.damage_of(jpeg(), picture, []) == ""
+    assert facts.find_damage(jpeg(), image, [warning]) == warning
+    assert facts.find_damage(jpeg(), image, []) == ""
 
 
-def test_only_what_is_printed_around_a_decoder_is_kept_back(capfd):
+def test_only_messages_printed_while_decoding_are_captured(capfd):
     os.write(2, b"before\n")
     with decoder_messages() as messages:
         os.write(2, b"libpng warning: iCCP: known incorrect sRGB profile\n[ERROR:0@0.123] global a.cpp:7 Why not\n")
@@ -493,14 +495,14 @@ def test_a_quick_check_decodes_nothing(tmp_path, monkeypatch):
     assert set(found_in(DrawnSet(tmp_path), CheckConfig(quick=True, progress=False, workers=0))) >= {"val-small"}
 
 
-def test_strict_labels_drop_the_picture_and_say_by_which_rule(tmp_path):
+def test_strict_labels_drop_the_image_and_the_report_names_the_rule(tmp_path):
     made = DrawnSet(tmp_path)
     made.put("train", "0", label=f"{GOOD_LINE}\n1 0.5 0.5 0.4 0.4\n")
     places = found_in(made, CheckConfig(strict=True, progress=False, workers=0, quick=True))
-    assert "YOLOv7 drops the picture: ragged rows" in places["label-columns"][0]
+    assert "YOLOv7 drops the image: ragged rows" in places["label-columns"][0]
 
 
-def test_the_command_ends_with_3_for_errors_and_draws_a_sheet(tmp_path, capsys, monkeypatch):
+def test_the_command_exits_with_3_for_errors_and_writes_a_preview(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = DrawnSet(tmp_path / "set")
     sheet = tmp_path / "sheet.png"
@@ -514,9 +516,9 @@ def test_the_command_ends_with_3_for_errors_and_draws_a_sheet(tmp_path, capsys, 
     text = capsys.readouterr().out
     assert "labels/train/0.txt:1: 4 columns" in text
     assert str(len(CHECKS)) in text.splitlines()[-1]
-    picture = cv2.imread(str(sheet))
-    assert picture.shape[1] == 3 * 320, "three of four pictures have labels"
-    assert (picture == colour_of(0)).all(2).any(), "no box was drawn"
+    image = cv2.imread(str(sheet))
+    assert image.shape[1] == 3 * 320, "three of four images have labels"
+    assert (image == colour_of(0)).all(2).any(), "no box was drawn"
 
 
 def test_the_check_imports_no_torch(tmp_path):

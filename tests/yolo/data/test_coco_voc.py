@@ -1,4 +1,4 @@
-"""COCO files and Pascal VOC folders give the same data set as YOLO labels of the same boxes."""
+"""COCO files and Pascal VOC folders give the same data set as YOLO labels with the same boxes."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from flatout.errors import ConfigError, DataError
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
 from flatout.yolo.data.coco import coco_names, read_coco
 from flatout.yolo.data.data_yaml import read_data_yaml
-from flatout.yolo.data.label_text import read_voc
+from flatout.yolo.data.label_text import parse_voc
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
@@ -19,7 +19,7 @@ from tests.yolo.data.drawn_set import DrawnSet, jpeg
 CONFIG = SplitConfig(scan=ScanConfig(workers=0, progress=False))
 NAMES = ["bolt", "nut"]
 BOXES_PX = {"0": [(0, 10, 6, 32, 24)], "1": [(1, 0, 0, 64, 48), (0, 4, 4, 8, 12)], "2": []}
-"""Per picture of 64 x 48: class, left, top, width, height."""
+"""Image of 64 x 48 px -> boxes: class, left, top, width, height in pixels."""
 
 
 def yolo_line(number: int, left: float, top: float, width: float, height: float) -> str:
@@ -35,7 +35,7 @@ def as_yolo(tmp_path: Path) -> DrawnSet:
 
 
 def write_coco(folder: Path) -> Path:
-    """annotations/instances_train.json beside images/train; category ids with holes, as COCO has them."""
+    """annotations/instances_train.json beside images/train; category ids with gaps, as in COCO."""
     annotations: list[dict[str, object]] = []
     images = []
     for number, (stem, boxes) in enumerate(BOXES_PX.items()):
@@ -115,16 +115,16 @@ def test_a_voc_folder_is_the_same_set_as_yolo_labels(as_yolo, tmp_path):
     ],
 )
 def test_a_bad_voc_object_is_named_and_dropped(text, check):
-    labels = read_voc(text.encode(), tuple(NAMES), (64, 48))
+    labels = parse_voc(text.encode(), tuple(NAMES), (64, 48))
     assert [problem.check for problem in labels.problems] == [check]
     assert len(labels.class_box_n5) == 0
 
 
-def test_a_folder_that_is_no_data_set_says_what_to_give_instead(tmp_path):
-    with pytest.raises(ConfigError, match=r"no Pascal VOC folder \(with JPEGImages and Annotations\)\. Give a YAML"):
+def test_the_error_for_a_folder_that_is_not_a_data_set_says_what_to_give_instead(tmp_path):
+    with pytest.raises(ConfigError, match=r"not a Pascal VOC folder \(with JPEGImages and Annotations\)\. Give a YAML"):
         open_data_set(tmp_path)
     (tmp_path / "bolts.yaml").write_text("names: [bolt]")
-    with pytest.raises(ConfigError, match=r": a folder\. Give the YAML in it: .*/bolts\.yaml\.$"):
+    with pytest.raises(ConfigError, match=r" is a folder\. Give the YAML in it: .*/bolts\.yaml\.$"):
         open_data_set(tmp_path)
 
 
@@ -133,9 +133,9 @@ def test_a_folder_that_is_no_data_set_says_what_to_give_instead(tmp_path):
     [b"", b"[]", b"{", b"[" * 100_000, b'{"images": 1, "annotations": [], "categories": []}',
      b'{"images": [], "annotations": [], "categories": [{"id": "x"}]}', b"\xff\xfe\0"],
 )  # fmt: skip
-def test_a_file_that_is_no_coco_file_is_one_sentence(content, tmp_path):
+def test_a_file_that_is_not_a_coco_file_is_refused_with_a_reason(content, tmp_path):
     (tmp_path / "bad.json").write_bytes(content)
-    with pytest.raises(DataError, match=r"COCO|JSON|picture"):
+    with pytest.raises(DataError, match=r"COCO|JSON|image"):
         read_coco(str(tmp_path / "bad.json"), NAMES)
 
 

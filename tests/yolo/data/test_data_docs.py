@@ -26,13 +26,13 @@ def table() -> str:
 
 def test_the_published_list_is_the_registry():
     found = re.search(MARKS, PAGE.read_text(), re.DOTALL)
-    assert found, "the marks around the list are gone"
-    assert found[1] == table(), f"write this between the marks:\n{table()}"
+    assert found, "the comments around the list are missing"
+    assert found[1] == table(), f"write this between the comments:\n{table()}"
 
 
-def test_the_list_of_what_stops_a_training_is_the_registry():
+def test_the_list_of_findings_that_stop_a_training_is_the_registry():
     found = re.search(r"<!-- stops: .*? -->\n(.*?)<!-- end of stops -->", PAGE.read_text(), re.DOTALL)
-    assert found, "the marks around the list are gone"
+    assert found, "the comments around the list are missing"
     listed = re.findall(r"`([a-z-]+)`", found[1])
     assert len(set(listed)) == len(listed)
     assert set(listed) == {check.id for check in CHECKS.values() if check.stops}
@@ -55,7 +55,7 @@ def test_the_example_runs(tmp_path):
     assert done.stdout.startswith("4 ")
 
 
-def test_the_whole_package_imports_neither_torch_nor_opencv():
+def test_no_module_of_the_package_imports_torch_or_opencv():
     folder = PAGE.parents[1] / "flatout" / "yolo" / "data"
     modules = [
         ".".join(path.relative_to(PAGE.parents[1]).with_suffix("").parts)

@@ -1,4 +1,4 @@
-"""Pictures decode to the pixels that cv2.imread gives, whichever way they take."""
+"""Images decode to the pixels of cv2.imread, whichever decoder is used."""
 
 import builtins
 import io
@@ -15,15 +15,15 @@ import pytest
 from flatout.feed import DecodeError
 from flatout.images import DecodedImage, decode, header_of, read_image
 from flatout.yolo.data.letterbox import fit, fit_stretched, fit_tightly, kept_size_hw, letterbox, resize_long_side
-from tests.yolo.data.drawn_set import chunk, drawn, encoded, exif, flat_png, jpeg, png, turned_jpeg
-from tests.yolo.data.hostile_pictures import animated_png, odd_exif, odd_jpegs, promises, segment, webp_with_exif
+from tests.yolo.data.drawn_set import chunk, encoded, exif, flat_png, jpeg, oriented_jpeg, png, random_image
+from tests.yolo.data.hostile_images import animated_png, odd_exif, odd_jpegs, oversized_headers, segment, webp_with_exif
 
 ORIENTATIONS = range(1, 9)
 SUBSAMPLINGS = {"444": 0x111111, "422": 0x211111, "420": 0x221111, "440": 0x121111, "411": 0x411111}
 
 
 def as_imread(content: bytes, folder: Path, suffix: str) -> np.ndarray:
-    path = folder / f"picture{suffix}"
+    path = folder / f"image{suffix}"
     path.write_bytes(content)
     image = cv2.imread(str(path))
     assert image is not None
@@ -34,7 +34,7 @@ def as_imread(content: bytes, folder: Path, suffix: str) -> np.ndarray:
 @pytest.mark.parametrize("progressive", [0, 1])
 @pytest.mark.parametrize("grey", [False, True])
 def test_jpeg_decodes_to_the_pixels_of_imread(sampling, progressive, grey, tmp_path):
-    image = drawn(83, 61, seed=3)
+    image = random_image(83, 61, seed=3)
     content = encoded(
         ".jpg", image[..., 0] if grey else image,
         cv2.IMWRITE_JPEG_SAMPLING_FACTOR, SUBSAMPLINGS[sampling], cv2.IMWRITE_JPEG_PROGRESSIVE, progressive,
@@ -46,8 +46,8 @@ def test_jpeg_decodes_to_the_pixels_of_imread(sampling, progressive, grey, tmp_p
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
-def test_every_orientation_is_obeyed_as_imread_does(orientation, tmp_path):
-    content = turned_jpeg(orientation, seed=4)
+def test_every_orientation_is_applied_as_by_imread(orientation, tmp_path):
+    content = oriented_jpeg(orientation, seed=4)
     found = decode(content)
     np.testing.assert_array_equal(found.image, as_imread(content, tmp_path, ".jpg"))
     assert found.header.orientation == orientation
@@ -56,7 +56,7 @@ def test_every_orientation_is_obeyed_as_imread_does(orientation, tmp_path):
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
-def test_the_orientation_of_a_png_is_obeyed_too(orientation, tmp_path):
+def test_the_orientation_of_a_png_is_applied_too(orientation, tmp_path):
     plain = png(seed=4)
     content = plain[:33] + chunk(b"eXIf", exif(orientation)) + plain[33:]
     found = decode(content)
@@ -65,7 +65,7 @@ def test_the_orientation_of_a_png_is_obeyed_too(orientation, tmp_path):
 
 
 @pytest.mark.parametrize("name", odd_jpegs())
-def test_a_jpeg_with_an_odd_header_is_read_as_imread_reads_it_or_refused_where_it_does_not(name, tmp_path):
+def test_a_jpeg_with_an_odd_header_decodes_as_with_imread_or_is_refused_where_imread_fails(name, tmp_path):
     content = odd_jpegs()[name]
     (tmp_path / "odd.jpg").write_bytes(content)
     expected = cv2.imread(str(tmp_path / "odd.jpg"))
@@ -80,12 +80,12 @@ def test_a_jpeg_with_an_odd_header_is_read_as_imread_reads_it_or_refused_where_i
     assert bool(found.complaint) == any(
         word in name for word in ("text", "zeros", "ff00", "stray", "APP0", "too short", "end marker")
     ), found.complaint
-    # The last part of a cut one is grey, also where the header is odd.
+    # Rows are missing only from the truncated one, even if the header is odd.
     assert (found.missing > 0.1) == ("and cut" in name)
 
 
 @pytest.mark.parametrize("name", odd_jpegs())
-def test_an_odd_jpeg_gives_the_same_without_simplejpeg(name, monkeypatch):
+def test_an_odd_jpeg_gives_the_same_result_without_simplejpeg(name, monkeypatch):
     found = outcome(odd_jpegs()[name])
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     again = outcome(odd_jpegs()[name])
@@ -104,7 +104,7 @@ def outcome(content: bytes) -> DecodedImage | type[DecodeError]:
 
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("name", odd_exif("<"))
-def test_an_odd_block_of_exif_turns_a_picture_as_imread_does(name, order, tmp_path):
+def test_an_odd_exif_block_rotates_an_image_as_with_imread(name, order, tmp_path):
     block, plain = odd_exif(order)[name], png(seed=4)
     for suffix, content in {
         ".jpg": jpeg()[:2] + segment(0xE1, b"Exif\0\0" + block) + jpeg()[2:],
@@ -119,7 +119,7 @@ def test_an_odd_block_of_exif_turns_a_picture_as_imread_does(name, order, tmp_pa
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 @pytest.mark.parametrize("flags", [0x08, 0])
 @pytest.mark.parametrize("prefix", [b"", b"Exif\0\0"])
-def test_the_orientation_of_a_webp_is_the_one_that_imread_obeys(orientation, flags, prefix, tmp_path):
+def test_the_orientation_of_a_webp_is_the_one_that_imread_applies(orientation, flags, prefix, tmp_path):
     content = webp_with_exif(prefix + exif(orientation), flags)
     found, expected = decode(content), as_imread(content, tmp_path, ".webp")
     np.testing.assert_array_equal(found.image, expected)
@@ -127,7 +127,7 @@ def test_the_orientation_of_a_webp_is_the_one_that_imread_obeys(orientation, fla
     assert found.header.orientation == (orientation if flags and not prefix else 1)
 
 
-def test_the_orientation_of_a_png_counts_wherever_it_stands_and_only_with_a_right_checksum(tmp_path):
+def test_the_orientation_of_a_png_counts_at_any_position_but_only_with_a_correct_checksum(tmp_path):
     plain, block = png(seed=4), chunk(b"eXIf", exif(6))
     for content, turned in (
         (plain[:-12] + block + plain[-12:], True),
@@ -140,7 +140,7 @@ def test_the_orientation_of_a_png_counts_wherever_it_stands_and_only_with_a_righ
 @pytest.mark.parametrize("colour", [0, 2, 4, 6])
 @pytest.mark.parametrize("is_default_apart", [False, True])
 @pytest.mark.parametrize("is_moved", [False, True])
-def test_an_animated_png_is_its_default_image(colour, is_default_apart, is_moved, tmp_path):
+def test_an_animated_png_decodes_to_its_default_image(colour, is_default_apart, is_moved, tmp_path):
     for dispose, blend in itertools.product(range(3), range(2)):
         content, still = animated_png(
             colour, is_default_apart=is_default_apart, is_moved=is_moved, dispose=dispose, blend=blend
@@ -151,8 +151,8 @@ def test_an_animated_png_is_its_default_image(colour, is_default_apart, is_moved
         assert found.header.pages == 2
 
 
-def test_pillow_shows_the_same_of_an_animated_png():
-    Image = pytest.importorskip("PIL.Image", reason="Pillow is only a second witness")
+def test_pillow_decodes_an_animated_png_to_the_same_image():
+    Image = pytest.importorskip("PIL.Image", reason="Pillow is only used to confirm the result")
     for colour, is_default_apart, is_moved in itertools.product((0, 2), (False, True), (False, True)):
         content, still = animated_png(colour, is_default_apart=is_default_apart, is_moved=is_moved)
         shown = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
@@ -185,19 +185,19 @@ for name in sorted(os.listdir(sys.argv[1])):
 """
 
 
-def test_files_that_promise_more_than_they_hold_are_refused_below_50_mb_by_every_reader(tmp_path):
-    (tmp_path / "promises").mkdir()
-    for name, content in promises().items():
+def test_files_whose_header_declares_more_than_they_contain_are_refused_below_50_mb_by_every_reader(tmp_path):
+    (tmp_path / "oversized").mkdir()
+    for name, content in oversized_headers().items():
         assert len(content) < 2000
-        (tmp_path / "promises" / name).write_bytes(content)
+        (tmp_path / "oversized" / name).write_bytes(content)
     (tmp_path / "good.jpg").write_bytes(jpeg())
-    command = [sys.executable, "-c", READ_ALL, str(tmp_path / "promises"), str(tmp_path / "good.jpg")]
+    command = [sys.executable, "-c", READ_ALL, str(tmp_path / "oversized"), str(tmp_path / "good.jpg")]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
-def test_what_is_large_and_flat_but_whole_is_read():
-    # 1032 to 1 is what deflate can do, and this comes close to it.
+def test_a_large_undamaged_image_of_one_colour_is_read():
+    # Deflate compresses at most 1032 to 1, and this comes close to it.
     assert decode(flat_png(6000, 6000)).image.shape == (6000, 6000, 3)
     blank = np.zeros((2400, 2400, 3), np.uint8)
     for suffix in (".jpg", ".png", ".webp", ".tif"):
@@ -205,19 +205,20 @@ def test_what_is_large_and_flat_but_whole_is_read():
 
 
 FORMATS = {
-    "png": png(), "png grey": encoded(".png", drawn()[..., 0]),
-    "png 16 bit": encoded(".png", drawn().astype("u2") * 200),
-    "png alpha": encoded(".png", np.dstack((drawn(), drawn()[..., 1]))), "bmp": encoded(".bmp", drawn()),
-    "webp": encoded(".webp", drawn()), "webp lossless": encoded(".webp", drawn(), cv2.IMWRITE_WEBP_QUALITY, 101),
-    "tiff": encoded(".tif", drawn()), "tiff grey": encoded(".tif", drawn()[..., 0]),
-    "tiff 16 bit": encoded(".tif", drawn().astype("u2") * 200),
+    "png": png(), "png grey": encoded(".png", random_image()[..., 0]),
+    "png 16 bit": encoded(".png", random_image().astype("u2") * 200),
+    "png alpha": encoded(".png", np.dstack((random_image(), random_image()[..., 1]))),
+    "bmp": encoded(".bmp", random_image()), "webp": encoded(".webp", random_image()),
+    "webp lossless": encoded(".webp", random_image(), cv2.IMWRITE_WEBP_QUALITY, 101),
+    "tiff": encoded(".tif", random_image()), "tiff grey": encoded(".tif", random_image()[..., 0]),
+    "tiff 16 bit": encoded(".tif", random_image().astype("u2") * 200),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_other_formats_decode_by_their_content(name, tmp_path):
     found = decode(FORMATS[name])
-    # Under a wrong name: only the content counts.
+    # imread gets a wrong ending, because only the content counts.
     np.testing.assert_array_equal(found.image, as_imread(FORMATS[name], tmp_path, ".jpg"))
     assert found.header.format == name.split()[0]
     assert found.header.size_wh == (64, 48)
@@ -225,7 +226,7 @@ def test_other_formats_decode_by_their_content(name, tmp_path):
 
 
 def test_without_simplejpeg_the_pixels_are_the_same(monkeypatch):
-    contents = [turned_jpeg(6), jpeg(seed=1), jpeg(seed=2)[:-2], jpeg(seed=2)[:900]]
+    contents = [oriented_jpeg(6), jpeg(seed=1), jpeg(seed=2)[:-2], jpeg(seed=2)[:900]]
     expected = [decode(content) for content in contents]
     real_import = builtins.__import__
 
@@ -241,7 +242,7 @@ def test_without_simplejpeg_the_pixels_are_the_same(monkeypatch):
         assert found.missing == pytest.approx(before.missing)
 
 
-def test_a_missing_end_marker_is_forgiven_and_missing_rows_are_not(tmp_path):
+def test_a_missing_end_marker_is_accepted_and_missing_rows_are_not(tmp_path):
     content = jpeg(256, 256, seed=9)
     path = tmp_path / "cut.jpg"
     path.write_bytes(content[:-2])
@@ -253,7 +254,7 @@ def test_a_missing_end_marker_is_forgiven_and_missing_rows_are_not(tmp_path):
         read_image(str(path))
 
 
-def test_a_header_that_lies_is_refused_before_any_memory_is_taken():
+def test_a_header_with_an_impossible_size_is_refused_before_memory_is_allocated():
     content = bytearray(jpeg())
     at = content.index(b"\xff\xc0") + 5
     content[at : at + 4] = (9999).to_bytes(2, "big") * 2
@@ -264,7 +265,7 @@ def test_a_header_that_lies_is_refused_before_any_memory_is_taken():
         decode(bytes(content))
 
 
-def test_a_smaller_decode_is_never_below_what_was_asked():
+def test_a_scaled_decode_is_never_smaller_than_requested():
     content = jpeg(800, 600)
     for at_least in (50, 100, 101, 200, 400, 799):
         height, width = decode(content, at_least_px=at_least).image.shape[:2]
@@ -285,8 +286,8 @@ def test_photographs_decode_to_the_pixels_of_imread():
 
 
 @pytest.mark.parametrize("hw", [(1, 900), (900, 1), (7, 3), (640, 640), (480, 641)])
-def test_any_shape_survives_resize_and_letterbox(hw):
-    image = drawn(hw[1], hw[0])
+def test_any_shape_can_be_resized_and_letterboxed(hw):
+    image = random_image(hw[1], hw[0])
     resized = resize_long_side(image, 64, augment=False)
     assert max(resized.hw) in (63, 64)
     assert resized.hw == tuple(max(side, 1) for side in kept_size_hw(hw, 64))

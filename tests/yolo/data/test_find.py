@@ -1,4 +1,4 @@
-"""Pictures are found where they are, also behind strange names, and YAML mistakes are all told at once."""
+"""Images are found even under strange names, and all mistakes in a data YAML are reported at once."""
 
 import os
 import random
@@ -17,7 +17,7 @@ GOOD = "train: images/train\nval: images/val\nnc: 2\nnames: [bolt, nut]\n"
 LETTERS = "abcdefghij"
 BOMB = "a: &a [x, x]\n" + "".join(f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairwise(LETTERS))
 
-# Text of a data YAML -> words of the refusal; "" for one that is read.
+# Text of a data YAML -> part of the error; "" for a valid one.
 YAMLS = {
     "plain": (GOOD, ""),
     "without nc": (GOOD.replace("nc: 2\n", ""), ""),
@@ -33,9 +33,9 @@ YAMLS = {
     "bool name": (GOOD.replace("[bolt, nut]", "[true, nut]"), ""),
     "bom": ("\ufeff" + GOOD, ""),
     "crlf": (GOOD.replace("\n", "\r\n"), ""),
-    "empty": ("", "is a group of keys"),
-    "only a word": ("images", "is a group of keys"),
-    "a list": ("[1, 2]", "is a group of keys"),
+    "empty": ("", "a data YAML has the keys"),
+    "only a word": ("images", "a data YAML has the keys"),
+    "a list": ("[1, 2]", "a data YAML has the keys"),
     "wrong nc": (GOOD.replace("nc: 2", "nc: 3"), "3 classes, but 2 names"),
     "nc is text": (GOOD.replace("nc: 2", "nc: two"), "nc: wrong value"),
     "nc is a bool": (GOOD.replace("nc: 2", "nc: true"), "nc: "),
@@ -48,8 +48,8 @@ YAMLS = {
     "names nested": (GOOD.replace("[bolt, nut]", "[bolt, [nut]]"), "names.1: wrong value"),
     "names with holes": (GOOD.replace("[bolt, nut]", "{0: bolt, 5: nut}"), r"\[0, 5\] are not 0, 1, 2"),
     "names by negative number": (GOOD.replace("[bolt, nut]", "{-1: bolt, 0: nut}"), r"\[-1, 0\] are not"),
-    "no train": (GOOD.replace("train: images/train\n", ""), "train: no pictures are named"),
-    "no val": (GOOD.replace("val: images/val\n", ""), "val: no pictures are named"),
+    "no train": (GOOD.replace("train: images/train\n", ""), "train: no images given"),
+    "no val": (GOOD.replace("val: images/val\n", ""), "val: no images given"),
     "train is a number": (GOOD.replace("images/train", "7"), "train: wrong value"),
     "train is a mapping": (GOOD.replace("images/train", "{a: b}"), "train: wrong value"),
     "unknown key": (GOOD + "nmaes: [a]\n", "nmaes: unknown key .* did you mean 'names'"),
@@ -63,13 +63,13 @@ YAMLS = {
     "unclosed": ("names: [bolt", "not valid YAML"),
     "two documents": (GOOD + "---\n" + GOOD, "not valid YAML"),
     "huge": ("x" * 1_000_001, "larger than"),
-    "html": ("<!DOCTYPE html><html></html>", "is a group of keys"),
+    "html": ("<!DOCTYPE html><html></html>", "a data YAML has the keys"),
     "all at once": ("names: [a]\nnc: two\nnmaes: [a]\n", "(?s)nc: wrong value.*nmaes: unknown key"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", YAMLS)
-def test_a_data_yaml_is_read_or_refused_in_words(name, tmp_path):
+def test_a_data_yaml_is_read_or_refused_with_a_reason(name, tmp_path):
     text, refusal = YAMLS[name]
     path = tmp_path / "data.yaml"
     path.write_bytes(text.encode())
@@ -113,7 +113,7 @@ def put(*paths: str) -> None:
         Path(path).write_bytes(b"")
 
 
-def test_paths_start_from_the_working_directory_else_from_the_yaml(folder):
+def test_paths_start_from_the_working_directory_or_else_from_the_yaml(folder):
     put("here/images/train/a.jpg", "set/images/train/a.jpg", "set/images/val/a.jpg")
     (folder / "set/data.yaml").write_text(GOOD)
     os.chdir("here")
@@ -129,13 +129,13 @@ def test_labels_are_found_from_inside_the_data_set_too(folder):
     assert pair.label == "./labels/train/a.txt"
 
 
-def test_a_list_keeps_its_lines_but_for_a_leading_dot(folder):
-    put("lists/pictures.txt")
-    Path("lists/pictures.txt").write_text("\n ./a/../b.jpg\n./c.jpg\n/abs/d.jpg\r\nrel/e.png\n\n")
-    assert read_list("lists/pictures.txt") == ["lists/a/../b.jpg", "lists/c.jpg", "/abs/d.jpg", "rel/e.png"]
+def test_only_a_leading_dot_in_a_line_of_a_list_is_replaced(folder):
+    put("lists/images.txt")
+    Path("lists/images.txt").write_text("\n ./a/../b.jpg\n./c.jpg\n/abs/d.jpg\r\nrel/e.png\n\n")
+    assert read_list("lists/images.txt") == ["lists/a/../b.jpg", "lists/c.jpg", "/abs/d.jpg", "rel/e.png"]
 
 
-def test_links_in_circles_are_followed_once(folder):
+def test_links_that_form_a_cycle_are_followed_once(folder):
     put("images/a.jpg", "images/deep/b.jpg")
     (folder / "images/deep/loop").symlink_to("..")
     (folder / "images/self.jpg").symlink_to("self.jpg")
@@ -154,14 +154,14 @@ def test_strange_names_are_found(folder):
     )
 
 
-def test_what_is_missing_or_empty_is_told_apart(folder):
+def test_missing_entries_and_empty_ones_are_distinguished(folder):
     put("empty/readme.md", "images/.hidden.jpg", "images/a.jpg", "images/notes.docx")
     found = find_images(["empty", "nowhere", "images"])
     assert (found.absent, found.empty) == (["nowhere"], ["empty"])
     assert (found.hidden, found.other) == (["images/.hidden.jpg"], ["empty/readme.md", "images/notes.docx"])
 
 
-def test_a_folder_that_cannot_be_read_is_one_sentence(folder, monkeypatch):
+def test_a_folder_that_cannot_be_read_is_a_data_error(folder, monkeypatch):
     put("images/a.jpg")
 
     def refuse(path):

@@ -1,4 +1,4 @@
-"""Finding pictures and labels, batches of like shapes and data YAMLs, as the goldens say."""
+"""Images and labels are found, batched by aspect ratio and described by data YAMLs as the goldens record it."""
 
 import json
 import os
@@ -20,7 +20,7 @@ LISTED = {
     "list_of_dirs": lambda folders: 0,
     "list_mixed": lambda folders: len(folders) - 1,
 }
-"""How many of the folders, the last ones, a list stands for."""
+"""Number of folders, counted from the end, whose images are given by a list."""
 
 
 def parts(path: Path):
@@ -35,7 +35,7 @@ def parts(path: Path):
 
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/dataset.json", parts))
-def test_the_data_set_is_found_as_the_golden_says(case, tmp_path, monkeypatch):
+def test_the_data_set_is_found_as_in_the_golden(case, tmp_path, monkeypatch):
     part, name, expected = case
     if part == "label_path":
         assert label_path(name) == expected
@@ -56,7 +56,7 @@ def check_rect(record):
         pad=record["pad"],
     )
     aspect = size_wh[:, 1] / size_wh[:, 0]
-    # Ties may come in any order: the aspects must agree, and the order where they differ.
+    # Images of equal aspect ratio may come in any order.
     np.testing.assert_array_equal(aspect[found.order_N], aspect[record["order"]])
     if len(set(aspect)) == len(aspect):
         assert found.order_N.tolist() == record["order"]
@@ -65,7 +65,7 @@ def check_rect(record):
 
 
 def check_scan(name, expected):
-    """Folders and a list that lead to the pictures of the golden scan, and hold things that no scan finds."""
+    """Find the images of the golden scan in folders and a list, beside files that must not be found."""
     assert name in LISTED, f"unknown scan {name!r}"
     files = expected["files"]
     tops = dict.fromkeys(file.split("/")[0] for file in files)
@@ -94,7 +94,7 @@ def data_yamls(path: Path):
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/configs.json", data_yamls))
 def test_every_data_yaml_of_yolov7_and_its_forks_is_read(case, tmp_path):
     record, coco_names = case
-    if "names" not in record:  # says which head answers for which class, and is no data set
+    if "names" not in record:  # assigns classes to heads, and is not a data set
         (tmp_path / "heads.yaml").write_text(yaml.safe_dump(record))
         with pytest.raises(ConfigError, match="names: missing key"):
             open_data_yaml(tmp_path / "heads.yaml")

@@ -1,4 +1,4 @@
-"""Strict reading keeps and drops what YOLOv7 keeps and drops, picture by picture."""
+"""Strict label rules keep and drop the same images as YOLOv7."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flatout.images import decode
-from flatout.yolo.data.scan import scan_picture
+from flatout.yolo.data.scan import scan_image
 from tests.golden_cases import golden_cases
 
 READ = {
@@ -16,7 +16,7 @@ READ = {
     "decoded_hw",
 }  # fmt: skip
 SWAPPED_ONLY_BY_US = (5, 7)
-"""Orientations whose recorded size YOLOv7 forgets to turn; ours is that of the decoded picture."""
+"""Orientations for which YOLOv7 records the size without swapping it; flatout records that of the decoded image."""
 
 
 def records(path: Path):
@@ -24,13 +24,13 @@ def records(path: Path):
 
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/labels.json", records))
-def test_a_picture_is_kept_or_dropped_as_the_golden_says(case, tmp_path):
+def test_an_image_is_kept_or_dropped_as_in_the_golden(case, tmp_path):
     assert set(case) <= READ
     image, label = tmp_path / case["file"], tmp_path / "label.txt"
     image.write_bytes(base64.b64decode(case["image_b64"]))
     if case["text"] is not None:
         label.write_bytes(case["text"].encode())
-    scanned = scan_picture(str(image), str(label), strict=True)
+    scanned = scan_image(str(image), str(label), strict=True)
     assert ("dropped" if scanned.reason else "kept") == case["outcome"]
     assert scanned.reason == case.get("reason", "")
     state = scanned.label_file

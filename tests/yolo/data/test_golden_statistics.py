@@ -14,7 +14,7 @@ from tests.golden_cases import golden_cases
 
 
 def labels_of(path: Path) -> tuple[Labels, np.ndarray]:
-    """The labels l0, l1, ... of anchors.npz, and the sizes of their pictures."""
+    """The labels l0, l1, ... of anchors.npz, and the sizes of their images."""
     if not path.exists():
         pytest.skip(f"{path.name} is not in the golden folder")
     with np.load(path) as arrays:
@@ -57,7 +57,7 @@ def test_the_fit_of_anchors_is_the_golden_one(case):
 
 
 def check_search(record, boxes):
-    """Searched anchors are at least as good as the stored ones, but for a hundredth; the stored fitness is right."""
+    """The stored fitness is right, and searched anchors are at most 0.01 worse than the stored ones."""
     stored = np.array(record["anchors"], float)
     assert fit_of(stored, boxes, threshold=record["thr"]).fitness == pytest.approx(record["fitness"], abs=1e-5)
     found = search_anchors(
@@ -74,8 +74,8 @@ def weight_cases(path: Path) -> Iterable[tuple[str, Any]]:
     return [("weights", (path, meta, stored))]
 
 
-OF_EPOCH = {"maps", "epoch_class_weights", "image_weights"}
-"""What an epoch's mAP of each class, `maps`, has a say in."""
+EPOCH_KEYS = {"maps", "epoch_class_weights", "image_weights"}
+"""Arrays that belong to an epoch: the mAP of each class, and the weights that depend on it."""
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_weights_are_the_golden_ones(case):
     labels, _ = labels_of(path.with_name("anchors.npz"))
     weights = class_weights(class_counts(labels, meta["nc"]))
     found = {"class_weights": weights, "model_class_weights": weights * meta["nc"]}
-    assert set(stored) <= {*found, *OF_EPOCH}
+    assert set(stored) <= {*found, *EPOCH_KEYS}
     if "maps" in stored:
         of_epoch = epoch_class_weights(weights, stored["maps"])
         found |= {"epoch_class_weights": of_epoch, "image_weights": image_weights(labels, of_epoch)}

@@ -1,15 +1,15 @@
-"""One bad line is named and dropped, the others stay; nothing in a label file can do worse than that."""
+"""A bad line is reported and dropped, and the others stay; no label file can cause more harm than that."""
 
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from flatout.yolo.data.label_text import RejectedLabels, _only_boxes, read_lines, read_strictly
+from flatout.yolo.data.label_text import RejectedLabels, _only_boxes, parse_labels, parse_labels_strictly
 
 GOOD = b"3 0.25 0.75 0.1 0.1\n"
 
-# Content of a label file -> number of labels that stay, checks that speak up (with their line).
+# Content of a label file, number of labels that stay, checks that report a problem (with the line).
 CORPUS: dict[str, tuple[bytes, int, list[tuple[str, int]]]] = {
     "empty": (b"", 0, []),
     "spaces": (b"  \n\t\n", 0, []),
@@ -79,47 +79,47 @@ CORPUS: dict[str, tuple[bytes, int, list[tuple[str, int]]]] = {
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_what_stays_and_what_is_said(name):
-    content, num_labels, told = CORPUS[name]
-    labels = read_lines(content)
+def test_good_labels_stay_and_problems_are_reported(name):
+    content, num_labels, expected = CORPUS[name]
+    labels = parse_labels(content)
     assert len(labels.class_box_n5) == num_labels
-    assert [(problem.check, problem.line) for problem in labels.problems] == told
-    assert_sound(labels)
+    assert [(problem.check, problem.line) for problem in labels.problems] == expected
+    assert_valid(labels)
 
 
 def test_the_corpus_has_at_least_60_files():
     assert len(CORPUS) >= 60
 
 
-def test_a_byte_order_mark_is_no_number_to_yolov7():
+def test_the_strict_rules_reject_a_byte_order_mark():
     with pytest.raises(RejectedLabels, match="not_a_number"):
-        read_strictly(b"\xef\xbb\xbf" + GOOD)
+        parse_labels_strictly(b"\xef\xbb\xbf" + GOOD)
 
 
-def test_a_crowd_of_20000_boxes_is_read_whole():
+def test_all_of_20000_boxes_are_parsed():
     rng = np.random.default_rng(0)
     boxes = rng.uniform(0.1, 0.9, (20_000, 4)).round(6)
     text = "\n".join(f"{n % 80} " + " ".join(f"{value:.6f}" for value in box) for n, box in enumerate(boxes))
-    labels = read_lines(text.encode())
+    labels = parse_labels(text.encode())
     np.testing.assert_array_equal(labels.class_box_n5[:, 1:], boxes.astype(np.float32))
     assert labels.problems == []
 
 
-def test_the_quick_way_agrees_with_the_careful_one():
+def test_the_fast_path_agrees_with_the_slow_one():
     rng = np.random.default_rng(1)
     for _ in range(200):
         rows = rng.integers(1, 6)
         text = "".join(random_line(rng) + "\n" for _ in range(rows))
-        quick = _only_boxes(text)
-        if quick is not None:
-            # A trailing blank makes the careful way read the same rows.
-            careful = read_lines((text + " \n").encode())
-            np.testing.assert_array_equal(quick.class_box_n5, careful.class_box_n5)
-            assert careful.problems == []
+        fast = _only_boxes(text)
+        if fast is not None:
+            # A trailing space forces the slow path.
+            slow = parse_labels((text + " \n").encode())
+            np.testing.assert_array_equal(fast.class_box_n5, slow.class_box_n5)
+            assert slow.problems == []
 
 
 def random_line(rng: np.random.Generator) -> str:
-    """Mostly a good label, mostly spoilt a little."""
+    """A label line, often with a small mistake."""
     words = [
         str(rng.integers(0, 5)),
         *(f"{value:.4f}" for value in rng.uniform(0, 1, rng.choice([4, 4, 4, 4, 6, 7, 8]))),
@@ -149,14 +149,14 @@ def random_line(rng: np.random.Generator) -> str:
     return str(rng.choice([" ", " ", " ", "\t", ",", "  "])).join(words)
 
 
-def test_any_line_is_a_sound_box_or_a_problem_with_its_number():
+def test_any_line_is_a_valid_box_or_a_problem_with_its_line_number():
     rng = np.random.default_rng(2)
     lines = [random_line(rng) for _ in range(10_000)]
     lines += ["".join(map(chr, rng.integers(32, 127, rng.integers(0, 40)))) for _ in range(1000)]
     kept = 0
     for line in lines:
-        labels = read_lines(b"\n\n" + line.encode())
-        assert_sound(labels)
+        labels = parse_labels(b"\n\n" + line.encode())
+        assert_valid(labels)
         for problem in labels.problems:
             assert problem.line == 3 or problem.check == "label-encoding"
         one_row = bool(line.strip()) and len(line.splitlines()) == 1
@@ -164,17 +164,17 @@ def test_any_line_is_a_sound_box_or_a_problem_with_its_number():
             assert len(labels.class_box_n5) == 1
         kept += len(labels.class_box_n5)
         check_strictly(line.encode())
-    assert 1000 < kept < 9000, "the lines must be good and bad"
+    assert 1000 < kept < 9000, "there must be both good and bad lines"
 
 
 def check_strictly(content: bytes) -> None:
     with suppress(RejectedLabels):
-        boxes = read_strictly(content).class_box_n5
+        boxes = parse_labels_strictly(content).class_box_n5
         assert (boxes >= 0).all()
         assert (boxes[:, 1:] <= 1).all()
 
 
-def assert_sound(labels):
+def assert_valid(labels):
     boxes = labels.class_box_n5
     assert boxes.dtype == np.float32
     assert boxes.shape[1:] == (5,)

@@ -1,4 +1,4 @@
-"""A resized tree trains as its source does: the same labels, names and ids, only smaller pictures."""
+"""A resized tree trains like its source: it has the same labels, names and ids, and only the images are smaller."""
 
 import json
 import os
@@ -31,7 +31,7 @@ from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.resized_tree import ResizeConfig, resized_file, target_hw
 from flatout.yolo.data.scan import ScanConfig
-from tests.yolo.data.drawn_set import DrawnSet, drawn, encoded, jpeg, png, turned_jpeg
+from tests.yolo.data.drawn_set import DrawnSet, encoded, jpeg, oriented_jpeg, png, random_image
 
 ROOT = Path(__file__).parents[3]
 CONFIG = SplitConfig(scan=ScanConfig(workers=0, progress=False))
@@ -60,16 +60,16 @@ def assert_same_labels(one, other) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> DrawnSet:
-    """Landscape, portrait, small, grey, turned; five formats; with labels, without, with an empty file."""
+    """Landscape, portrait, small, grey and rotated images in five formats, with labels, without, with an empty file."""
     made = DrawnSet(tmp_path / "source", num_train=0, num_val=2)
     made.put("train", "landscape", jpeg(200, 150, 1), LABELS)
     made.put("train", "portrait", png(90, 171, 2), LABELS, suffix="png")
     made.put("train", "small", jpeg(50, 40, 3), LABELS)
-    made.put("train", "grey", encoded(".png", drawn(130, 90, 4)[..., 0]), "", suffix="png")
-    made.put("train", "turned", turned_jpeg(6, 5, 200, 150), LABELS)
-    made.put("train", "webp", encoded(".webp", drawn(140, 100, 6)), LABELS, suffix="webp")
-    made.put("train", "bmp", encoded(".bmp", drawn(140, 100, 7)), LABELS, suffix="bmp")
-    made.put("train", "tiff", encoded(".tiff", drawn(140, 100, 8)), suffix="tiff")
+    made.put("train", "grey", encoded(".png", random_image(130, 90, 4)[..., 0]), "", suffix="png")
+    made.put("train", "turned", oriented_jpeg(6, 5, 200, 150), LABELS)
+    made.put("train", "webp", encoded(".webp", random_image(140, 100, 6)), LABELS, suffix="webp")
+    made.put("train", "bmp", encoded(".bmp", random_image(140, 100, 7)), LABELS, suffix="bmp")
+    made.put("train", "tiff", encoded(".tiff", random_image(140, 100, 8)), suffix="tiff")
     made.put("train", "below/named", png(150, 70, 9), LABELS, suffix="jpg")  # PNG by its content
     made.put("val", "large", jpeg(301, 203, 10), LABELS)
     return made
@@ -84,7 +84,7 @@ def data(source: DrawnSet) -> Path:
 
 
 @pytest.mark.parametrize("size", [32, 64, 320])
-def test_the_longer_side_is_exact_the_shape_stays_and_nothing_grows(size):
+def test_the_longer_side_is_exact_the_aspect_ratio_stays_and_nothing_grows(size):
     rng = np.random.default_rng(size)
     config = ResizeConfig(size=size)
     for native_hw in map(tuple, rng.integers(10, 900, (2000, 2)).tolist()):
@@ -100,11 +100,11 @@ def test_the_longer_side_is_exact_the_shape_stays_and_nothing_grows(size):
             assert max(new_hw) == size
 
 
-def test_a_long_thin_picture_keeps_the_side_without_which_training_drops_it():
+def test_a_long_thin_image_keeps_the_side_without_which_training_drops_it():
     assert target_hw((20, 5000), ResizeConfig(size=320)) == (10, 2500)
 
 
-def test_squares_and_enlarging_are_for_those_who_ask():
+def test_images_are_stretched_or_enlarged_only_on_request():
     assert target_hw((30, 60), ResizeConfig(size=96)) == (30, 60)
     assert target_hw((30, 60), ResizeConfig(size=96, enlarge=True)) == (48, 96)
     assert target_hw((30, 60), ResizeConfig(size=96, stretch=True)) == (96, 96)
@@ -122,8 +122,8 @@ def test_validation_sees_the_same_pixels_as_in_the_source(native_wh, tmp_path):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_turned_picture_is_stored_upright(orientation):
-    content = turned_jpeg(orientation, seed=3, width=160, height=120)
+def test_a_rotated_image_is_stored_upright(orientation):
+    content = oriented_jpeg(orientation, seed=3, width=160, height=120)
     made = resized_file(content, ResizeConfig(size=64, quality=100))
     header = header_of(made)
     assert (header.orientation, header.size_wh) == (1, (64, 48) if orientation < 5 else (48, 64))
@@ -142,14 +142,14 @@ def test_formats_and_names_stay(data, tmp_path):
         assert max(after.size_wh) == min(64, max(before.size_wh))
 
 
-def test_small_pictures_are_copied_to_the_byte(data, tmp_path):
+def test_small_images_are_copied_byte_for_byte(data, tmp_path):
     done = flatout.yolo.resize(data, tmp_path / "out", size=64)
     small = "images/train/small.jpg"
     assert (tmp_path / "out" / small).read_bytes() == (tmp_path / "source" / small).read_bytes()
     assert (done.num_copied, done.num_resized) == (3, 9)  # 0.jpg and 1.jpg of val are 64 px wide
 
 
-def test_quality_says_how_large_a_jpeg_is():
+def test_a_higher_quality_makes_a_larger_jpeg():
     sizes = [len(resized_file(jpeg(400, 300), ResizeConfig(size=200, quality=quality))) for quality in (40, 80, 95)]
     assert sizes == sorted(sizes) and len(set(sizes)) == 3
 
@@ -163,7 +163,7 @@ def test_training_reads_the_same_labels_from_anywhere(data, tmp_path, monkeypatc
     assert done.data == tmp_path / "out/out.yaml" and done.num_images == 12 and not done.skipped
     assert (files_below(tmp_path / "source"), states_below(tmp_path / "source")) == before
     assert files_below(tmp_path / "out/labels") == files_below(tmp_path / "source/labels")
-    # From the source's own folder, where a relative `images/train` would be the wrong one.
+    # Including the folder of the source, where a relative `images/train` would be the wrong one.
     for folder in (tmp_path, tmp_path / "out", tmp_path / "source"):
         monkeypatch.chdir(folder)
         for split in ("train", "val"):
@@ -197,7 +197,7 @@ def test_names_and_other_keys_of_the_yaml_stay(source, tmp_path):
 
 LAYOUTS = {
     "folder per split above images": ("train/images", "valid/images"),
-    "labels beside the pictures": ("train", "valid"),
+    "labels beside the images": ("train", "valid"),
     "one folder for both": ("all", "all"),
     "a folder named images twice": ("images/set/images/train", "images/set/images/valid"),
 }
@@ -219,11 +219,11 @@ def test_every_layout_is_kept(layout, tmp_path):
     for split in ("train", "val"):
         assert_same_labels(opened(done.data, split), opened(data, split))
         assert len(opened(done.data, split).labels.class_box_T5) == 2
-    # The top has files of its own, which no picture or label may replace.
+    # The files at the top must not be replaced by an image or label.
     assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == {"out.yaml", "resize.json"}
 
 
-def test_lists_name_the_pictures_of_the_tree(source, tmp_path):
+def test_lists_contain_the_images_of_the_tree(source, tmp_path):
     folder = source.folder
     (folder / "train.txt").write_text("./images/train/landscape.jpg\n./images/train/portrait.png\n")
     (folder / "lists").mkdir()
@@ -237,7 +237,7 @@ def test_lists_name_the_pictures_of_the_tree(source, tmp_path):
     assert not (tmp_path / "out/images/train/small.jpg").exists()
 
 
-def test_a_test_split_that_is_not_there_is_left_out_and_others_are_refused(source, tmp_path, caplog):
+def test_a_missing_test_split_is_left_out_and_other_missing_splits_are_refused(source, tmp_path, caplog):
     (source.folder / "test.txt").write_text("./images/test2017/1.jpg\n")
     source.values["test"] = str(source.folder / "test.txt")
     done = flatout.yolo.resize(source.yaml(), tmp_path / "out", size=64)
@@ -259,7 +259,7 @@ def test_a_second_call_does_nothing(data, tmp_path):
     assert (states_below(tmp_path / "out/images"), files_below(tmp_path / "out")) == before
 
 
-def test_what_is_missing_empty_or_changed_is_done_again(source, tmp_path):
+def test_missing_empty_and_changed_files_are_made_again(source, tmp_path):
     data, out = source.yaml(), tmp_path / "out"
     flatout.yolo.resize(data, out, size=64)
     (out / "images/train/landscape.jpg").unlink()
@@ -273,7 +273,7 @@ def test_what_is_missing_empty_or_changed_is_done_again(source, tmp_path):
     later = time.time() + 10
     for split, stem, image, label in (
         ("train", "turned", None, "0 0.2 0.2 0.1 0.1\n"),
-        ("train", "bmp", encoded(".bmp", drawn(140, 100, 99)), None),
+        ("train", "bmp", encoded(".bmp", random_image(140, 100, 99)), None),
     ):
         for path in source.put(split, stem, image, label, suffix="bmp" if image else "jpg"):
             os.utime(path, (later, later))
@@ -285,11 +285,11 @@ def test_what_is_missing_empty_or_changed_is_done_again(source, tmp_path):
 
 
 def _without_own_name(tree: Path) -> dict[str, bytes]:
-    """All but the data YAML, which names its folder."""
+    """All files but the data YAML, which contains the name of its folder."""
     return {name: content for name, content in files_below(tree).items() if name != f"{tree.name}.yaml"}
 
 
-def test_a_tree_that_was_interrupted_becomes_the_unbroken_one(tmp_path):
+def test_an_interrupted_tree_is_completed_to_the_uninterrupted_one(tmp_path):
     made = DrawnSet(tmp_path / "source", num_train=0, num_val=1)
     contents = [jpeg(900, 700, seed) for seed in range(3)]
     for number in range(120):
@@ -315,7 +315,7 @@ def test_a_tree_that_was_interrupted_becomes_the_unbroken_one(tmp_path):
     assert not list(out.rglob(".*"))
 
 
-def test_copies_of_listed_pictures_that_are_gone_are_kept(source, tmp_path):
+def test_copies_of_listed_images_that_are_gone_are_kept(source, tmp_path):
     (source.folder / "train.txt").write_text("./images/train/landscape.jpg\n./images/train/portrait.png\n")
     source.values["train"] = str(source.folder / "train.txt")
     flatout.yolo.resize(source.yaml(), tmp_path / "out", size=64)
@@ -337,19 +337,19 @@ def test_only_a_complete_tree_has_its_data_yaml(source, tmp_path, monkeypatch):
     assert flatout.yolo.resize(data, out, size=64).data.is_file()
 
 
-def test_two_at_a_time_are_refused(data, tmp_path):
+def test_a_second_resize_into_the_same_folder_is_refused_while_one_runs(data, tmp_path):
     (tmp_path / "out").mkdir()
-    with RunLock(tmp_path / "out"), pytest.raises(ConfigError, match="another `flatout yolo resize` is at work in it"):
+    with RunLock(tmp_path / "out"), pytest.raises(ConfigError, match="another `flatout yolo resize` is writing to it"):
         flatout.yolo.resize(data, tmp_path / "out", size=64)
     assert flatout.yolo.resize(data, tmp_path / "out", size=64).num_images == 12
 
 
-def test_pictures_that_the_source_no_longer_has_are_named(source, tmp_path, caplog):
+def test_images_that_the_source_no_longer_has_are_named(source, tmp_path, caplog):
     data = source.yaml()
     flatout.yolo.resize(data, tmp_path / "out", size=64)
     (source.folder / "images/train/bmp.bmp").unlink()
     flatout.yolo.resize(data, tmp_path / "out", size=64)
-    assert "1 pictures of the tree are not in the source any more" in caplog.text and "bmp.bmp" in caplog.text
+    assert "1 images in the copy are no longer in the source" in caplog.text and "bmp.bmp" in caplog.text
 
 
 # -- refused -------------------------------------------------------------------------------------------------------
@@ -358,16 +358,16 @@ def test_pictures_that_the_source_no_longer_has_are_named(source, tmp_path, capl
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"size": 96}, "size was 64, is 96"),
-        ({"quality": 80}, "quality was 95, is 80"),
-        ({"stretch": True}, "stretch was False, is True"),
-        ({"enlarge": True}, "enlarge was False, is True"),
+        ({"size": 96}, "size was 64, now 96"),
+        ({"quality": 80}, "quality was 95, now 80"),
+        ({"stretch": True}, "stretch was False, now True"),
+        ({"enlarge": True}, "enlarge was False, now True"),
     ],
 )
 def test_other_settings_need_another_folder(changed, said, data, tmp_path):
     flatout.yolo.resize(data, tmp_path / "out", size=64)
     before = files_below(tmp_path / "out")
-    with pytest.raises(ConfigError, match=f"was made in another way: {said}"):
+    with pytest.raises(ConfigError, match=f"was made with other settings: {said}"):
         flatout.yolo.resize(data, tmp_path / "out", **({"size": 64} | changed))
     assert files_below(tmp_path / "out") == before
 
@@ -375,7 +375,7 @@ def test_other_settings_need_another_folder(changed, said, data, tmp_path):
 def test_a_folder_with_other_files_is_left_alone(data, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match=r"not of a resized data set, such as thesis\.tex"):
+    with pytest.raises(ConfigError, match=r"do not belong to a resized data set, such as thesis\.tex"):
         flatout.yolo.resize(data, tmp_path / "out", size=64)
     assert files_below(tmp_path / "out") == {"thesis.tex": b"mine"}
 
@@ -384,9 +384,9 @@ def test_a_folder_with_other_files_is_left_alone(data, tmp_path):
     ("out", "said"),
     [
         ("source/labels/train/small", "inside .*labels"),
-        ("source/images/small", "below a folder `images`"),
-        ("images/small", "below a folder `images`"),
-        ("source", "not of a resized data set"),
+        ("source/images/small", "inside a folder named `images`"),
+        ("images/small", "inside a folder named `images`"),
+        ("source", "do not belong to a resized data set"),
         ("source/data.yaml", "is a file"),
     ],
 )
@@ -398,11 +398,11 @@ def test_places_that_would_harm_the_source_are_refused(out, said, source, tmp_pa
     assert files_below(tmp_path) == before
 
 
-def test_a_folder_that_is_searched_does_not_get_the_copy_too(tmp_path):
+def test_a_copy_inside_an_image_folder_of_the_source_is_refused(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/0.jpg").write_bytes(jpeg())
     (tmp_path / "data.yaml").write_text(f"train: {tmp_path}\nval: {tmp_path}\nnames: [a]\n")
-    with pytest.raises(ConfigError, match="which belongs to the source"):
+    with pytest.raises(ConfigError, match="a folder of the source"):
         flatout.yolo.resize(tmp_path / "data.yaml", tmp_path / "small", size=64)
 
 
@@ -411,27 +411,29 @@ def test_pascal_voc_is_refused(tmp_path):
         (tmp_path / "voc" / name).parent.mkdir(parents=True)
     (tmp_path / "voc/JPEGImages/a.jpg").write_bytes(jpeg())
     (tmp_path / "voc/Annotations/a.xml").write_text("<a><object><name>bolt</name></object></a>")
-    with pytest.raises(ConfigError, match="Pascal VOC are in pixels"):
+    with pytest.raises(ConfigError, match="Pascal VOC labels are in pixels"):
         flatout.yolo.resize(tmp_path / "voc", tmp_path / "out", size=64)
 
 
-@pytest.mark.parametrize(("words", "said"), [("--size 8", "size=8 is too small"), ("--size 64 --quality 0", "1..100")])
+@pytest.mark.parametrize(
+    ("words", "said"), [("--size 8", "size=8 is too small"), ("--size 64 --quality 0", "from 1 to 100")]
+)
 def test_wrong_numbers_end_with_exit_code_2(words, said, data, tmp_path, capsys):
     assert main(["yolo", "resize", str(data), "--out", str(tmp_path / "out"), *words.split()]) == 2
     assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_a_disk_that_is_too_small_is_noticed_before_the_first_picture(data, tmp_path, monkeypatch):
+def test_a_disk_that_is_too_small_is_noticed_before_the_first_image(data, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(resized_tree.shutil, "disk_usage", lambda path: usage(10, 10, 20_000))
-    with pytest.raises(ResourceError, match=r"0\.00 GB are free; 12 pictures take about 0\.00 GB\. Free some space"):
+    with pytest.raises(ResourceError, match=r"12 images need about 0\.00 GB, but only 0\.00 GB are free\. Free some"):
         flatout.yolo.resize(data, tmp_path / "out", size=64)
     assert not list((tmp_path / "out").rglob("*.jpg"))
     monkeypatch.undo()
     assert flatout.yolo.resize(data, tmp_path / "out", size=64).num_images == 12
 
 
-def test_a_disk_that_fills_up_ends_with_exit_code_5_and_what_is_there_stays(data, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_ends_with_exit_code_5_and_finished_files_stay(data, tmp_path, monkeypatch, capsys):
     written = []
 
     def full(path: str, content: bytes, *, time_ns: int | None = None) -> None:
@@ -440,20 +442,20 @@ def test_a_disk_that_fills_up_ends_with_exit_code_5_and_what_is_there_stays(data
         written.append(path)
         before(path, content, time_ns=time_ns)
 
-    before = resized_tree.write_whole
-    monkeypatch.setattr(resized_tree, "write_whole", full)
+    before = resized_tree.write_atomically
+    monkeypatch.setattr(resized_tree, "write_atomically", full)
     words = ["yolo", "resize", str(data), "--size", "64", "--out", str(tmp_path / "out")]
     assert main(words) == 5
     assert re.search(r"grey\.png: cannot be written: No space left", capsys.readouterr().err)
     monkeypatch.undo()
     assert main(words) == 0
-    assert "12 pictures (" in capsys.readouterr().out
+    assert "12 images (" in capsys.readouterr().out
 
 
-# -- pictures that cannot be read ----------------------------------------------------------------------------------
+# -- images that cannot be read ----------------------------------------------------------------------------------
 
 
-def test_a_damaged_picture_in_a_hundred_is_named_and_left_out(tmp_path, capsys):
+def test_one_damaged_image_in_a_hundred_is_named_and_left_out(tmp_path, capsys):
     made = DrawnSet(tmp_path / "source", num_train=119, num_val=1)
     made.put("train", "broken", png(200, 100)[:-200], LABELS, suffix="png")
     (made.folder / "train.txt").write_text("./images/train/0.jpg\n./images/train/broken.png\n")
@@ -461,7 +463,7 @@ def test_a_damaged_picture_in_a_hundred_is_named_and_left_out(tmp_path, capsys):
     data, out = made.yaml(), tmp_path / "out"
     assert main(["yolo", "resize", str(data), "--size", "48", "--out", str(out), "--workers", "2"]) == 0
     said = capsys.readouterr().out
-    assert "broken.png: left out: OpenCV cannot decode this PNG" in said and "120 pictures (" in said
+    assert "broken.png: left out: OpenCV cannot decode this PNG" in said and "120 images (" in said
     assert not list(out.rglob("broken.*"))
     assert list(json.loads((out / "resize.json").read_text())["skipped"]) == [
         str(made.folder / "images/train/broken.png")
@@ -470,13 +472,13 @@ def test_a_damaged_picture_in_a_hundred_is_named_and_left_out(tmp_path, capsys):
     assert_same_labels(opened(out / "out.yaml"), opened(data))
 
 
-def test_more_than_one_in_a_hundred_is_exit_code_3_and_the_others_are_there(source, tmp_path, capsys):
+def test_more_than_one_in_a_hundred_is_exit_code_3_and_all_others_are_copied(source, tmp_path, capsys):
     source.put("train", "torn", jpeg(200, 150)[:900])
     source.put("train", "empty", b"")
     data, out = source.yaml(), tmp_path / "out"
     assert main(["yolo", "resize", str(data), "--size", "64", "--out", str(out)]) == 3
     said = capsys.readouterr().err
-    assert "2 of 14 pictures cannot be read" in said and "an empty file" in said and "torn.jpg (cut off" in said
+    assert "2 of 14 images cannot be read" in said and "the file is empty" in said and "torn.jpg (truncated" in said
     assert_same_labels(opened(out / "out.yaml"), opened(data))
 
 
@@ -485,7 +487,7 @@ def test_more_than_one_in_a_hundred_is_exit_code_3_and_the_others_are_there(sour
 
 @pytest.fixture
 def coco(tmp_path: Path) -> Path:
-    """COCO's own layout, small: lists, folders, labels, annotations of val2017; one picture is in no list."""
+    """The layout of COCO in small: lists, folders, labels and annotations; one image is in no list."""
     folder = tmp_path / "coco"
     rng = np.random.default_rng(0)
     images: list[dict[str, Any]] = []
@@ -527,7 +529,7 @@ def coco(tmp_path: Path) -> Path:
     return folder
 
 
-def test_coco_annotations_fit_the_new_pictures(coco, tmp_path, monkeypatch):
+def test_coco_annotations_fit_the_new_images(coco, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = flatout.yolo.resize("coco/coco.yaml", "coco100", size=100)
     assert done.data == tmp_path / "coco100/coco100.yaml"
@@ -547,7 +549,7 @@ def test_coco_annotations_fit_the_new_pictures(coco, tmp_path, monkeypatch):
     assert (small["info"], small["categories"]) == (large["info"], large["categories"])
 
 
-def test_an_annotation_file_that_the_yaml_names_is_scaled_and_named_by_the_new_one(coco, tmp_path, monkeypatch):
+def test_an_annotation_file_that_the_yaml_names_is_scaled_and_named_in_the_new_yaml(coco, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (coco / "annotations/instances_val2017.json").rename(coco / "mine.json")
     (coco / "coco.yaml").write_text((coco / "coco.yaml").read_text() + "annotations: mine.json\n")
@@ -583,7 +585,7 @@ def test_labels_in_a_coco_file_give_the_same_boxes(coco, tmp_path):
     train, val = (str(coco / f"annotations/instances_{split}.json") for split in ("train2017", "val2017"))
     (coco / "json.yaml").write_text(yaml.safe_dump({"train": train, "val": val, "names": ["person", "car"]}))
     (coco / "images/train2017/000000000001.jpg").write_bytes(jpeg(200, 150)[:500])
-    with pytest.raises(DataError, match="1 of 5 pictures cannot be read"):
+    with pytest.raises(DataError, match="1 of 5 images cannot be read"):
         flatout.yolo.resize(coco / "json.yaml", tmp_path / "small", size=100)
     for split in ("train", "val"):
         one, other = opened(tmp_path / "small/small.yaml", split), opened(coco / "json.yaml", split)
@@ -592,14 +594,14 @@ def test_labels_in_a_coco_file_give_the_same_boxes(coco, tmp_path):
         assert one.size_wh_N2.max() == 100
 
 
-def test_annotations_of_another_data_set_are_not_taken(coco, source, tmp_path, monkeypatch):
+def test_annotations_of_another_data_set_are_not_copied(coco, source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where YOLOv7 would look for coco/annotations
     flatout.yolo.resize(source.yaml(), tmp_path / "out", size=64)
     assert not (tmp_path / "out/annotations").exists()
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_a_mask_keeps_its_place(compact):
+def test_a_resized_mask_keeps_its_position(compact):
     mask = np.zeros((40, 60), np.uint8)
     mask[10:30, 20:50] = 1
     runs = np.diff(np.concatenate(([0], np.flatnonzero(np.diff(mask.T.reshape(-1), prepend=0)), [mask.size]))).tolist()
@@ -630,7 +632,7 @@ def test_a_damaged_mask_is_dropped(mask):
     assert resized_mask(mask, (2, 2)) == []
 
 
-def test_keypoints_keep_whether_they_are_seen():
+def test_keypoints_keep_their_visibility():
     content = {
         "images": [{"id": 1, "width": 100, "height": 50}],
         "annotations": [{"image_id": 1, "keypoints": [10, 20, 2, 0, 0, 0], "bbox": "broken"}],
@@ -640,7 +642,7 @@ def test_keypoints_keep_whether_they_are_seen():
     assert made == {"image_id": 1, "keypoints": [5, 10, 2, 0, 0, 0], "bbox": "broken"}
 
 
-# -- where it is named ---------------------------------------------------------------------------------------------
+# -- errors that suggest the command -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -657,16 +659,16 @@ def test_keypoints_keep_whether_they_are_seen():
         ("bolts320/images", ""),
     ],
 )
-def test_a_missing_copy_of_coco_names_the_command(path, said):
+def test_the_path_of_a_missing_copy_of_coco_gives_the_command(path, said):
     assert how_to_resize(path) == (f" Make it from COCO with: flatout yolo resize coco.yaml {said}" if said else "")
 
 
-def test_a_data_set_that_is_missing_names_the_command(tmp_path, monkeypatch, capsys):
+def test_the_error_for_a_missing_copy_of_coco_names_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for words in (["train", "--data"], ["check"]):
         assert main(["yolo", *words, str(ROOT / "data/coco320.yaml")]) == 3
-        told = capsys.readouterr()
-        assert "flatout yolo resize coco.yaml --size 320 --out ./coco320" in told.out + told.err, words
+        captured = capsys.readouterr()
+        assert "flatout yolo resize coco.yaml --size 320 --out ./coco320" in captured.out + captured.err, words
 
 
 def test_coco320_yaml_finds_what_the_command_makes(coco, tmp_path, monkeypatch):

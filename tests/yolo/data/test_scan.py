@@ -1,4 +1,4 @@
-"""A scan finds the same with any number of workers, and a cache never answers for files that have changed."""
+"""A scan gives the same result with any number of workers, and a cache is never used for files that have changed."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ from flatout.yolo.data.data_yaml import read_data_yaml
 from flatout.yolo.data.find import Pair, find_images, pair_up
 from flatout.yolo.data.label_cache import scan_cached
 from flatout.yolo.data.open_set import SplitConfig, open_split
-from flatout.yolo.data.scan import ScanConfig, image_set, join, scan, scan_picture, table_of, unpack
+from flatout.yolo.data.scan import ScanConfig, image_set, join, scan, scan_image, table_of, unpack
 from tests.yolo.data.drawn_set import DrawnSet, jpeg
 
 CONFIG = ScanConfig(workers=0, progress=False)
@@ -29,7 +29,7 @@ def made(tmp_path) -> DrawnSet:
 
 @pytest.fixture
 def pairs(made) -> list[Pair]:
-    """Pictures with boxes, polygons, both, none, a fault in either, all older than a cache distrusts."""
+    """Images with boxes, polygons, both or none, and with a bad image or label."""
     made.put("train", "1", label=POLYGON)
     made.put("train", "2", label="0 0.5 0.5 0.2 0.2\n" + POLYGON)
     made.put("train", "3", label="oops\n")
@@ -38,16 +38,16 @@ def pairs(made) -> list[Pair]:
     return pair_up(find_images([str(made.folder / "images")]).paths)
 
 
-def settle(monkeypatch) -> None:
-    """As if every file had been written long before."""
-    monkeypatch.setattr(label_cache, "UNSETTLED_S", -1.0)
+def trust_recent_files(monkeypatch) -> None:
+    """Treat all files as if they had been written long ago."""
+    monkeypatch.setattr(label_cache, "RECENT_S", -1.0)
 
 
 def same(left, right) -> bool:
     return left.pack() == right.pack()
 
 
-def test_a_table_survives_packing_cutting_and_joining(pairs):
+def test_a_table_survives_packing_splitting_and_joining(pairs):
     table = scan(pairs, CONFIG)
     assert same(unpack(table.pack()), table)
     parts = [table.take(np.arange(begin, min(begin + 5, len(pairs)))) for begin in range(0, len(pairs), 5)]
@@ -56,25 +56,25 @@ def test_a_table_survives_packing_cutting_and_joining(pairs):
     assert same(table.take(order).take(np.argsort(order)), table)
 
 
-def test_bytes_that_are_no_table_are_refused():
-    packed = table_of([scan_picture("none", "none")]).pack()
+def test_bytes_that_are_not_a_table_are_refused():
+    packed = table_of([scan_image("none", "none")]).pack()
     for cut in range(len(packed)):
-        with pytest.raises(ValueError):  # noqa: PT011 - whatever is said, nothing is read
+        with pytest.raises(ValueError):  # noqa: PT011 - any message will do
             unpack(packed[:cut])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_any_number_of_workers_finds_the_same(pairs, workers, monkeypatch):
+def test_any_number_of_workers_gives_the_same_table(pairs, workers, monkeypatch):
     alone = scan(pairs, CONFIG)
-    monkeypatch.setattr(scanning, "WORTH_WORKERS", 1)
+    monkeypatch.setattr(scanning, "MIN_FOR_WORKERS", 1)
     monkeypatch.setattr(scanning, "CHUNK", 3)
     assert same(scan(pairs, ScanConfig(workers=workers, progress=False)), alone)
 
 
-def test_the_set_holds_what_can_be_used(pairs, made):
+def test_the_image_set_contains_what_can_be_used(pairs, made):
     table = scan(pairs, CONFIG)
     images = image_set(table, [pair.image for pair in pairs], ["bolt", "nut"])
-    assert len(images) == len(pairs) - 1, "one picture is no picture"
+    assert len(images) == len(pairs) - 1, "one file is not an image"
     names = [os.path.basename(path) for path in images.paths]
     assert "4.jpg" not in names[:9]
     assert [len(points) for points in images.labels.polygons_of(names.index("2.jpg"))] == [0, 3]
@@ -83,20 +83,20 @@ def test_the_set_holds_what_can_be_used(pairs, made):
     assert table.counts() == {"found": 10, "missing": 1, "empty": 0, "corrupt": 1, "total": 12}
     single = image_set(table, [pair.image for pair in pairs], ["thing"], single_class=True)
     assert (single.labels.class_box_T5[:, 0] == 0).all()
-    assert (images.labels.class_box_T5[:, 0] > 0).any(), "the table itself stays as it is"
+    assert (images.labels.class_box_T5[:, 0] > 0).any(), "the table itself does not change"
 
 
 def test_a_second_start_reads_no_file(pairs, tmp_path, monkeypatch):
-    settle(monkeypatch)
+    trust_recent_files(monkeypatch)
     first = scan_cached(pairs, CONFIG, folder=tmp_path / "cache")
-    monkeypatch.setattr(scanning, "scan_picture", lambda *args, **kw: pytest.fail("looked at a picture again"))
+    monkeypatch.setattr(scanning, "scan_image", lambda *args, **kw: pytest.fail("an image was scanned again"))
     assert same(scan_cached(pairs, CONFIG, folder=tmp_path / "cache"), first)
 
 
 CHANGES = {
     "label edited": lambda pair: Path(pair.label).write_text("1 0.5 0.5 0.1 0.1\n"),
     "label removed": lambda pair: Path(pair.label).unlink(),
-    "picture replaced": lambda pair: Path(pair.image).write_bytes(jpeg(32, 32, seed=77)),
+    "image replaced": lambda pair: Path(pair.image).write_bytes(jpeg(32, 32, seed=77)),
     "same size, same mtime": lambda pair: same_size_same_mtime(Path(pair.label)),
     "replaced by another file": lambda pair: replace_by_rename(Path(pair.label)),
 }
@@ -118,52 +118,52 @@ def replace_by_rename(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_file_is_read_again_and_only_that(change, pairs, tmp_path, monkeypatch):
-    settle(monkeypatch)
+def test_only_a_changed_file_is_read_again(change, pairs, tmp_path, monkeypatch):
+    trust_recent_files(monkeypatch)
     scan_cached(pairs, CONFIG, folder=tmp_path / "cache")
-    time.sleep(0.02)  # the clock of a file system has ticks
+    time.sleep(0.02)  # longer than a tick of the file system's clock
     CHANGES[change](pairs[0])
-    looked: list[str] = []
-    original = scanning.scan_picture
-    monkeypatch.setattr(scanning, "scan_picture", lambda *args, **kw: looked.append(args[0]) or original(*args, **kw))
+    scanned: list[str] = []
+    original = scanning.scan_image
+    monkeypatch.setattr(scanning, "scan_image", lambda *args, **kw: scanned.append(args[0]) or original(*args, **kw))
     cached = scan_cached(pairs, CONFIG, folder=tmp_path / "cache")
-    assert looked == [pairs[0].image]
+    assert scanned == [pairs[0].image]
     assert same(cached, scan(pairs, CONFIG))
 
 
-def test_a_new_picture_does_not_cost_a_scan_of_the_others(made, pairs, tmp_path, monkeypatch):
-    settle(monkeypatch)
+def test_a_new_image_does_not_cost_a_scan_of_the_others(made, pairs, tmp_path, monkeypatch):
+    trust_recent_files(monkeypatch)
     scan_cached(pairs, CONFIG, folder=tmp_path / "cache")
     made.put("train", "00", jpeg(seed=50), POLYGON)
     more = pair_up(find_images([str(made.folder / "images")]).paths)
-    looked: list[str] = []
-    original = scanning.scan_picture
-    monkeypatch.setattr(scanning, "scan_picture", lambda *args, **kw: looked.append(args[0]) or original(*args, **kw))
+    scanned: list[str] = []
+    original = scanning.scan_image
+    monkeypatch.setattr(scanning, "scan_image", lambda *args, **kw: scanned.append(args[0]) or original(*args, **kw))
     cached = scan_cached(more, CONFIG, folder=tmp_path / "cache")
-    assert [os.path.basename(path) for path in looked] == ["00.jpg"]
+    assert [os.path.basename(path) for path in scanned] == ["00.jpg"]
     assert same(cached, scan(more, CONFIG))
     fewer = scan_cached(pairs, CONFIG, folder=tmp_path / "cache")
-    assert same(fewer, scan(pairs, CONFIG)), "a picture that is gone is gone from the cache too"
+    assert same(fewer, scan(pairs, CONFIG)), "a removed image is removed from the cache too"
 
 
-def test_another_order_or_a_picture_named_twice_is_not_mixed_up(pairs, tmp_path, monkeypatch):
-    settle(monkeypatch)
+def test_another_order_or_an_image_named_twice_is_not_mixed_up(pairs, tmp_path, monkeypatch):
+    trust_recent_files(monkeypatch)
     scan_cached(pairs, CONFIG, folder=tmp_path / "cache")
     for other in (pairs[::-1], [pairs[1]] * len(pairs), [*pairs, pairs[0]]):
         assert same(scan_cached(other, CONFIG, folder=tmp_path / "cache"), scan(other, CONFIG))
 
 
-def test_files_that_are_too_young_are_not_trusted(pairs, tmp_path, monkeypatch):
+def test_files_that_changed_just_before_the_scan_are_not_cached(pairs, tmp_path, monkeypatch):
     scan_cached(pairs, CONFIG, folder=tmp_path / "cache")
-    looked: list[str] = []
-    original = scanning.scan_picture
-    monkeypatch.setattr(scanning, "scan_picture", lambda *args, **kw: looked.append(args[0]) or original(*args, **kw))
+    scanned: list[str] = []
+    original = scanning.scan_image
+    monkeypatch.setattr(scanning, "scan_image", lambda *args, **kw: scanned.append(args[0]) or original(*args, **kw))
     scan_cached(pairs, CONFIG, folder=tmp_path / "cache")
-    assert len(looked) == len(pairs)
+    assert len(scanned) == len(pairs)
 
 
-def test_strict_and_lenient_reading_have_caches_of_their_own(pairs, tmp_path, monkeypatch):
-    settle(monkeypatch)
+def test_strict_and_lenient_scans_have_separate_caches(pairs, tmp_path, monkeypatch):
+    trust_recent_files(monkeypatch)
     lenient = scan_cached(pairs, CONFIG, folder=tmp_path / "cache")
     strict = scan_cached(pairs, ScanConfig(workers=0, progress=False, strict=True), folder=tmp_path / "cache")
     assert not same(lenient, strict)
@@ -171,7 +171,7 @@ def test_strict_and_lenient_reading_have_caches_of_their_own(pairs, tmp_path, mo
 
 
 def test_a_damaged_cache_is_never_used(pairs, tmp_path, monkeypatch, caplog):
-    settle(monkeypatch)
+    trust_recent_files(monkeypatch)
     first = scan_cached(pairs, CONFIG, folder=tmp_path / "cache")
     (path,) = (tmp_path / "cache").iterdir()
     whole = path.read_bytes()
@@ -209,15 +209,15 @@ def test_nothing_in_the_data_folder_is_touched(made, tmp_path):
 def test_a_class_without_a_name_stops_the_start_and_names_the_line(made):
     made.put("train", "3", label="7 0.5 0.5 0.1 0.1\n")
     with pytest.raises(
-        DataError, match=r"labels/train/3\.txt:1: a label of class 7, but .* names 2 classes \(0 to 1\)"
+        DataError, match=r"labels/train/3\.txt:1: the label has class 7, but .* names 2 classes \(0 to 1\)"
     ):
         open_split(read_data_yaml(made.yaml()), "train", SplitConfig(scan=CONFIG))
 
 
-def test_pictures_that_cannot_be_used_are_left_out_until_none_is_left(made):
+def test_images_that_cannot_be_used_are_left_out_until_none_is_left(made):
     for number in range(9):
-        made.put("train", str(number), image=b"no picture")
-    with pytest.raises(DataError, match=r"train: none of 9 pictures can be used. See: flatout yolo check"):
+        made.put("train", str(number), image=b"no image")
+    with pytest.raises(DataError, match=r"train: none of the 9 images can be used\. To see why, run: flatout yolo ch"):
         open_split(read_data_yaml(made.yaml()), "train", SplitConfig(scan=CONFIG))
 
 
@@ -225,6 +225,6 @@ def test_a_missing_folder_says_that_downloads_are_not_run(made, monkeypatch):
     monkeypatch.setattr(os, "system", lambda command: pytest.fail("ran a command"))
     made.values |= {"val": "/no/such/folder", "download": "rm -rf /"}
     with pytest.raises(
-        DataError, match=r"/no/such/folder does not exist.*'rm -rf /'.*not run: fetch the data yourself"
+        DataError, match=r"/no/such/folder does not exist.*'rm -rf /'.*not run: download the data yourself"
     ):
         open_split(read_data_yaml(made.yaml()), "val", SplitConfig(scan=CONFIG))

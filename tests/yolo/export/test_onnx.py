@@ -170,7 +170,7 @@ def test_a_static_file_is_compared_in_batches_of_its_size(network, tmp_path):
 def test_a_size_that_is_no_multiple_of_the_stride_is_rounded_up_with_a_warning(network, tmp_path, caplog):
     outcome = exported(network, tmp_path, img_size=(50, 50))
     assert outcome.timed_shape == (1, 3, 64, 64)
-    assert caplog.text.count("--img-size 50 is no multiple") == 1, "one warning for a square"
+    assert caplog.text.count("--img-size 50 is not a multiple") == 1, "one warning for a square"
 
 
 # Every network

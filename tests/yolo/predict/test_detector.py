@@ -86,7 +86,7 @@ def test_an_object_that_is_no_source_is_refused(model):
     for nothing in (None, 3.5):
         with pytest.raises(ConfigError, match=f"{nothing} is no source of images: give a path"):
             model.predict(nothing)
-    with pytest.raises(ConfigError, match=r"on_error='ignore': write \"raise\" or \"skip\""):
+    with pytest.raises(ConfigError, match=r"on_error='ignore': use \"raise\" or \"skip\""):
         model.predict([], on_error="ignore")
 
 

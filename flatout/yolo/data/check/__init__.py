@@ -1,10 +1,10 @@
-"""flatout yolo check: look at every file of a data set and say what would spoil a training.
+"""`flatout yolo check`: examine every file of a data set and report what would spoil a training.
 
 Files:
 
-    facts   What checks look at: the data set, and for each split the files, the scan and the decoded pictures
-    files   Checks of the YAML, of paths and of names
-    images  Checks of decoded pictures: sizes, damage, and pictures that are there more than once
-    labels  Checks of label files as a whole, and of boxes over the whole data set
-    run     Run every check over a data set
+    facts   What checks work on: facts about a data set, the registry of all checks, and the pass that decodes images
+    files   Checks of the data YAML, of paths and file names, and of classes, splits and anchors
+    images  Checks of decoded images: their size, damage, and copies within and between splits
+    labels  Checks of label files and of the boxes in them, and the list of checks that the scan makes by itself
+    run     Run every check on a data set
 """

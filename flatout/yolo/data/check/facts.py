@@ -1,8 +1,9 @@
-"""What checks look at: the data set, and for each split the files, the scan and the decoded pictures.
+"""What checks work on: facts about a data set, the registry of all checks, and the pass that decodes every image.
 
-Dimension key:  N pictures   T labels of all pictures
+    SetFacts --> one SplitFacts per split: the files that were found, their scan, and a DecodeTable
+    CHECKS   --> one Check per id; docs/data.md publishes this table
 
-Every picture read and decoded, in worker processes: does it decode, to what size, and is it the same as another?
+Dimension key:  N images   M decoded images   T labels of all images   A anchors   HWC height, width, channels
 """
 
 import hashlib
@@ -20,199 +21,70 @@ from flatout.findings import LEVEL_OF, Finding, Severity
 from flatout.images import DecodedImage, Header, check_png, decode, decoder_messages, read_bytes
 from flatout.progress import progress
 from flatout.yolo.data.anchors import boxes_at_size
-from flatout.yolo.data.data_yaml import Complaint, DataSet
-from flatout.yolo.data.find import Found, Pair
+from flatout.yolo.data.data_yaml import DataSet, YamlProblem
+from flatout.yolo.data.find import FoundImages, Pair
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.scan import LABEL_FILES, ScanTable, image_set
 
-THUMB = 16
-BAND = 64
-ENOUGH_PIXELS = 4_000_000
-WHY_BYTES = 200
+HASH_SIDE = 16
+BAND_ROWS = 64
+MAX_PIXELS_COMPARED = 4_000_000
+REASON_BYTES = 200
 END_BYTES = 4096
-"""At the end of a JPEG, in which the scan looks for its end marker."""
-DEEP = np.dtype(
+"""Bytes at the end of a JPEG in which the scan looks for the end marker."""
+DECODE_RECORD = np.dtype(
     [
-        ("digest", "V16"),  # of the file's bytes
-        ("look", f"V{THUMB * THUMB // 8}"),  # brighter than the pixel to the left or not, of a thumbnail
+        ("digest", "V16"),  # of the bytes of the file
+        ("hash", f"V{HASH_SIDE * HASH_SIDE // 8}"),  # see `difference_hash`
         ("width", "<i4"),
         ("height", "<i4"),
         ("state", "u1"),
         ("one_colour", "?"),
         ("grey", "?"),
-        ("why", f"S{WHY_BYTES}"),  # it cannot be used, or is used though damaged; "" for neither
+        ("reason", f"S{REASON_BYTES}"),  # why the image cannot be used, or what is damaged; "" if it is sound
     ]
 )
-DECODED, UNREADABLE, UNDECODABLE, DEADLY = range(4)
+DECODED, UNREADABLE, UNDECODABLE, CRASHED = range(4)
+"""Values of `state`. CRASHED: decoding ended the process."""
 
 _TIFF_ERROR = "TIFF_Error"
 
 
+# Facts about a data set
+
+
 @dataclass(frozen=True)
-class DeepTable:
-    """What decoding told about pictures; `rows` are their positions among the pairs of the split."""
+class DecodeTable:
+    """What decoding the images of a split showed."""
 
     rows: np.ndarray
+    """Positions of the decoded images among the pairs of the split, int64 [M]."""
     facts_M: np.ndarray
-    """DEEP."""
-
-
-class Pictures(SampleSource):
-    """Each picture as its facts; then one more sample, which is none.
-
-    The feed puts another sample in the place of one that ends its process: there must be one that does not.
-    """
-
-    fields = {"facts": Field((), DEEP)}
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._paths = paths
-
-    def __len__(self) -> int:
-        return len(self._paths) + 1
-
-    def where(self, index: int) -> str:
-        return self._paths[index] if index < len(self._paths) else "no picture"
-
-    def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
-        return {"facts": facts_of(self._paths[index]) if index < len(self._paths) else np.zeros((), DEEP)}
-
-
-def facts_of(path: str) -> np.ndarray:
-    """DEEP []; whatever the file is."""
-    facts = np.zeros((), DEEP)
-    messages: list[str] = []
-    try:
-        content = read_bytes(path)
-        facts["digest"] = np.void(hashlib.blake2b(content, digest_size=16).digest())
-        with _opencv_speaking(), decoder_messages() as messages:
-            picture = decode(content)
-    except (OSError, DecodeError) as error:
-        facts["state"] = UNREADABLE if isinstance(error, OSError) else UNDECODABLE
-        facts["why"] = _text("; ".join([str(error), *messages[:1]]))
-        return facts
-    image = picture.image
-    facts["height"], facts["width"] = image.shape[:2]
-    facts["one_colour"] = everywhere(image, lambda rows: rows == image[0, 0])
-    facts["grey"] = everywhere(image, lambda rows: rows[..., 1:] == rows[..., :1])
-    facts["look"] = np.void(look_of(image))
-    facts["why"] = _text(damage_of(content, picture, messages))
-    return facts
-
-
-@contextmanager
-def _opencv_speaking() -> Iterator[None]:
-    """Let OpenCV report errors also where OPENCV_LOG_LEVEL says otherwise: libtiff's come by no other way."""
-    from cv2.utils import logging
-
-    before = logging.setLogLevel(logging.LOG_LEVEL_ERROR)
-    try:
-        yield
-    finally:
-        logging.setLogLevel(before)
-
-
-def damage_of(content: bytes, picture: DecodedImage, messages: Sequence[str]) -> str:
-    """What is wrong with a picture that was decoded; "" if nothing is.
-
-    That is what a strict decoder says: libjpeg's warnings, libtiff's errors, wrong checksums of a PNG, and a WebP or
-    BMP of another length than it says. A missing end marker of a JPEG is the scan's to tell. Formats without checksums
-    hide damage that leaves them decodable.
-    """
-    kind = picture.header.format
-    if kind in ("jpeg", "mpo"):
-        # CMYK is decoded by OpenCV, for which libjpeg prints its warnings.
-        complaint = picture.complaint or next(iter(messages), "")
-        lacks_end = complaint.startswith("Premature end") and b"\xff\xd9" not in content[-END_BYTES:]
-        return "" if lacks_end else complaint
-    if kind == "png":
-        try:
-            check_png(lambda offset, count: content[offset : offset + count], len(content))
-        except DecodeError as error:
-            return str(error)
-    if kind in ("tiff", "dng"):
-        return next((line.removeprefix(_TIFF_ERROR).strip() for line in messages if _TIFF_ERROR in line), "")
-    said = _said_bytes(content, picture.header)
-    return f"its header says {said} bytes, the file has {len(content)}" if said not in (None, len(content)) else ""
-
-
-def _said_bytes(content: bytes, header: Header) -> int | None:
-    """Length of a WebP or BMP by its own header; None where that is not to be relied on."""
-    if header.format == "webp":
-        (rest,) = struct.unpack_from("<I", content, 4)
-        return int(8 + rest + rest % 2)
-    if header.format == "bmp":
-        said, pixels_at = struct.unpack_from("<I4xI", content, 2)
-        # Many programs write something else there.
-        is_right = said == pixels_at + header.least_bytes * header.height // max(header.height - 1, 1)
-        return int(said) if is_right else None
-    return None
-
-
-def _text(text: str) -> bytes:
-    return text.encode(errors="replace")[:WHY_BYTES]
-
-
-def everywhere(image_HWC: np.ndarray, holds: Callable[[np.ndarray], np.ndarray]) -> bool:
-    """Whether something holds for every pixel; by bands of rows, so that most pictures are decided by the first.
-
-    Of a very large picture only every so many rows are looked at.
-    """
-    height, width, _ = image_HWC.shape
-    rows_HWC = image_HWC[:: max(1, height * width // ENOUGH_PIXELS)]
-    bands = (rows_HWC[top : top + BAND] for top in range(0, len(rows_HWC), BAND))
-    return all(bool(holds(band).all()) for band in bands)
-
-
-def look_of(image_HWC: np.ndarray) -> bytes:
-    """Nearly the same bits for pictures that look the same, however they are compressed (images.py compares)."""
-    import cv2
-
-    small = cv2.resize(image_HWC, (THUMB + 1, THUMB), interpolation=cv2.INTER_AREA).astype(np.int32).sum(2)
-    return np.packbits(small[:, 1:] > small[:, :-1]).tobytes()
-
-
-def look_deeply(paths: Sequence[str], rows: np.ndarray, *, workers: int | str, shown: bool) -> DeepTable:
-    """Decode the pictures at `rows`; one that ends its process is noted like any other."""
-    if not len(rows):
-        return DeepTable(rows, np.zeros(0, DEEP))
-    source = Pictures([paths[row] for row in rows.tolist()])
-    facts_M = np.zeros(len(source), DEEP)
-    plan = Plan(num_samples=len(source), batch_size=min(64, len(source)), shuffle=False, last="short")
-    with (
-        progress("decoding", len(rows), shown=shown) as advance,
-        Feed(source, plan, FeedConfig(workers=workers, epochs=1, bad_share=1.0)) as feed,
-    ):
-        for batch in feed:
-            facts_M[batch.positions] = batch["facts"]
-            deadly = batch.positions[batch.indices != batch.positions]
-            facts_M["state"][deadly] = DEADLY
-            advance(min(int(batch.positions[-1]) + 1, len(rows)), 0)
-    return DeepTable(rows, facts_M[: len(rows)])
+    """DECODE_RECORD."""
 
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """One split: train, val or test."""
+    """Facts about one split: train, val or test."""
 
     name: str
-    found: Found
+    found: FoundImages
     pairs: list[Pair]
     table: ScanTable
-    deep: DeepTable | None
-    """Of the pictures that are decoded; None for a quick check."""
+    decoded: DecodeTable | None
+    """None in a quick check, which decodes nothing."""
     class_names: tuple[str, ...] = ()
-    trouble: str = ""
-    """Why nothing could be read at all."""
+    error: str = ""
+    """Why the split could not be read at all; "" if it was."""
 
     @cached_property
     def images(self) -> ImageSet:
-        """The pictures that training would use."""
+        """The images that training would use."""
         return image_set(self.table, [pair.image for pair in self.pairs], self.class_names)
 
     @cached_property
-    def picture_T(self) -> np.ndarray:
-        """Number of each label's picture among `images`."""
+    def image_T(self) -> np.ndarray:
+        """Index among `images` of the image of each label."""
         return np.repeat(np.arange(len(self.images)), np.diff(self.images.labels.first_N))
 
     @cached_property
@@ -222,90 +94,234 @@ class SplitFacts:
 
     @property
     def num_dropped(self) -> int:
-        """Labels that cannot be used."""
-        return int(self.table.picture_N["num_dropped"].sum())
+        """Number of labels that cannot be used."""
+        return int(self.table.image_N["num_dropped"].sum())
 
     @property
     def dropped_share(self) -> float:
         """Share of all labels that cannot be used."""
         return self.num_dropped / max(1, self.num_dropped + len(self.table.class_box_T5))
 
-    def label_place(self, picture: int) -> str:
-        """The label file of one of `images`."""
-        return self.pairs[self.used_rows[picture]].label_place
+    def label_place(self, image: int) -> str:
+        """Path to report for the labels of one of `images`."""
+        return self.pairs[self.used_rows[image]].label_place
 
     def box_px(self, img_size: int) -> np.ndarray:
-        """Width and height of each label at a training size, float64 [T, 2]."""
-        size_T2 = self.images.size_wh_N2[self.picture_T].astype(np.float64)
+        """Width and height of each label in pixels at a training size, float64 [T, 2]."""
+        size_T2 = self.images.size_wh_N2[self.image_T].astype(np.float64)
         return boxes_at_size(size_T2, self.images.labels.class_box_T5[:, 3:], img_size)
 
     def label_files(self, state: str) -> Iterator[Pair]:
-        """The pictures whose label file is in this state."""
-        for row in np.flatnonzero(self.table.picture_N["label_file"] == LABEL_FILES.index(state)).tolist():
+        """The images whose label file is in this state, one of LABEL_FILES."""
+        for row in np.flatnonzero(self.table.image_N["label_file"] == LABEL_FILES.index(state)).tolist():
             yield self.pairs[row]
 
 
 @dataclass(frozen=True)
 class SetFacts:
-    """A whole data set."""
+    """Facts about a whole data set."""
 
     data: DataSet
-    complaints: list[Complaint]
+    problems: list[YamlProblem]
+    """Mistakes in the data YAML."""
     splits: dict[str, SplitFacts]
     img_size: int = 640
     anchor_wh_A2: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
-    """Anchors to judge, in pixels."""
+    """Anchors to compare with the boxes, in pixels."""
     label_names: dict[str, list[str]] = field(default_factory=dict)
-    """Folder of labels -> names of the files in it."""
+    """Label folder -> names of the files in it."""
 
     @property
     def num_classes(self) -> int:
         return len(self.data.names)
 
 
-# Every check there is: what it looks for, how serious it is, and what to do about it.
+# The registry of checks
 #
-# A check is found either while files are scanned (the scan names it in a Problem) or by a function over the finished
-# scan, which `looking_for` puts here. docs/data.md publishes this table.
+# A check is reported either by the scan, which names its id in a Problem, or by a function over the finished facts,
+# which `register_check` adds to the registry.
 
-Look = Callable[["SetFacts"], Iterable[Finding]]
+CheckFunction = Callable[["SetFacts"], Iterable[Finding]]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One entry of the published list."""
+    """One entry of the published list of checks."""
 
     id: str
     severity: Severity
     looks_for: str
     advice: str
-    look: Look | None = None
-    """None: the scan finds it on its way."""
+    find: CheckFunction | None = None
+    """None: the scan reports it."""
     stops: bool = False
-    """Whether a training on such data does not start; see `open_set.py`."""
+    """Whether training refuses such data; see `open_set.py`."""
 
 
 CHECKS: dict[str, Check] = {}
 
 
-def looking_for(
+def register_check(
     id: str, severity: Severity, looks_for: str, advice: str, *, stops: bool = False
-) -> Callable[[Look], Look]:
-    """Register a function as a check."""
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Decorator that adds a function to the registry as the check `id`."""
 
-    def register(look: Look) -> Look:
-        add(Check(id, severity, looks_for, advice, look, stops))
-        return look
+    def register(find: CheckFunction) -> CheckFunction:
+        add_check(Check(id, severity, looks_for, advice, find, stops))
+        return find
 
     return register
 
 
-def add(check: Check) -> None:
-    assert check.id not in CHECKS, f"two checks are called {check.id}"
+def add_check(check: Check) -> None:
+    assert check.id not in CHECKS, f"two checks have the id {check.id}"
     CHECKS[check.id] = check
 
 
-def found_at(check: str, where: str, text: str) -> Finding:
-    """One place where a check found what it looks for."""
+def finding_at(check: str, where: str, text: str) -> Finding:
+    """A finding of a check at one place, with the severity and advice of the registry."""
     entry = CHECKS[check]
     return Finding(check, text, LEVEL_OF[entry.severity], entry.advice, where)
+
+
+# Decoding every image, in worker processes
+
+
+def check_decoding(paths: Sequence[str], rows: np.ndarray, *, workers: int | str, shown: bool) -> DecodeTable:
+    """Decode the images at `rows`; one that crashes its worker process is recorded as CRASHED."""
+    if not len(rows):
+        return DecodeTable(rows, np.zeros(0, DECODE_RECORD))
+    source = DecodeCheckSource([paths[row] for row in rows.tolist()])
+    facts_M = np.zeros(len(source), DECODE_RECORD)
+    plan = Plan(num_samples=len(source), batch_size=min(64, len(source)), shuffle=False, last="short")
+    with (
+        progress("decoding", len(rows), shown=shown) as advance,
+        Feed(source, plan, FeedConfig(workers=workers, epochs=1, bad_share=1.0)) as feed,
+    ):
+        for batch in feed:
+            facts_M[batch.positions] = batch["facts"]
+            crashed = batch.positions[batch.indices != batch.positions]
+            facts_M["state"][crashed] = CRASHED
+            advance(min(int(batch.positions[-1]) + 1, len(rows)), 0)
+    return DecodeTable(rows, facts_M[: len(rows)])
+
+
+class DecodeCheckSource(SampleSource):
+    """The facts about each image as a sample, and one more sample that reads no file.
+
+    The feed replaces a sample that crashes its worker by another one, so at least one must be harmless.
+    """
+
+    fields = {"facts": Field((), DECODE_RECORD)}
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths) + 1
+
+    def where(self, index: int) -> str:
+        return self._paths[index] if index < len(self._paths) else "no image"
+
+    def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
+        return {"facts": decode_facts(self._paths[index]) if index < len(self._paths) else np.zeros((), DECODE_RECORD)}
+
+
+def decode_facts(path: str) -> np.ndarray:
+    """Decode a file and describe the result, DECODE_RECORD []; no content of a file raises an exception."""
+    facts = np.zeros((), DECODE_RECORD)
+    messages: list[str] = []
+    try:
+        content = read_bytes(path)
+        facts["digest"] = np.void(hashlib.blake2b(content, digest_size=16).digest())
+        with _opencv_errors_reported(), decoder_messages() as messages:
+            decoded = decode(content)
+    except (OSError, DecodeError) as error:
+        facts["state"] = UNREADABLE if isinstance(error, OSError) else UNDECODABLE
+        facts["reason"] = _shortened("; ".join([str(error), *messages[:1]]))
+        return facts
+    image = decoded.image
+    facts["height"], facts["width"] = image.shape[:2]
+    facts["one_colour"] = holds_for_all_pixels(image, lambda rows: rows == image[0, 0])
+    facts["grey"] = holds_for_all_pixels(image, lambda rows: rows[..., 1:] == rows[..., :1])
+    facts["hash"] = np.void(difference_hash(image))
+    facts["reason"] = _shortened(find_damage(content, decoded, messages))
+    return facts
+
+
+@contextmanager
+def _opencv_errors_reported() -> Iterator[None]:
+    """Let OpenCV print errors even if OPENCV_LOG_LEVEL forbids it: libtiff reports its errors in no other way."""
+    from cv2.utils import logging
+
+    before = logging.setLogLevel(logging.LOG_LEVEL_ERROR)
+    try:
+        yield
+    finally:
+        logging.setLogLevel(before)
+
+
+def find_damage(content: bytes, decoded: DecodedImage, messages: Sequence[str]) -> str:
+    """The damage that a strict decoder reports in an image that was decoded; "" if there is none.
+
+    These are warnings of libjpeg, errors of libtiff, wrong checksums in a PNG, and a WebP or BMP whose length differs
+    from the one in its header. The scan reports a JPEG that only lacks its end marker. In formats without checksums,
+    damage that leaves the file decodable cannot be seen.
+    """
+    kind = decoded.header.format
+    if kind in ("jpeg", "mpo"):
+        # OpenCV decodes CMYK, and there libjpeg prints its warnings.
+        warning = decoded.complaint or next(iter(messages), "")
+        lacks_end = warning.startswith("Premature end") and b"\xff\xd9" not in content[-END_BYTES:]
+        return "" if lacks_end else warning
+    if kind == "png":
+        try:
+            check_png(lambda offset, count: content[offset : offset + count], len(content))
+        except DecodeError as error:
+            return str(error)
+    if kind in ("tiff", "dng"):
+        return next((line.removeprefix(_TIFF_ERROR).strip() for line in messages if _TIFF_ERROR in line), "")
+    declared = _declared_bytes(content, decoded.header)
+    if declared in (None, len(content)):
+        return ""
+    return f"its header declares {declared} bytes, but the file has {len(content)}"
+
+
+def _declared_bytes(content: bytes, header: Header) -> int | None:
+    """Length of a WebP or BMP according to its header; None where that number is not reliable."""
+    if header.format == "webp":
+        (rest,) = struct.unpack_from("<I", content, 4)
+        return int(8 + rest + rest % 2)
+    if header.format == "bmp":
+        declared, pixels_at = struct.unpack_from("<I4xI", content, 2)
+        # Many programs write something else into this field.
+        is_right = declared == pixels_at + header.least_bytes * header.height // max(header.height - 1, 1)
+        return int(declared) if is_right else None
+    return None
+
+
+def _shortened(text: str) -> bytes:
+    return text.encode(errors="replace")[:REASON_BYTES]
+
+
+def holds_for_all_pixels(image_HWC: np.ndarray, condition: Callable[[np.ndarray], np.ndarray]) -> bool:
+    """Whether a condition holds for every pixel.
+
+    Works on bands of rows, so that the first band decides most images. Of a very large image only every n-th row is
+    tested.
+    """
+    height, width, _ = image_HWC.shape
+    rows_HWC = image_HWC[:: max(1, height * width // MAX_PIXELS_COMPARED)]
+    bands = (rows_HWC[top : top + BAND_ROWS] for top in range(0, len(rows_HWC), BAND_ROWS))
+    return all(bool(condition(band).all()) for band in bands)
+
+
+def difference_hash(image_HWC: np.ndarray) -> bytes:
+    """Perceptual hash: for each pixel of a thumbnail, whether it is brighter than the one to its left.
+
+    Images that look the same have nearly the same bits, however they are compressed; images.py compares them.
+    """
+    import cv2
+
+    small = cv2.resize(image_HWC, (HASH_SIDE + 1, HASH_SIDE), interpolation=cv2.INTER_AREA).astype(np.int32).sum(2)
+    return np.packbits(small[:, 1:] > small[:, :-1]).tobytes()

@@ -1,8 +1,6 @@
-"""Checks of label files as a whole, and of boxes over the whole data set.
+"""Checks of label files and of the boxes in them, and the list of checks that the scan makes by itself.
 
-Dimension key:  N pictures   T labels of all pictures
-
-Checks that the scan makes on its way through pictures and label lines.
+Dimension key:  N images   T labels of all images   n labels of one image
 """
 
 import os
@@ -12,99 +10,102 @@ import numpy as np
 
 from flatout.errors import counted
 from flatout.findings import Finding
-from flatout.yolo.data.check.facts import Check, SetFacts, SplitFacts, add, found_at, looking_for
+from flatout.yolo.data.check.facts import Check, SetFacts, SplitFacts, add_check, finding_at, register_check
 from flatout.yolo.data.find import label_path
 from flatout.yolo.data.label_text import drops_a_label
 from flatout.yolo.data.scan import REASONS
 
 TINY_PX = 2.0
-LEAST_SIDE_PX = 0.5
+MIN_BOX_PX = 0.5
 WHOLE = 0.98
 CROWD = 500
 SAME_BOX_IOU = 0.95
-MOST_COMPARED = 300
-"""Labels per picture whose boxes are compared with each other."""
+MAX_COMPARED = 300
+"""Labels per image whose boxes are compared with each other."""
 OUTSIDE = 0.02
-"""Of the picture's side; less is rounding."""
+"""Share of the side of the image; less is rounding."""
 LIKELY_CORNERS = 0.5
-FEW_BOXES = 20
-OFTEN_DROPPED, MOST_DROPPED = 0.1, 0.5
-"""Shares of a split's labels that are worth a warning, and that stop a training."""
-MOST_LINES_LOOKED_UP = 100
-"""Findings for which the label file is opened once more."""
+MIN_BOXES = 20
+WARN_DROPPED, STOP_DROPPED = 0.1, 0.5
+"""Shares of unusable labels in a split above which there is a warning, and above which training does not start."""
+MAX_LINES_LOOKED_UP = 100
+"""Findings for which the label file is read again, to find the line."""
 
 
-@looking_for(
+# Labels of a split, and label files
+
+
+@register_check(
     "labels-none",
     "error",
-    "a train split without any label that can be used",
-    "correct this cause; there is nothing to learn from pictures alone",
+    "a train split without a single usable label",
+    "fix this: without labels there is nothing to learn",
     stops=True,
 )
 def labels_none(facts: SetFacts) -> Iterable[Finding]:
     return _without_labels(facts, "train", "labels-none")
 
 
-@looking_for(
+@register_check(
     "labels-none-val",
     "warning",
-    "a val split without any label that can be used",
-    "label some pictures: every score will be 0",
+    "a val split without a single usable label",
+    "label some images: otherwise every score will be 0",
 )
 def labels_none_val(facts: SetFacts) -> Iterable[Finding]:
     return _without_labels(facts, "val", "labels-none-val")
 
 
-@looking_for(
+@register_check(
     "labels-mostly-dropped",
     "error",
-    "splits in which more than half of the labels cannot be used",
-    "correct the program that wrote them; to use the rest all the same: --allow-bad-labels",
+    "splits in which more than half of the labels are unusable",
+    "fix the program that wrote them, or train on the rest with --allow-bad-labels",
     stops=True,
 )
 def labels_mostly_dropped(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
-        # What says that nothing is left in train says this too.
-        if split.dropped_share > MOST_DROPPED and (len(split.images.labels.class_box_T5) or split.name != "train"):
-            yield found_at("labels-mostly-dropped", split.name, _about_dropped(split))
+        # A train split with nothing left is reported by labels-none.
+        if split.dropped_share > STOP_DROPPED and (len(split.images.labels.class_box_T5) or split.name != "train"):
+            yield finding_at("labels-mostly-dropped", split.name, _dropped_labels(split))
 
 
-@looking_for(
+@register_check(
     "labels-often-dropped",
     "warning",
-    "splits in which 10 to 50 % of the labels cannot be used",
-    "correct the program that wrote them; training goes on without these labels",
+    "splits in which 10 to 50 % of the labels are unusable",
+    "fix the program that wrote them; training leaves these labels out",
 )
 def labels_often_dropped(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
-        if OFTEN_DROPPED < split.dropped_share <= MOST_DROPPED:
-            yield found_at("labels-often-dropped", split.name, _about_dropped(split))
+        if WARN_DROPPED < split.dropped_share <= STOP_DROPPED:
+            yield finding_at("labels-often-dropped", split.name, _dropped_labels(split))
 
 
-@looking_for(
+@register_check(
     "label-missing",
     "warning",
-    "pictures without a label file",
-    "write an empty file for pictures that show nothing; they train as background",
+    "images without a label file",
+    "if they show no objects, add an empty file; either way they are trained on as background",
 )
 def label_missing(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for pair in split.label_files("missing"):
-            yield found_at("label-missing", pair.image, f"no {pair.label}")
+            yield finding_at("label-missing", pair.image, f"there is no {pair.label}")
 
 
-@looking_for("label-empty", "note", "empty label files", "nothing to do if the pictures show no object")
+@register_check("label-empty", "note", "empty label files", "nothing to do if the images show no objects")
 def label_empty(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for pair in split.label_files("empty"):
-            yield found_at("label-empty", pair.label_place, "no label in it")
+            yield finding_at("label-empty", pair.label_place, "contains no labels")
 
 
-@looking_for(
+@register_check(
     "label-case",
     "error",
-    "label files whose name differs from the picture's only in case",
-    "rename them; on this system they are not found",
+    "label files whose name differs from the expected one only in upper and lower case",
+    "rename them: on this system they are not found",
 )
 def label_case(facts: SetFacts) -> Iterable[Finding]:
     folders = {folder: {name.lower(): name for name in names} for folder, names in facts.label_names.items()}
@@ -112,10 +113,12 @@ def label_case(facts: SetFacts) -> Iterable[Finding]:
         for pair in split.label_files("missing"):
             folder, name = os.path.split(pair.label)
             if like := folders.get(folder, {}).get(name.lower()):
-                yield found_at("label-case", pair.label, f"does not exist, but {like} does")
+                yield finding_at("label-case", pair.label, f"does not exist, but {like} does")
 
 
-@looking_for("label-orphan", "warning", "label files without a picture", "find the pictures, or remove the labels")
+@register_check(
+    "label-orphan", "warning", "label files without an image", "add the missing images, or remove the label files"
+)
 def label_orphan(facts: SetFacts) -> Iterable[Finding]:
     wanted = {pair.label for split in facts.splits.values() for pair in split.pairs}
     folded = {label.lower() for label in wanted}
@@ -128,32 +131,35 @@ def label_orphan(facts: SetFacts) -> Iterable[Finding]:
                 and path not in wanted
                 and path.lower() not in folded
             ):
-                yield found_at("label-orphan", path, "no picture of this name")
+                yield finding_at("label-orphan", path, "there is no image with this name")
 
 
-@looking_for(
+# Classes and boxes
+
+
+@register_check(
     "class-beyond-names",
     "error",
-    "classes for which the YAML has no name",
-    "correct the number or add the name; training would not start",
+    "class numbers for which the YAML has no name",
+    "correct the class number, or add the name to the YAML",
     stops=True,
 )
 def class_beyond_names(facts: SetFacts) -> Iterable[Finding]:
     beyond = _labels(facts, lambda split: split.images.labels.class_box_T5[:, 0] >= facts.num_classes)
-    for told, (split, row, label) in enumerate(beyond):
+    for index, (split, row, label) in enumerate(beyond):
         number = int(split.images.labels.class_box_T5[label, 0])
         place = split.label_place(row)
-        if told < MOST_LINES_LOOKED_UP:
+        if index < MAX_LINES_LOOKED_UP:
             place = _with_line(place, number)
         names = f"{facts.data.file} names {counted(facts.num_classes, 'class')} (0 to {facts.num_classes - 1})"
-        yield found_at("class-beyond-names", place, f"a label of class {number}, but {names}")
+        yield finding_at("class-beyond-names", place, f"the label has class {number}, but {names}")
 
 
-@looking_for(
+@register_check(
     "box-outside",
     "warning",
-    "boxes that leave the picture by more than 2 % of its side",
-    "clip them; what is outside cannot be seen",
+    "boxes that reach out of the image by more than 2 % of its side",
+    "clip them to the image: the part outside cannot be seen",
 )
 def box_outside(facts: SetFacts) -> Iterable[Finding]:
     def outside(split: SplitFacts) -> np.ndarray:
@@ -165,138 +171,149 @@ def box_outside(facts: SetFacts) -> Iterable[Finding]:
 
     for split, row, label in _labels(facts, outside):
         box = " ".join(f"{value:.3g}" for value in split.images.labels.class_box_T5[label, 1:])
-        yield found_at("box-outside", split.label_place(row), f"box {box}")
+        yield finding_at("box-outside", split.label_place(row), f"cx cy w h = {box}")
 
 
-@looking_for(
+@register_check(
     "box-tiny",
     "warning",
-    "boxes below 2 px at the training size",
-    "train larger, or cut the pictures into tiles; such boxes are never found",
+    "boxes with a side below 2 px at the training size",
+    "train at a larger size, or cut the images into tiles: such small boxes are never found",
 )
 def box_tiny(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         box_px_T2 = split.box_px(facts.img_size)
-        is_tiny_T = (box_px_T2.min(1, initial=TINY_PX) < TINY_PX) & ~_holds_no_pixel(split)
+        is_tiny_T = (box_px_T2.min(1, initial=TINY_PX) < TINY_PX) & ~_below_one_pixel(split)
         for label in np.flatnonzero(is_tiny_T).tolist():
             width, height = box_px_T2[label].tolist()
-            place = split.label_place(int(split.picture_T[label]))
-            yield found_at("box-tiny", place, f"{width:.1f} x {height:.1f} px at size {facts.img_size}")
+            place = split.label_place(int(split.image_T[label]))
+            yield finding_at("box-tiny", place, f"{width:.1f} x {height:.1f} px at size {facts.img_size}")
 
 
-@looking_for(
+@register_check(
     "box-no-pixel",
     "warning",
-    "boxes narrower than half a pixel of their picture",
-    "remove them; there is nothing to see in them at any size",
+    "boxes with a side below half a pixel of their image",
+    "remove them: they contain nothing to see at any size",
 )
 def box_no_pixel(facts: SetFacts) -> Iterable[Finding]:
-    for split, row, label in _labels(facts, _holds_no_pixel):
+    for split, row, label in _labels(facts, _below_one_pixel):
         width, height = (split.images.labels.class_box_T5[label, 3:] * split.images.size_wh_N2[row]).tolist()
-        yield found_at("box-no-pixel", split.label_place(row), f"{width:.2g} x {height:.2g} px of the picture")
+        yield finding_at("box-no-pixel", split.label_place(row), f"{width:.2g} x {height:.2g} px in the image")
 
 
-@looking_for(
-    "box-whole", "note", "boxes over nearly the whole picture", "look at a few; some tools write them by mistake"
+@register_check(
+    "box-whole",
+    "note",
+    "boxes that cover nearly the whole image",
+    "look at a few of them: some tools write such boxes by mistake",
 )
 def box_whole(facts: SetFacts) -> Iterable[Finding]:
     for split, row, _ in _labels(facts, lambda split: np.all(split.images.labels.class_box_T5[:, 3:] > WHOLE, axis=1)):
-        yield found_at("box-whole", split.label_place(row), "a box over the whole picture")
+        yield finding_at("box-whole", split.label_place(row), "the box covers the whole image")
 
 
-@looking_for("box-crowd", "note", "pictures with more than 500 labels", "nothing to do; they need more memory and time")
+@register_check(
+    "box-crowd", "note", "images with more than 500 labels", "nothing to do; training needs more memory and time"
+)
 def box_crowd(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         counts_N = np.diff(split.images.labels.first_N)
         for row in np.flatnonzero(counts_N > CROWD).tolist():
-            yield found_at("box-crowd", split.label_place(row), f"{counts_N[row]} labels")
+            yield finding_at("box-crowd", split.label_place(row), f"{counts_N[row]} labels")
 
 
-@looking_for("box-two-classes", "warning", "two classes on one box", "decide for one class")
+@register_check("box-two-classes", "warning", "boxes that have two classes", "keep one of the two labels")
 def box_two_classes(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for row in np.flatnonzero(np.diff(split.images.labels.first_N) > 1).tolist():
-            pair = _same_box(split.images.labels.of(row)[:MOST_COMPARED])
+            pair = _same_box(split.images.labels.of(row)[:MAX_COMPARED])
             if pair:
-                yield found_at(
-                    "box-two-classes", split.label_place(row), f"classes {pair[0]} and {pair[1]} share a box"
+                yield finding_at(
+                    "box-two-classes", split.label_place(row), f"classes {pair[0]} and {pair[1]} have the same box"
                 )
 
 
-@looking_for(
+@register_check(
     "boxes-as-corners",
     "warning",
-    "boxes that make sense only as corners x1 y1 x2 y2",
-    'write centre and size: "class cx cy w h"',
+    'boxes that seem to be written as corners: "class x1 y1 x2 y2"',
+    'write the centre and the size instead: "class cx cy w h"',
 )
 def boxes_as_corners(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         box_T4 = split.images.labels.class_box_T5[:, 1:]
-        if len(box_T4) < FEW_BOXES:
+        if len(box_T4) < MIN_BOXES:
             continue
         leaves_T = ((box_T4[:, :2] + box_T4[:, 2:] / 2) > 1 + OUTSIDE).any(1)
         in_order = bool((box_T4[:, 2:] > box_T4[:, :2]).all())
         if in_order and leaves_T.mean() > LIKELY_CORNERS:
-            text = f"{leaves_T.mean():.0%} of {len(box_T4)} boxes leave the picture, and w > cx, h > cy everywhere"
-            yield found_at("boxes-as-corners", split.name, text)
+            text = f"{leaves_T.mean():.0%} of {len(box_T4)} boxes reach out of the image, and all have w > cx, h > cy"
+            yield finding_at("boxes-as-corners", split.name, text)
 
 
-def _holds_no_pixel(split: SplitFacts) -> np.ndarray:
-    """bool [T]: boxes with a side below half a pixel of the picture."""
-    side_px_T2 = split.images.labels.class_box_T5[:, 3:] * split.images.size_wh_N2[split.picture_T]
-    narrow_T: np.ndarray = side_px_T2.min(1, initial=1.0) < LEAST_SIDE_PX
+def _below_one_pixel(split: SplitFacts) -> np.ndarray:
+    """Whether a side of each box is below half a pixel of the image, bool [T]."""
+    side_px_T2 = split.images.labels.class_box_T5[:, 3:] * split.images.size_wh_N2[split.image_T]
+    narrow_T: np.ndarray = side_px_T2.min(1, initial=1.0) < MIN_BOX_PX
     return narrow_T
 
 
 def _without_labels(facts: SetFacts, name: str, check: str) -> Iterator[Finding]:
     split = facts.splits.get(name)
     if split is not None and split.pairs and not len(split.images.labels.class_box_T5):
-        yield found_at(check, name, f"no label in {counted(len(split.pairs), 'picture')}: {_why_none(split)}")
+        images = counted(len(split.pairs), "image")
+        yield finding_at(check, name, f"no usable label for {images}: {_cause_of_no_labels(split)}")
 
 
-def _why_none(split: SplitFacts) -> str:
-    """The probable cause of a split without labels."""
+def _cause_of_no_labels(split: SplitFacts) -> str:
+    """The probable reason why a split has no labels."""
     if split.num_dropped:
-        return _about_dropped(split)
+        return _dropped_labels(split)
     first = split.pairs[0]
     if first.label.endswith(".json"):
-        return f"{first.label} has none for them"
+        return f"{first.label} contains no labels for them"
     if any(True for _ in split.label_files("empty")):
-        return f"label files are empty or missing, such as {first.label}"
+        return f"the label files are empty or missing, such as {first.label}"
     folder = os.path.dirname(first.label) or "."
     try:
         num_files = sum(name.endswith((".txt", ".xml")) for name in os.listdir(folder))
     except OSError:
-        return f"the folder {folder} does not exist or cannot be read; labels of {first.image} would be {first.label}"
-    there = f"{counted(num_files, 'label file')} of other names" if num_files else "no label file"
-    if first.label.startswith("images/"):  # beside the pictures, because there is no folder `labels`
+        return f"the folder {folder} does not exist or cannot be read; {_expected(first.image, first.label)}"
+    there = f"{counted(num_files, 'label file')} with other names" if num_files else "no label files"
+    if first.label.startswith("images/"):  # beside the images, because there is no folder `labels`
         usual = label_path(f"./{first.image}").removeprefix("./")
-        return f"there is no folder labels, and {folder} holds {there}; labels of {first.image} would be {usual}"
-    return f"{folder} holds {there}; labels of {first.image} would be {first.label}"
+        return f"there is no folder labels, and {folder} contains {there}; {_expected(first.image, usual)}"
+    return f"{folder} contains {there}; {_expected(first.image, first.label)}"
 
 
-def _about_dropped(split: SplitFacts) -> str:
-    """How many labels are dropped, and the first of them."""
+def _expected(image: str, label: str) -> str:
+    return f"the labels of {image} are expected in {label}"
+
+
+def _dropped_labels(split: SplitFacts) -> str:
+    """How many labels are unusable, and where the first one is."""
     total = split.num_dropped + len(split.table.class_box_T5)
-    row = int(np.argmax(split.table.picture_N["num_dropped"] > 0))
+    row = int(np.argmax(split.table.image_N["num_dropped"] > 0))
     problem = next(filter(drops_a_label, split.table.problems.get(row, ())), None)
     place = split.pairs[row].label_place
-    if problem is None:  # read strictly: the whole file is dropped
-        why = REASONS[split.table.picture_N["reason"][row]].replace("_", " ")
-        return f"{split.num_dropped:,} of {counted(total, 'label')} cannot be used, the first in {place}: {why}"
+    unusable = f"{split.num_dropped:,} of {counted(total, 'label')} cannot be used"
+    if problem is None:  # strict rules drop the whole file
+        reason = REASONS[split.table.image_N["reason"][row]].replace("_", " ")
+        return f"{unusable}, the first in {place}: {reason}"
     line = f"{place}:{problem.line}" if problem.line else place
-    return f"{split.num_dropped:,} of {counted(total, 'label')} cannot be used, the first at {line}: {problem.text}"
+    return f"{unusable}, the first at {line}: {problem.text}"
 
 
 def _labels(facts: SetFacts, chosen: Callable[[SplitFacts], np.ndarray]) -> Iterator[tuple[SplitFacts, int, int]]:
-    """Split, picture and number of each label that `chosen(split) -> bool [T]` chooses."""
+    """Split, image and index of each label for which `chosen(split)`, bool [T], is true."""
     for split in facts.splits.values():
         for label in np.flatnonzero(chosen(split)).tolist():
-            yield split, int(split.picture_T[label]), label
+            yield split, int(split.image_T[label]), label
 
 
 def _with_line(path: str, number: int) -> str:
-    """The first line of that class; labels in memory have lost their line."""
+    """The path with the number of the first line that has this class; labels in memory do not know their line."""
     if not path.endswith(".txt"):
         return path
     try:
@@ -310,7 +327,7 @@ def _with_line(path: str, number: int) -> str:
 
 
 def _same_box(class_box_n5: np.ndarray) -> tuple[int, int] | None:
-    """Classes of the first two boxes that are nearly the same but of different classes."""
+    """Classes of the first two nearly identical boxes with different classes; None if there are none."""
     class_n, box_n4 = class_box_n5[:, 0], class_box_n5[:, 1:]
     low_n2, high_n2 = box_n4[:, :2] - box_n4[:, 2:] / 2, box_n4[:, :2] + box_n4[:, 2:] / 2
     overlap_nn2 = np.minimum(high_n2[:, None], high_n2) - np.maximum(low_n2[:, None], low_n2)
@@ -321,138 +338,170 @@ def _same_box(class_box_n5: np.ndarray) -> tuple[int, int] | None:
     return (int(class_n[found[0][0]]), int(class_n[found[0][1]])) if len(found) else None
 
 
+# Checks that the scan makes while it reads images and label lines
+
 for _check in (
     Check(
         "image-unreadable",
         "error",
-        "pictures that cannot be opened: permissions, links to nowhere, folders or pipes named like pictures",
-        "correct the permissions or take them out of the data set",
+        "images that cannot be opened: missing permissions, broken links, folders or pipes named like images",
+        "correct the permissions, or remove them from the data set",
     ),
-    Check("image-empty", "error", "files of 0 bytes", "copy them again from where they came"),
+    Check("image-empty", "error", "image files of 0 bytes", "copy them again from the original"),
     Check(
         "image-format",
         "error",
-        "files whose content is no picture, whatever their name says",
-        "remove them; a web page saved as .jpg is a failed download",
+        "files named like images that contain something else",
+        "remove them; a web page saved as .jpg, for example, comes from a failed download",
     ),
     Check(
         "image-unsupported",
         "error",
-        "pictures of a format that is not trained on (GIF, AVIF, HEIC, ...)",
+        "images of an unsupported format (GIF, AVIF, HEIC, ...)",
         "convert them to JPEG or PNG",
     ),
     Check(
         "image-corrupt",
         "error",
-        "damaged pictures: a broken header, wrong checksums, pixels that do not decode",
-        "copy them again, or remove them; training leaves them out",
+        "damaged images: a broken header, wrong checksums, pixels that cannot be decoded",
+        "copy them again from the original, or remove them; training leaves them out",
     ),
     Check(
         "image-truncated",
         "error",
-        "pictures that are cut off: more than 1 % of the rows are missing",
-        "copy them again; training leaves them out",
+        "truncated images: more than 1 % of the rows are missing",
+        "copy them again from the original; training leaves them out",
     ),
     Check(
-        "image-no-end", "note", "JPEG files without their end marker, all rows present", "nothing to do; they are used"
+        "image-no-end",
+        "note",
+        "JPEG files without an end marker that have all their rows",
+        "nothing to do: they are used",
     ),
-    Check("image-too-small", "error", "pictures with a side below 10 px", "remove them; training leaves them out"),
+    Check("image-too-small", "error", "images with a side below 10 px", "remove them; training leaves them out"),
     Check(
         "image-huge",
         "error",
-        "pictures of more than 100 million pixels",
-        "cut them into tiles; a picture this size takes gigabytes to decode",
+        "images of more than 100 million pixels",
+        "cut them into tiles: decoding such an image takes gigabytes of memory",
     ),
     Check(
         "image-extension",
         "warning",
-        "files whose ending does not fit their content (a PNG named .jpg)",
-        "rename them; flatout reads them, other tools may not",
+        "files whose ending does not match their content, such as a PNG named .jpg",
+        "rename them: flatout reads them, but other tools may not",
     ),
     Check(
         "image-bytes-after-end",
         "note",
-        "files with more bytes after the end of the picture",
-        "nothing to do; often a second picture of a phone",
+        "files with extra bytes after the end of the image",
+        "nothing to do: often it is a second image from a phone camera",
     ),
     Check(
         "exif-rotated",
         "note",
-        "pictures that EXIF turns by 90, 180 or 270 degrees",
-        "make sure that the labels were drawn on the upright picture",
+        "images that EXIF rotates by 90, 180 or 270 degrees",
+        "make sure that the labels were drawn on the rotated, upright image",
     ),
     Check(
         "exif-mirrored",
         "warning",
-        "pictures that EXIF mirrors, which cameras never do",
-        "look at them; labels often belong to the picture before mirroring",
+        "images that EXIF mirrors, which cameras never do",
+        "look at them: the labels often belong to the image before mirroring",
     ),
-    Check("image-16-bit", "note", "pictures of more than 8 bits per channel", "nothing to do; 8 bits are used"),
+    Check("image-16-bit", "note", "images with more than 8 bits per channel", "nothing to do: 8 bits are used"),
     Check(
         "image-cmyk",
         "warning",
-        "JPEG files in CMYK colours",
-        "convert them to RGB; colours differ from program to program",
+        "JPEG files with CMYK colours",
+        "convert them to RGB: programs disagree on how to show CMYK",
     ),
     Check(
-        "image-alpha", "note", "pictures with transparency", "look at them; what is transparent gets its hidden colour"
+        "image-alpha",
+        "note",
+        "images with transparency",
+        "look at them: transparency is ignored, so transparent areas show the colour stored beneath",
     ),
-    Check("image-pages", "note", "files of several pages or frames", "split them if the others matter"),
+    Check(
+        "image-pages",
+        "note",
+        "files with several pages or frames",
+        "only the first is used: split the file if the others matter",
+    ),
     Check(
         "label-unreadable",
         "error",
         "label files that cannot be read",
-        "correct the permissions; the picture counts as background",
+        "correct the permissions; until then the image counts as background",
     ),
     Check(
         "label-too-many",
         "error",
-        "more than 10,000 labels in one picture",
-        "cut the picture into tiles, or take it out; none of its labels is read",
+        "images with more than 10,000 labels",
+        "cut the image into tiles, or remove it; none of its labels are read",
         stops=True,
     ),
     Check(
         "label-encoding",
         "error",
-        "label files that are no UTF-8 text, or no valid XML",
+        "label files that are not UTF-8 text or not valid XML",
         "save them as UTF-8, or export them again",
     ),
-    Check("label-bom", "note", "label files that begin with a byte order mark", "save them as UTF-8 without BOM"),
+    Check("label-bom", "note", "label files that begin with a byte order mark", "save them as UTF-8 without a BOM"),
     Check(
         "label-columns",
         "error",
-        "lines with a wrong number of columns",
+        "lines with the wrong number of columns",
         'write "class cx cy w h", or "class x1 y1 x2 y2 x3 y3 ..." for a polygon',
     ),
-    Check("label-not-a-number", "error", "lines with text where a number should be", "write class numbers, not names"),
-    Check("label-separator", "error", "lines separated by commas or semicolons", "separate by spaces"),
-    Check("label-nan", "error", "nan or inf", "correct the program that wrote them"),
-    Check("label-negative", "error", "coordinates below 0", "clip boxes to the picture before writing them"),
     Check(
-        "label-above-one", "error", "coordinates above 1", "divide by the width and height of the picture, then clip"
+        "label-not-a-number",
+        "error",
+        "lines with text in place of a number",
+        "write numbers only, and classes by their number instead of their name",
     ),
     Check(
-        "label-in-pixels", "error", "coordinates far above 1: pixels", "divide by the width and height of the picture"
+        "label-separator",
+        "error",
+        "lines with commas or semicolons",
+        "separate the columns with spaces, and write decimals with a point",
     ),
-    Check("label-class-negative", "error", "classes below 0", "classes count from 0"),
-    Check("label-class-fraction", "error", "classes that are no whole numbers", "write 1, not 1.5"),
+    Check("label-nan", "error", "lines with nan or inf", "fix the program that wrote them"),
+    Check("label-negative", "error", "coordinates below 0", "clip boxes to the image before you write them"),
+    Check("label-above-one", "error", "coordinates above 1", "divide by the width and height of the image, then clip"),
     Check(
-        "label-zero-area", "warning", "boxes and polygons without area", "remove them; nothing can be learned from them"
+        "label-in-pixels",
+        "error",
+        "coordinates far above 1, probably in pixels",
+        "divide x and w by the width of the image, y and h by its height",
     ),
-    Check("label-duplicate", "warning", "the same label twice in one picture", "remove one; it would count twice"),
-    Check("label-blank-line", "note", "blank lines between labels", "remove them if YOLOv7 shall read them too"),
-    Check("label-polygon-odd", "error", "polygons with an odd number of coordinates", "write x and y of every point"),
+    Check("label-class-negative", "error", "class numbers below 0", "number the classes from 0"),
+    Check(
+        "label-class-fraction",
+        "error",
+        "class numbers that are not whole numbers, or far too large",
+        "write 1, not 1.5",
+    ),
+    Check("label-zero-area", "warning", "boxes and polygons without area", "remove them: they cannot be learned"),
+    Check("label-duplicate", "warning", "the same label twice in one image", "remove one of them; only one is used"),
+    Check("label-blank-line", "note", "blank lines between labels", "remove them if YOLOv7 has to read the file too"),
+    Check(
+        "label-polygon-odd",
+        "error",
+        "polygons with an odd number of coordinates",
+        "write both x and y for every point",
+    ),
     Check(
         "label-polygon-outside",
         "error",
-        "polygons that leave the picture by more than 1 %",
-        "clip them to the picture before writing them",
+        "polygons that reach out of the image by more than 1 %",
+        "clip them to the image before you write them",
     ),
     Check(
         "label-mixed",
         "note",
-        "boxes and polygons in one file",
-        "nothing to do; YOLOv7 itself would read the boxes as polygons of two points",
+        "files with both boxes and polygons",
+        "nothing to do; YOLOv7 would read the boxes as polygons of two points",
     ),
 ):
-    add(_check)
+    add_check(_check)

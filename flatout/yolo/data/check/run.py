@@ -1,4 +1,4 @@
-"""Run every check over a data set."""
+"""Run every check on a data set."""
 
 import os
 from collections.abc import Iterable
@@ -12,29 +12,29 @@ from flatout.errors import DataError
 from flatout.feed import SampleError
 from flatout.findings import SEVERITIES, Finding
 from flatout.yolo.data.check import files, images, labels
-from flatout.yolo.data.check.facts import CHECKS, SetFacts, SplitFacts, found_at, look_deeply
-from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, complaints
-from flatout.yolo.data.find import Found, Pair
-from flatout.yolo.data.open_data import gather as gather_files
-from flatout.yolo.data.open_data import open_data_set
+from flatout.yolo.data.check.facts import CHECKS, SetFacts, SplitFacts, check_decoding, finding_at
+from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, yaml_problems
+from flatout.yolo.data.find import FoundImages, Pair
+from flatout.yolo.data.open_data import open_data_set, scan_entries
 from flatout.yolo.data.scan import REASONS, ScanConfig, table_of
 
 REGISTERED_IN = (files, labels, images)
-"""Importing these fills the registry."""
+"""Modules that register checks when they are imported."""
 YAML_ENDINGS = (".yaml", ".yml")
 DEFAULT_ANCHORS = (12, 16, 19, 36, 40, 28, 36, 75, 76, 55, 72, 146, 142, 110, 192, 243, 459, 401)
-"""YOLOv7's own, in pixels."""
+"""Anchors of YOLOv7 in pixels: width, height, width, height, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig:
-    """How thoroughly a data set is checked."""
+    """How a data set is checked."""
 
     img_size: int = 640
+    """Training size in pixels at which boxes and anchors are judged."""
     quick: bool = False
-    """Do not decode the pictures: no header lies, no leaks by content."""
+    """Do not decode the images. Damaged pixels, wrong headers and leaks by content then go unnoticed."""
     strict: bool = False
-    """All label rules of YOLOv7."""
+    """Apply all label rules of YOLOv7."""
     workers: int | str = "cpu*1.0"
     progress: bool = True
     cache_folder: Path | None = None
@@ -42,31 +42,33 @@ class CheckConfig:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything that was found, errors first."""
+class CheckReport:
+    """All findings, errors first."""
 
     facts: SetFacts
     findings: list[Finding]
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Of each split: found, missing, empty, corrupt, total."""
+    """Split -> number of label files found, missing and empty, of corrupt images, and of images in total."""
 
 
-def check_data_set(path: str | Path, config: CheckConfig) -> Report:
-    """Look at everything a data YAML, COCO file or VOC folder has; ConfigError or DataError if it cannot be opened."""
-    facts = gather(open_data_set(path), config)
+def check_data_set(path: str | Path, config: CheckConfig) -> CheckReport:
+    """Check the data set of a data YAML, COCO file or VOC folder; ConfigError or DataError if it cannot be opened."""
+    facts = collect_facts(open_data_set(path), config)
     findings = [finding for split in facts.splits.values() for finding in scan_findings(split, config.strict)]
     for check in CHECKS.values():
-        if check.look is not None:
-            findings += check.look(facts)
-    return Report(facts, by_severity(findings), {name: split.table.counts() for name, split in facts.splits.items()})
+        if check.find is not None:
+            findings += check.find(facts)
+    return CheckReport(
+        facts, by_severity(findings), {name: split.table.counts() for name, split in facts.splits.items()}
+    )
 
 
-def gather(data: DataSet, config: CheckConfig) -> SetFacts:
-    """Find, scan and decode everything, once."""
+def collect_facts(data: DataSet, config: CheckConfig) -> SetFacts:
+    """Find, scan and decode all files of the data set, each once."""
     splits = {split: _split(data, split, config) for split in SPLITS if data.entries[split]}
     return SetFacts(
         data,
-        list(complaints(data.written)) if data.file.suffix in YAML_ENDINGS else [],
+        list(yaml_problems(data.written)) if data.file.suffix in YAML_ENDINGS else [],
         {str(split): facts for split, facts in splits.items()},
         config.img_size,
         np.array(config.anchors_px, float).reshape(-1, 2),
@@ -75,17 +77,18 @@ def gather(data: DataSet, config: CheckConfig) -> SetFacts:
 
 
 def scan_findings(split: SplitFacts, strict: bool) -> Iterable[Finding]:
-    """What the scan noted, file by file; a strict scan gives only a reason."""
-    for row, told in sorted(split.table.problems.items()):
+    """The findings of the scan, file by file; a strict scan gives only one reason per file."""
+    for row, problems in sorted(split.table.problems.items()):
         pair = split.pairs[row]
-        for problem in told:
+        for problem in problems:
             file = pair.label_place if problem.check.startswith("label-") else pair.image
-            yield found_at(problem.check, f"{file}:{problem.line}" if problem.line else file, problem.text)
+            yield finding_at(problem.check, f"{file}:{problem.line}" if problem.line else file, problem.text)
     if strict:
         yield from _strict_findings(split)
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings sorted by severity, then by check in the order of the registry."""
     order = {check: (SEVERITIES.index(entry.severity), number) for number, (check, entry) in enumerate(CHECKS.items())}
     return sorted(findings, key=lambda finding: order[finding.topic])
 
@@ -93,16 +96,16 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
 def _split(data: DataSet, split: Split, config: CheckConfig) -> SplitFacts:
     scan_config = ScanConfig(strict=config.strict, workers=config.workers, progress=config.progress, names=data.names)
     try:
-        found, pairs, table = gather_files(data.entries[split], scan_config, cache_folder=config.cache_folder)
-    except SampleError:  # a bug of ours, not the data's
+        found, pairs, table = scan_entries(data.entries[split], scan_config, cache_folder=config.cache_folder)
+    except SampleError:  # a bug in flatout, not a fault of the data
         raise
     except DataError as error:
-        return SplitFacts(split, Found([], [], [], [], []), [], table_of([]), None, data.names, str(error))
-    deep = None
+        return SplitFacts(split, FoundImages([], [], [], [], []), [], table_of([]), None, data.names, str(error))
+    decoded = None
     if not config.quick:
         rows = np.flatnonzero(table.used_N)
-        deep = look_deeply([pair.image for pair in pairs], rows, workers=config.workers, shown=config.progress)
-    return SplitFacts(split, found, pairs, table, deep, data.names)
+        decoded = check_decoding([pair.image for pair in pairs], rows, workers=config.workers, shown=config.progress)
+    return SplitFacts(split, found, pairs, table, decoded, data.names)
 
 
 def _label_names(pairs: Iterable[Pair]) -> dict[str, list[str]]:
@@ -115,7 +118,7 @@ def _label_names(pairs: Iterable[Pair]) -> dict[str, list[str]]:
     return names
 
 
-_STRICT: dict[str, str] = {
+_STRICT: dict[str, str] = {  # reason of a strict scan -> check
     "ragged_rows": "label-columns",
     "column_count": "label-columns",
     "not_a_number": "label-not-a-number",
@@ -129,15 +132,15 @@ _STRICT: dict[str, str] = {
 
 def _strict_findings(split: SplitFacts) -> Iterable[Finding]:
     for row in np.flatnonzero(~split.table.used_N).tolist():
-        reason = REASONS[split.table.picture_N["reason"][row]]
+        reason = REASONS[split.table.image_N["reason"][row]]
         if reason in _STRICT:
-            yield found_at(
-                _STRICT[reason], split.pairs[row].label, f"YOLOv7 drops the picture: {reason.replace('_', ' ')}"
+            yield finding_at(
+                _STRICT[reason], split.pairs[row].label, f"YOLOv7 drops the image: {reason.replace('_', ' ')}"
             )
 
 
-def as_plain(report: Report, *, most: int) -> dict[str, Any]:
-    """The report as plain data; at most `most` places per check."""
+def as_plain(report: CheckReport, *, most: int) -> dict[str, Any]:
+    """The report as values for JSON, with at most `most` places per check."""
     checks: dict[str, Any] = {}
     for finding in report.findings:
         entry = checks.setdefault(

@@ -1,4 +1,4 @@
-"""Pictures that were damaged, mislabelled or made to hurt: written into a folder, the same on every run."""
+"""Damaged, mislabelled and malicious image files, written to a folder; the same bytes in every run."""
 
 import os
 import struct
@@ -9,15 +9,15 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from tests.yolo.data.drawn_set import chunk, drawn, encoded, exif, flat_png, jpeg, png, turned_jpeg
+from tests.yolo.data.drawn_set import chunk, encoded, exif, flat_png, jpeg, oriented_jpeg, png, random_image
 
 ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-"""First column, first row and steps of each pass of an interlaced PNG."""
+"""First column, first row, column step and row step of each pass of an interlaced PNG."""
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def jpeg_of_size(width: int, height: int) -> bytes:
-    """A small JPEG whose header lies about its size."""
+    """A small JPEG whose header declares another size."""
     content = bytearray(jpeg())
     at = content.index(b"\xff\xc0") + 5
     content[at : at + 4] = struct.pack(">HH", height, width)
@@ -25,7 +25,7 @@ def jpeg_of_size(width: int, height: int) -> bytes:
 
 
 def interlaced_png(side: int = 16) -> bytes:
-    """Grey, Adam7, all black."""
+    """A black, grey-scale PNG with Adam7 interlacing."""
     rows = b""
     for x, y, dx, dy in (
         (0, 0, 8, 8),
@@ -42,7 +42,7 @@ def interlaced_png(side: int = 16) -> bytes:
 
 
 def tiff(width: int, height: int, *, count: int = 3, next_at: int = 0) -> bytes:
-    """A TIFF directory without any pixel."""
+    """A TIFF directory without pixels."""
     tags = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in ((256, width), (257, height), (277, 3))]
     return b"II*\0" + struct.pack("<IH", 8, count) + b"".join(tags) + struct.pack("<I", next_at) + bytes(64)
 
@@ -76,7 +76,7 @@ def flipped(content: bytes, seed: int, count: int = 20) -> bytes:
 
 
 def segments(content: bytes) -> list[bytes]:
-    """Those of a JPEG after its start marker; the last holds the pixels too."""
+    """The segments of a JPEG after its start marker; the last one includes the pixels."""
     found, offset = [], 2
     while content[offset + 1] != 0xDA:
         end = offset + 2 + int.from_bytes(content[offset + 2 : offset + 4], "big")
@@ -86,7 +86,7 @@ def segments(content: bytes) -> list[bytes]:
 
 
 def segment(marker: int, content: bytes, length: int | None = None) -> bytes:
-    """One segment of a JPEG; its length may be wrong."""
+    """A JPEG segment, with a wrong `length` if one is given."""
     return bytes((0xFF, marker)) + struct.pack(">H", len(content) + 2 if length is None else length) + content
 
 
@@ -95,7 +95,7 @@ def exif_segment(orientation: int) -> bytes:
 
 
 def odd_jpegs() -> dict[str, bytes]:
-    """JPEG files with something odd in their header, of which OpenCV reads some and others not."""
+    """JPEG files with odd headers; OpenCV reads some of them and not others."""
     plain = jpeg()
     parts = segments(plain)
     frame = next(part for part in parts if part[1] == 0xC0)
@@ -136,13 +136,13 @@ def odd_jpegs() -> dict[str, bytes]:
         "stray bytes, and cut": with_before(1, b"junk")[:-300],
         "EXIF after the frame": with_before(len(parts) - 1, exif_segment(6)),
         "EXIF 1, then EXIF 8": with_before(0, exif_segment(1) + exif_segment(8)),
-        "EXIF of no sense, then EXIF 6": with_before(0, segment(0xE1, b"Exif\0\0garbage!") + exif_segment(6)),
+        "invalid EXIF, then EXIF 6": with_before(0, segment(0xE1, b"Exif\0\0garbage!") + exif_segment(6)),
         "XMP, then EXIF 6": with_before(0, segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0<x/>") + exif_segment(6)),
     }
 
 
 def odd_exif(order: str) -> dict[str, bytes]:
-    """Blocks of EXIF that say 6, or not quite; `order` "<" or ">"."""
+    """EXIF blocks with orientation 6, valid and not quite valid; `order` is "<" or ">"."""
 
     def block(*entries: tuple[int, int, int, bytes], magic: int = 42, count: int | None = None) -> bytes:
         table = b"".join(struct.pack(f"{order}HHI", *entry[:3]) + entry[3] for entry in entries)
@@ -166,7 +166,7 @@ def odd_exif(order: str) -> dict[str, bytes]:
 
 
 def webp_with_exif(block: bytes, flags: int = 0x08) -> bytes:
-    plain = encoded(".webp", drawn(), cv2.IMWRITE_WEBP_QUALITY, 101)
+    plain = encoded(".webp", random_image(), cv2.IMWRITE_WEBP_QUALITY, 101)
     canvas = struct.pack("<B3x", flags) + (63).to_bytes(3, "little") + (47).to_bytes(3, "little")
     body = b"WEBPVP8X" + struct.pack("<I", 10) + canvas + plain[12:]
     body += b"EXIF" + struct.pack("<I", len(block)) + block + bytes(len(block) % 2)
@@ -176,9 +176,10 @@ def webp_with_exif(block: bytes, flags: int = 0x08) -> bytes:
 def animated_png(
     colour: int, *, is_default_apart: bool, is_moved: bool, dispose: int = 0, blend: int = 0
 ) -> tuple[bytes, np.ndarray]:
-    """Two frames of noise, 64 x 48, and the picture that every viewer of still pictures shows: BGR.
+    """A PNG with two frames of noise, 64 x 48, and its default image, BGR, which viewers of still images show.
 
-    With `is_default_apart` that one is no part of the animation; with `is_moved` frames are smaller and elsewhere.
+    With `is_default_apart` the default image is not part of the animation; with `is_moved` the frames are smaller and
+    at an offset.
     """
     samples = {0: 1, 2: 3, 4: 2, 6: 4}[colour]
     rng = np.random.default_rng(colour)
@@ -190,8 +191,8 @@ def animated_png(
         return zlib.compress(b"".join(b"\0" + row.tobytes() for row in image))
 
     def control(number: int, image: np.ndarray, x: int, y: int) -> bytes:
-        place = struct.pack(">IIIII", number, image.shape[1], image.shape[0], x, y)
-        return chunk(b"fcTL", place + struct.pack(">HHBB", 1, 10, dispose, blend))
+        area = struct.pack(">IIIII", number, image.shape[1], image.shape[0], x, y)
+        return chunk(b"fcTL", area + struct.pack(">HHBB", 1, 10, dispose, blend))
 
     still, first = frame(), frame(20, 10) if is_moved else frame()
     second, x, y = (frame(20, 16), 7, 9) if is_moved else (frame(), 0, 0)
@@ -207,15 +208,15 @@ def animated_png(
 
 
 def tiff_of_size(width: int, height: int, compression: int, bits: int = 8) -> bytes:
-    """A TIFF of a few bytes that says it holds a strip of this size."""
+    """A TIFF of a few bytes that claims to contain a strip of this size."""
     values = {256: width, 257: height, 258: bits, 259: compression, 262: 1, 273: 200, 277: 1, 278: height, 279: 60}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in values.items())
     head = b"II*\0" + struct.pack("<IH", 8, len(values)) + entries + bytes(4)
     return head.ljust(200, b"\0") + zlib.compress(bytes(200)).ljust(60, b"\0")
 
 
-def promises() -> dict[str, bytes]:
-    """Files of hardly any bytes whose headers promise a hundred million pixels."""
+def oversized_headers() -> dict[str, bytes]:
+    """Files of very few bytes whose headers declare a hundred million pixels."""
     idat = chunk(b"IDAT", zlib.compress(bytes(20)))
     head = {kind: chunk(b"IHDR", struct.pack(">IIBBBBB", 10_000, 10_000, 8, kind, 0, 0, 0)) for kind in (2, 6)}
     runs = struct.pack("<IHHI", 1154, 0, 0, 54) + struct.pack("<IiiHHIIiiII", 40, 10_000, 10_000, 1, 8, 1, *[0] * 5)
@@ -245,7 +246,7 @@ FIXED: dict[str, bytes] = {
     "soi_only.jpg": b"\xff\xd8\xff",
     "text.jpg": b"hello world",
     "page.jpg": b"<!DOCTYPE html><html></html>",
-    "gif.jpg": encoded(".gif", drawn()),
+    "gif.jpg": encoded(".gif", random_image()),
     "good.png": png(),
     "crc.png": png()[:60] + b"\0" + png()[61:],
     "cut.png": png()[:200],
@@ -256,33 +257,33 @@ FIXED: dict[str, bytes] = {
     "half_lie.jpg": jpeg_of_size(9_999, 9_999),
     "zero.jpg": jpeg_of_size(0, 0),
     "flat_lie.jpg": jpeg_of_size(65_500, 10),
-    "16bit.png": encoded(".png", drawn().astype("u2") * 99),
+    "16bit.png": encoded(".png", random_image().astype("u2") * 99),
     "png.jpg": png(),
     "jpeg.png": jpeg(),
-    "exif6.jpg": turned_jpeg(6),
-    "exif99.jpg": turned_jpeg(99),
+    "exif6.jpg": oriented_jpeg(6),
+    "exif99.jpg": oriented_jpeg(99),
     "exif_cut.jpg": with_segment(0xE1, b"Exif\0\0II*\0\xff\xff\xff\xff"),
     "exif_many.jpg": with_segment(0xE1, b"Exif\0\0II*\0" + struct.pack("<IH", 8, 65535)),
     "exif_loop.jpg": with_segment(0xE1, b"Exif\0\0" + exif(6)[:8] + b"\x01\0" + struct.pack("<HHII", 274, 3, 9, 0)),
-    "grey.jpg": encoded(".jpg", drawn()[..., 0]),
-    "progressive.jpg": encoded(".jpg", drawn(), cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
-    "cut_progressive.jpg": encoded(".jpg", drawn(), cv2.IMWRITE_JPEG_PROGRESSIVE, 1)[:600],
+    "grey.jpg": encoded(".jpg", random_image()[..., 0]),
+    "progressive.jpg": encoded(".jpg", random_image(), cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
+    "cut_progressive.jpg": encoded(".jpg", random_image(), cv2.IMWRITE_JPEG_PROGRESSIVE, 1)[:600],
     "interlaced.png": interlaced_png(),
     "icc.jpg": with_segment(0xE2, b"ICC_PROFILE\0\1\1" + bytes(200)),
     "icc.png": png()[:33] + chunk(b"iCCP", b"x\0\0garbage") + png()[33:],
-    "alpha.png": encoded(".png", np.dstack((drawn(), drawn()[..., 0]))),
+    "alpha.png": encoded(".png", np.dstack((random_image(), random_image()[..., 0]))),
     "1x1.png": png(1, 1),
     "1x9000.png": png(1, 9000),
     "9000x1.jpg": jpeg(9000, 1),
     "12x9000.jpg": jpeg(12, 9000),
     "UPPER.JPG": jpeg(),
-    "good.webp": encoded(".webp", drawn()),
-    "cut.webp": encoded(".webp", drawn())[:60],
+    "good.webp": encoded(".webp", random_image()),
+    "cut.webp": encoded(".webp", random_image())[:60],
     "lie.webp": webp_of_size(1 << 24, 1 << 24),
     "frames.webp": webp_of_size(64, 48, 0x02),
     "exif_lie.webp": webp_of_size(64, 48, 0x08),
-    "good.tif": encoded(".tif", drawn()),
-    "cut.tif": encoded(".tif", drawn())[:99],
+    "good.tif": encoded(".tif", random_image()),
+    "cut.tif": encoded(".tif", random_image())[:99],
     "lie.tif": tiff(1 << 31, 1 << 31),
     "loop.tif": tiff(64, 48, next_at=8),
     "many.tif": tiff(64, 48, count=65535),
@@ -290,7 +291,7 @@ FIXED: dict[str, bytes] = {
     "large.tif": tiff(9_900, 9_900),
     "far.tif": b"MM\0*\xff\xff\xff\xf0",
     "big.tif": b"II+\0" + bytes(12),
-    "good.bmp": encoded(".bmp", drawn()),
+    "good.bmp": encoded(".bmp", random_image()),
     "lie.bmp": bmp_of_size(1 << 30, 1 << 30),
     "large.bmp": bmp_of_size(9_900, 9_900),
     "topdown.bmp": bmp_of_size(64, -48),
@@ -316,7 +317,7 @@ FIXED: dict[str, bytes] = {
 
 
 def write_fixed(folder: Path) -> list[Path]:
-    """Every fixed case, and what is no file at all."""
+    """Write every fixed case, and things that are not regular files; returns their paths."""
     folder.mkdir(parents=True)
     for name, content in FIXED.items():
         (folder / name).write_bytes(content)
@@ -329,7 +330,7 @@ def write_fixed(folder: Path) -> list[Path]:
 
 
 def generated(num_originals: int, num_cuts: int, num_flips: int) -> Iterator[tuple[str, bytes]]:
-    """Good pictures of every format, cut at many places and with flipped bits."""
+    """Good images of every format, truncated at many positions and with flipped bits."""
     kinds = [
         (".jpg", ()),
         (".png", ()),
@@ -340,7 +341,7 @@ def generated(num_originals: int, num_cuts: int, num_flips: int) -> Iterator[tup
     ]
     for number in range(num_originals):
         suffix, options = kinds[number % len(kinds)]
-        content = encoded(suffix, drawn(seed=number), *options)
+        content = encoded(suffix, random_image(seed=number), *options)
         for cut in np.linspace(0, len(content), num_cuts, endpoint=False).astype(int).tolist():
             yield f"cut{number}_{cut}{suffix}", content[:cut]
         for seed in range(num_flips // num_originals):

@@ -1,4 +1,4 @@
-"""Twenty kinds of damage, done to pictures of every format: the same bytes on every run."""
+"""More than twenty kinds of damage to images of every format; the same bytes in every run."""
 
 import struct
 import zlib
@@ -8,11 +8,11 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from tests.yolo.data.drawn_set import chunk, drawn, encoded
+from tests.yolo.data.drawn_set import chunk, encoded, random_image
 
 
 class Damaged(NamedTuple):
-    """A picture that was whole before."""
+    """An image file after it was damaged."""
 
     kind: str
     format: str
@@ -22,13 +22,13 @@ class Damaged(NamedTuple):
 
 
 def noisy(seed: int) -> np.ndarray:
-    """A picture that takes some bytes in every format, uint8 [96, 128, 3]."""
+    """An image that does not compress to a few bytes in any format, uint8 [96, 128, 3]."""
     noise = np.random.default_rng(seed).integers(-20, 20, (96, 128, 3))
-    return np.clip(drawn(128, 96, seed).astype(int) + noise, 0, 255).astype(np.uint8)
+    return np.clip(random_image(128, 96, seed).astype(int) + noise, 0, 255).astype(np.uint8)
 
 
 def originals(seed: int = 0) -> dict[str, tuple[str, bytes]]:
-    """Suffix and content of a whole picture of each format."""
+    """Format -> suffix and content of an undamaged image."""
     image = noisy(seed)
     return {
         "jpeg": ("jpg", encoded(".jpg", image)),
@@ -52,7 +52,7 @@ def _cut(share: float) -> Callable[[bytes, np.random.Generator], bytes]:
 
 
 def _filled(value: int, count: int) -> Callable[[bytes, np.random.Generator], bytes]:
-    """A block in the second half has one value, as a disk sector that was never written."""
+    """Fill a block in the second half with one value, like a disk sector that was never written."""
 
     def damage(content: bytes, rng: np.random.Generator) -> bytes:
         at = int(rng.integers(len(content) // 2, len(content) - count))
@@ -64,22 +64,22 @@ def _filled(value: int, count: int) -> Callable[[bytes, np.random.Generator], by
 def _flipped(count: int, *, first: float = 0.3) -> Callable[[bytes, np.random.Generator], bytes]:
     def damage(content: bytes, rng: np.random.Generator) -> bytes:
         damaged = bytearray(content)
-        for place in rng.integers(int(len(content) * first), len(content), count).tolist():
-            damaged[place] ^= 1 << int(rng.integers(8))
+        for position in rng.integers(int(len(content) * first), len(content), count).tolist():
+            damaged[position] ^= 1 << int(rng.integers(8))
         return bytes(damaged)
 
     return damage
 
 
 def _swapped(content: bytes, rng: np.random.Generator) -> bytes:
-    """Two blocks in each other's place."""
+    """Swap two blocks."""
     size = len(content) // 8
     a, b = 4 * size, 6 * size
     return content[:a] + content[b : b + size] + content[a + size : b] + content[a : a + size] + content[b + size :]
 
 
 def _crlf(content: bytes, rng: np.random.Generator) -> bytes:
-    """As a transfer in text mode leaves it."""
+    """The result of a file transfer in text mode."""
     return content.replace(b"\n", b"\r\n")
 
 
@@ -111,7 +111,7 @@ KINDS: dict[str, Callable[[bytes, np.random.Generator], bytes]] = {
 
 
 def damaged(num_seeds: int = 1) -> Iterator[Damaged]:
-    """Every kind of damage in every format; those that leave the bytes as they are, are left out."""
+    """Every kind of damage in every format, except where it does not change the bytes."""
     for seed in range(num_seeds):
         for number, (name, (suffix, content)) in enumerate(originals(seed).items()):
             for kind, damage in KINDS.items():
@@ -122,16 +122,16 @@ def damaged(num_seeds: int = 1) -> Iterator[Damaged]:
 
 
 def _damaged_chunks(seed: int) -> Iterator[Damaged]:
-    """What only a PNG can have: wrong checksums, of pixels and of remarks, and a stream that ends early or is wrong."""
+    """Damage that only a PNG can have: wrong checksums of pixels and comments, and a stream that ends early."""
     image = noisy(seed)
     head = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 128, 96, 8, 2, 0, 0, 0))
     rows = b"".join(b"\0" + row[:, ::-1].tobytes() for row in image)
     stream, end = zlib.compress(rows), chunk(b"IEND", b"")
     whole = head + chunk(b"IDAT", stream) + end
-    remark = chunk(b"tEXt", b"a\0bcd")[:-4] + bytes(4)
+    comment = chunk(b"tEXt", b"a\0bcd")[:-4] + bytes(4)
     for kind, content in {
         "checksum of the pixels": head + chunk(b"IDAT", stream)[:-4] + bytes(4) + end,
-        "checksum of a remark": head + remark + chunk(b"IDAT", stream) + end,
+        "checksum of a comment": head + comment + chunk(b"IDAT", stream) + end,
         "checksum of the stream": head + chunk(b"IDAT", stream[:-4] + bytes(4)) + end,
         "checksum of the end": whole[:-4] + bytes(4),
         "stream ends early": head + chunk(b"IDAT", stream[: len(stream) // 2]) + end,

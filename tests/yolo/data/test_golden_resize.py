@@ -1,4 +1,4 @@
-"""Resize and letterbox give the golden pixels with OpenCV, and the golden geometry always."""
+"""Resizing and letterboxing give the golden geometry, and with OpenCV the golden pixels."""
 
 import json
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from tests.golden_cases import golden_cases
 from tests.yolo.pattern import near_opencv, pattern
 
 
-def picture_cases(path: Path) -> Iterable[tuple[str, Any]]:
-    """Each case of a file with the array of its number, if it is there."""
+def image_cases(path: Path) -> Iterable[tuple[str, Any]]:
+    """Each case of a file, with its array if the file has it."""
     with np.load(path) as arrays:
         cases = json.loads(str(arrays["meta"]))["cases"]
         return [(str(number), (case, _variants(arrays, f"out{number}"))) for number, case in enumerate(cases)]
@@ -31,13 +31,13 @@ def recipe_cases(path: Path) -> Iterable[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/images.npz", recipe_cases))
-def test_the_test_pictures_are_drawn_by_the_recipe(case):
+def test_the_pattern_of_the_test_images_is_the_golden_one(case):
     arguments, expected = case
     np.testing.assert_array_equal(pattern(*arguments), expected)
 
 
-@pytest.mark.parametrize("case", golden_cases("yolov7-data/load_image.npz", picture_cases))
-def test_a_picture_is_resized_to_the_golden_pixels(case):
+@pytest.mark.parametrize("case", golden_cases("yolov7-data/load_image.npz", image_cases))
+def test_an_image_is_resized_to_the_golden_pixels(case):
     record, variants = case
     assert set(record) <= {"h", "w", "k", "img_size", "augment", "hw0", "hw"}
     found = resize_long_side(
@@ -57,8 +57,8 @@ def golden_fit(record: dict[str, Any]) -> Fit:
     return fit_stretched(native, target) if record["scaleFill"] else fit(native, target, enlarge=record["scaleup"])
 
 
-@pytest.mark.parametrize("case", golden_cases("yolov7-data/letterbox.npz", picture_cases))
-def test_a_picture_is_letterboxed_to_the_golden_pixels(case):
+@pytest.mark.parametrize("case", golden_cases("yolov7-data/letterbox.npz", image_cases))
+def test_an_image_is_letterboxed_to_the_golden_pixels(case):
     record, variants = case
     known = {"h", "w", "k", "new_shape", "auto", "scaleFill", "scaleup", "stride", "ratio", "pad", "out_hw"}
     assert set(record) <= known

@@ -1,4 +1,4 @@
-"""Pictures show what they say: boxes where they are, names that can be read, curves through their points."""
+"""Plots are correct: boxes at their places, readable names, curves through their points."""
 
 import itertools
 from pathlib import Path
@@ -84,12 +84,12 @@ def test_a_batch_has_a_cell_per_image_up_to_16(tmp_path):
 
 
 @pytest.mark.parametrize("num_images", [1, 2, 5])
-def test_small_and_few_images_make_a_picture_too(tmp_path, num_images):
+def test_few_and_small_images_can_be_plotted_too(tmp_path, num_images):
     path = plot_batch(np.zeros((num_images, 3, 32, 48), np.uint8), np.zeros((0, 6)), [], NAMES, tmp_path / "x.jpg")
     assert read(path).shape[1] >= 240
 
 
-def test_colours_of_neighbours_are_far_apart_and_can_be_written_on():
+def test_colours_of_consecutive_classes_differ_clearly_and_text_on_them_is_readable():
     colours = np.array([colour_of(number) for number in range(80)], float)
     assert len({tuple(colour) for colour in colours.tolist()}) == 80
     assert np.abs(np.diff(colours, axis=0)).sum(1).min() > 150
@@ -103,7 +103,7 @@ def test_letters_that_opencv_lacks_are_replaced():
     assert shortened_file("frame_000123.jpg", 12) == "..000123.jpg"
 
 
-def test_a_picture_is_written_whole_or_not_at_all(tmp_path):
+def test_an_image_is_written_completely_or_not_at_all(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         write_image(tmp_path / "absent/x.png", np.zeros((4, 4, 3), np.uint8))
     write_image(tmp_path / "x.png", np.full((4, 4, 3), 7, np.uint8))
@@ -135,12 +135,12 @@ def test_a_curve_goes_through_its_points_and_leaves_gaps():
     sheet = Canvas(200, 100)
     axes = Axes(sheet, Frame(20, 10, 180, 90), x=(0, 4), y=(0, 1))
     axes.curve(np.arange(5.0), np.array([0.5, 0.5, np.nan, 0.5, 0.5]), ACCENT, 3)
-    picture = sheet.render()
-    columns = where(picture, ACCENT)[:, 1] / PIXELS
+    plot = sheet.render()
+    columns = where(plot, ACCENT)[:, 1] / PIXELS
     assert columns.min() == pytest.approx(20, abs=2)
     assert columns.max() == pytest.approx(180, abs=2)
-    assert not ((columns > 66) & (columns < 134)).any(), "between 1 and 3 nothing is known"
-    assert where(picture, ACCENT)[:, 0].mean() / PIXELS == pytest.approx(50, abs=1)
+    assert not ((columns > 66) & (columns < 134)).any(), "there is no value between 1 and 3"
+    assert where(plot, ACCENT)[:, 0].mean() / PIXELS == pytest.approx(50, abs=1)
 
 
 def results(num_epochs: int, *, val_loss: float = 0.04) -> str:
@@ -164,23 +164,23 @@ def test_results_are_read_as_they_were_written(tmp_path):
 
 
 def test_losses_of_zero_are_hidden(tmp_path):
-    pictures = []
+    plots = []
     for val_loss in (0.0, 0.04):
         (tmp_path / "results.txt").write_text(results(5, val_loss=val_loss))
-        pictures.append(read(plot_results(tmp_path / "results.txt")))
-    orange = [len(where(picture, (40, 112, 224))) for picture in pictures]
-    assert 0 < orange[0] < 0.7 * orange[1], "three of six losses are gone"
-    assert pictures[0].shape == pictures[1].shape
+        plots.append(read(plot_results(tmp_path / "results.txt")))
+    orange = [len(where(plot, (40, 112, 224))) for plot in plots]
+    assert 0 < orange[0] < 0.7 * orange[1], "three of six losses are hidden"
+    assert plots[0].shape == plots[1].shape
 
 
 @pytest.mark.parametrize("num_epochs", [1, 2])
-def test_the_first_epochs_can_be_drawn(tmp_path, num_epochs):
+def test_the_first_epochs_can_be_plotted(tmp_path, num_epochs):
     (tmp_path / "results.txt").write_text(results(num_epochs))
     assert plot_results(tmp_path / "results.txt", tmp_path / "y.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(("num_classes", "num_labels"), [(1, 0), (3, 50), (80, 400)])
-def test_statistics_are_drawn_for_any_number_of_classes_and_labels(tmp_path: Path, num_classes, num_labels):
+def test_statistics_are_plotted_for_any_number_of_classes_and_labels(tmp_path: Path, num_classes, num_labels):
     rng = np.random.default_rng(0)
     boxes = np.concatenate((rng.integers(0, num_classes, (num_labels, 1)), rng.uniform(0, 1, (num_labels, 4))), 1)
     labels = Labels(boxes.astype(np.float32), np.array([0, num_labels]), np.zeros((0, 2)), np.zeros(num_labels + 1))
@@ -190,7 +190,7 @@ def test_statistics_are_drawn_for_any_number_of_classes_and_labels(tmp_path: Pat
     assert read(path).shape[1] > 1000
 
 
-def test_where_boxes_lie_is_drawn_as_in_a_picture(tmp_path: Path):
+def test_box_positions_are_plotted_with_y_pointing_down(tmp_path: Path):
     box = np.array([[0, 0.1, 0.2, 0.02, 0.02]] * 9, np.float32)  # left, near the top
     labels = Labels(box, np.array([0, 9]), np.zeros((0, 2)), np.zeros(10))
     sheet = read(plot_label_statistics(labels.class_box_T5, ["a"], tmp_path / "labels.png"))
