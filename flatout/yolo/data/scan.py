@@ -23,6 +23,7 @@ from flatout.images import (
     NOT_OPENED,
     READABLE,
     Header,
+    ImageFacts,
     check_promise,
     decode,
     decoder_messages,
