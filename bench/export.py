@@ -27,9 +27,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
-    files.MOST_TURNS = files.LEAST_TURNS = QUICK_TURNS if options.quick else TURNS
+    files.MAX_TURNS = files.MIN_TURNS = QUICK_TURNS if options.quick else TURNS
     numbers: dict[str, Any] = {}
-    lines = [f"one image per call, {torch.get_num_threads()} threads, medians of {files.MOST_TURNS} calls"]
+    lines = [f"one image per call, {torch.get_num_threads()} threads, medians of {files.MAX_TURNS} calls"]
     for name, size in QUICK if options.quick else CASES:
         torch.manual_seed(0)
         network = build_network(load_config(name)).eval()

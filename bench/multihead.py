@@ -29,7 +29,7 @@ from flatout.yolo.multihead.head_config import HeadConfig, read_head_config
 from flatout.yolo.multihead.layer import MultiHeadDetect
 
 CONFIG = LossConfig()
-MOST_ROUTER = 1.3
+MAX_ROUTER = 1.3
 Forward = Callable[[MultiHeadDetect, list[Tensor]], list[Tensor]]
 GROUPINGS = ("standard", "geometry", "anticonfusion")
 
@@ -125,7 +125,7 @@ def routers(
             yield f"  {kind:6} {name:13} {timing.text()}   {ratio:.2f}x"
             numbers[f"router {kind} {name}"] = {"ms": 1e3 * timing.median, "ratio": ratio}
             if device == "cuda":
-                criteria.append(Criterion(promise=f"{kind} router, {name} / one head", value=ratio, limit=MOST_ROUTER))
+                criteria.append(Criterion(promise=f"{kind} router, {name} / one head", value=ratio, limit=MAX_ROUTER))
 
 
 def joined_case(single: Case, groups: HeadConfig) -> Case:

@@ -26,7 +26,7 @@ from bench import noise
 from bench.measure import arguments, facts_line, report
 from flatout.charts.canvas import write_image
 from flatout.feed import plan_workers
-from flatout.yolo.demo_data.scene import draw_scene
+from flatout.yolo.demo_data.scene import generate_scene
 from flatout.yolo.evaluate.run import InferenceModel
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.deploy import fused
@@ -51,7 +51,7 @@ class Setting:
 
 
 WAITING = "OMP_WAIT_POLICY"
-MOST_BOXES = 12
+MAX_BOXES = 12
 """Boxes per image, about as many as in a photo of a street."""
 
 CPU = Setting(pictures=32)
@@ -62,7 +62,7 @@ QUICK = Setting(pictures=4, width=320, height=240, img_size=64, turns=2)
 def write_images(folder: Path, setting: Setting) -> Files:
     """Write JPEG images of the size of camera photos."""
     for number in range(setting.pictures):
-        scene = draw_scene(320, 240, np.random.default_rng([7, number]))
+        scene = generate_scene(320, 240, np.random.default_rng([7, number]))
         large = cv2.resize(scene.image, (setting.width, setting.height), interpolation=cv2.INTER_CUBIC)
         cv2.imwrite(str(folder / f"{number:04}.jpg"), large)
     found = find_sources(str(folder))
@@ -82,7 +82,7 @@ def make_predictor(setting: Setting, device: torch.device) -> Predictor:
         network = network.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     names = tuple(f"class {number}" for number in range(setting.num_classes))
     model = InferenceModel(network, setting.num_classes, 32, names)
-    return Predictor(model, size=setting.img_size, device=device, nms=NmsConfig(max_det=MOST_BOXES))
+    return Predictor(model, size=setting.img_size, device=device, nms=NmsConfig(max_det=MAX_BOXES))
 
 
 def plain_loop(files: Files, predictor: Predictor, out: Path) -> list[Result]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from bench.profiler_cases import time_alternating
 from bench.profiler_training_files import BOXES, CLASSES, write_images, write_small_network
 from flatout.profiler.observe.limits import drain
-from flatout.profiler.observe.observation import ALL
+from flatout.profiler.observe.observation import ALL_PHASES
 from flatout.profiler.outcome import Profile
 from flatout.profiler.verdict import Trial, remedy_of
 from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction, remedy_of_end_to_end
@@ -35,7 +35,7 @@ from flatout.yolo.train import step
 from tests.reference.ota_twin import class_cost_by_definition, twin_assign, twin_loss
 
 Loss = Callable[..., LossParts]
-BEFORE = ALL._replace(counted=0, traced=1)
+BEFORE = ALL_PHASES._replace(counted=0, traced=1)
 """Phases before the change; waits are not counted, because no prediction here uses them."""
 
 
@@ -174,10 +174,10 @@ def by_end_to_end(case: Case, profile: Profile) -> float:
     Where every core is busy, the network's time next to the workers does not tell its time without them; and where
     launches are the limit, its time for a small batch does not tell that for a large one.
     """
-    trial = case.before.whole_trial("tried", Switch("-", case.switch))
+    trial = case.before.end_to_end_trial("tried", Switch("-", case.switch))
     print(
         f"  tried: network {trial.compute_ms:.1f} ms (kernels {trial.device_ms:.1f}), input {trial.input_ms:.1f} ms "
-        f"(kernels {trial.beside_ms:.1f})"
+        f"(kernels {trial.input_device_ms:.1f})"
     )
     return remedy_of_end_to_end(StepNumbers(profile.measurement), trial).images_per_s
 

@@ -28,7 +28,7 @@ from bench import noise
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
 from flatout.yolo.boxes import Letterbox
-from flatout.yolo.metrics import IOU_THRESHOLDS, Evaluator, labels_in_pictures
+from flatout.yolo.metrics import IOU_THRESHOLDS, Evaluator, labels_in_images
 from flatout.yolo.nms import NmsConfig, non_max_suppression
 from tests.reference.plain_evaluation import matched_per_image
 from tests.reference.plain_nms import Suppress, best_suppress, plain_nms
@@ -129,7 +129,7 @@ def image_by_image(batches: Iterable[Batch], suppress: Suppress) -> list[Tensor]
 
 def _one_by_one(batch: Batch, suppress: Suppress) -> Iterator[Tensor]:
     thresholds_K = torch.tensor(IOU_THRESHOLDS, device=batch.prediction_BNO.device)
-    labels = labels_in_pictures(batch.target_T6, batch.letterbox, INPUT_HW)
+    labels = labels_in_images(batch.target_T6, batch.letterbox, INPUT_HW)
     label_T5 = torch.cat((labels.class_L[:, None].float(), labels.box_L4), 1)
     for image, found_n6 in enumerate(plain_nms(batch.prediction_BNO, CONFIG, suppress=suppress)):
         letterbox = Letterbox(*(column[image] for column in batch.letterbox))

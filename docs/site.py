@@ -31,7 +31,7 @@ HTML = ROOT / "build" / "site" / "html"
 REMOTE_SCRIPT, SEARCH_SCRIPT = "https://unpkg.com/iframe-worker/shim", "search_from_files.js"
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 HELP_COLUMNS = "110"
-MOST_COLUMNS = 100
+MAX_COLUMNS = 100
 PACKAGES = {
     "flatout": "The feed, for any data and any loop",
     "flatout.yolo": "Detection in Python: load, train, evaluate, predict, export",
@@ -212,7 +212,7 @@ def signature(name: str, value: Any) -> str:
     line = f"{name}({', '.join(shown)}){returns}"
     return (
         line
-        if len(line) <= MOST_COLUMNS
+        if len(line) <= MAX_COLUMNS
         else "\n".join([f"{name}(", *(f"    {each}," for each in shown), f"){returns}"])
     )
 

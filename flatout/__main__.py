@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from flatout import __version__
-from flatout.cli import JOBS, Command, answer, listing
+from flatout.cli import JOBS, Command, dispatch, listing
 from flatout.errors import FlatoutError, ResourceError, one_line
 
 COMMANDS = {
@@ -128,7 +128,7 @@ def run(words: Sequence[str]) -> int:
     if not rest:
         parser.print_help()
         return 0
-    return answer(rest, COMMANDS, door="flatout")
+    return dispatch(rest, COMMANDS, prog="flatout")
 
 
 def build_parser() -> argparse.ArgumentParser:

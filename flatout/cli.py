@@ -34,26 +34,26 @@ def listing(commands: Mapping[str, Command]) -> str:
     return "\n".join(["commands:", *(f"  {name:<{width}}  {command.help}" for name, command in commands.items())])
 
 
-def answer(words: Sequence[str], commands: Mapping[str, Command], *, door: str) -> int:
-    """Run the command that the first word names with the other words; `door` is the program, such as `flatout yolo`."""
+def dispatch(words: Sequence[str], commands: Mapping[str, Command], *, prog: str) -> int:
+    """Run the command that the first word names with the other words; `prog` is the program, such as `flatout yolo`."""
     name, *argv = words
     if name not in commands:
         close = difflib.get_close_matches(name, commands, n=1)
-        advice = f"did you mean {close[0]!r}?" if close else f"`{door} --help` lists the commands."
+        advice = f"did you mean {close[0]!r}?" if close else f"`{prog} --help` lists the commands."
         raise ConfigError(f"unknown command {name!r}; {advice}")
     code: int = import_module(commands[name].module).main(argv)
     return code
 
 
-def answer_or_explain(argv: list[str], commands: Mapping[str, Command], *, door: str, description: str) -> int:
-    """Run the command that `argv` names, or print the help of the program `door`, such as `flatout yolo`."""
+def dispatch_or_help(argv: list[str], commands: Mapping[str, Command], *, prog: str, description: str) -> int:
+    """Run the command that `argv` names, or print the help of the program `prog`, such as `flatout yolo`."""
     if argv and not argv[0].startswith("-"):
-        return answer(argv, commands, door=door)
+        return dispatch(argv, commands, prog=prog)
     parser = argparse.ArgumentParser(
-        prog=door,
-        usage=f"{door} [-h] COMMAND [ARGUMENT ...]",
+        prog=prog,
+        usage=f"{prog} [-h] COMMAND [ARGUMENT ...]",
         description=description,
-        epilog=f"{listing(commands)}\n\n`{door} COMMAND --help` shows the help of a command.",
+        epilog=f"{listing(commands)}\n\n`{prog} COMMAND --help` shows the help of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

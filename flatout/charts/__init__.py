@@ -4,10 +4,10 @@
 
 Files:
 
-    boxes       Boxes with class names on images, and batches of such images
+    boxes       Boxes with class names on images, and batches of such images as one plot
     canvas      A white canvas to plot on, axes on it, and the colours and letters of all charts
-    evaluation  Charts without images: confusion matrix, curves of an evaluation, label statistics
-    evolution   evolve.png: the fitness of every generation, over time and by hyper-parameter
+    evaluation  Charts without images: confusion matrix, curves of an evaluation
+    evolution   evolve.png: the fitness of every generation, over time and by hyper-parameter, from evolve.csv
     results     results.png: losses and scores over the epochs, from results.txt or results.csv
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
-    from flatout.charts.boxes import MOST_IMAGES, plot_batch, plot_boxes, plot_detections
+    from flatout.charts.boxes import MAX_IMAGES, plot_batch, plot_boxes, plot_detections
     from flatout.charts.canvas import (
         FAINT,
         INK,

@@ -23,7 +23,7 @@ from flatout.charts.canvas import (
     write_image,
 )
 
-MOST_LETTERS = 28
+MAX_LETTERS = 28
 LINE_PX = 2
 
 
@@ -65,7 +65,7 @@ def plot_boxes(
     taken: list[Tag] = []
     for number in np.argsort(-(area_n if score_n is None else score_n), kind="stable").tolist():
         kind = int(class_n[number])
-        name = shortened(name_of(kind, names), MOST_LETTERS)
+        name = shortened(name_of(kind, names), MAX_LETTERS)
         text = name if score_n is None else f"{name} {score_n[number]:.2f}"
         tags = _tag_positions(text, corners[number], image_HWC.shape[:2], letters_px)
         tag = next((tag for tag in tags if not any(map(tag.overlaps, taken))), None)
@@ -109,15 +109,15 @@ def _weight(letters_px: float) -> int:
 
 # Batches: up to 16 images in a square, with boxes, class names and file names
 
-MOST_IMAGES = 16
-MOST_PX = 1920
-LEAST_CELL_PX = 240
+MAX_IMAGES = 16
+MAX_PX = 1920
+MIN_CELL_PX = 240
 """Smaller images are enlarged, so that names are readable."""
 GAP_PX = 6
 CAPTION_PX = 20
 MIN_SCORE = 0.25
 """Only detections with a higher score are shown."""
-MOST_BOXES = 60
+MAX_BOXES = 60
 """Boxes shown per image, those with the highest scores: those of an untrained network would cover everything."""
 
 
@@ -135,7 +135,7 @@ def plot_batch(
     """Plot images (uint8 RGB) with their targets (image, class, normalised cx, cy, w, h); `paths` may be empty."""
     height, width = images_BCHW.shape[2:]
     boxes = []
-    for number in range(min(MOST_IMAGES, len(images_BCHW))):
+    for number in range(min(MAX_IMAGES, len(images_BCHW))):
         own = targets_T6[targets_T6[:, 0] == number]
         centre, half = own[:, 2:4] * (width, height), own[:, 4:6] * (width, height) / 2
         boxes.append(Boxes(np.concatenate((centre - half, centre + half), 1), own[:, 1]))
@@ -152,8 +152,8 @@ def plot_detections(
 ) -> Path:
     """Plot images with detections: rows of corners in pixels of the input, score, class; and the image of each row."""
     boxes = []
-    for number in range(min(MOST_IMAGES, len(images_BCHW))):
-        own = row_D6[(image_D == number) & (row_D6[:, 4] > MIN_SCORE)][:MOST_BOXES]
+    for number in range(min(MAX_IMAGES, len(images_BCHW))):
+        own = row_D6[(image_D == number) & (row_D6[:, 4] > MIN_SCORE)][:MAX_BOXES]
         boxes.append(Boxes(own[:, :4], own[:, 5], own[:, 4]))
     return write_image(file, plot_grid(images_BCHW, boxes, paths, names))
 
@@ -165,8 +165,8 @@ def plot_grid(
     columns = max(1, math.ceil(math.sqrt(len(boxes))))
     rows = max(1, math.ceil(len(boxes) / columns))
     height, width = images_BCHW.shape[2:]
-    zoom = min(1.0, MOST_PX / (columns * width), MOST_PX / (rows * height))
-    zoom = max(zoom, LEAST_CELL_PX / max(height, width))
+    zoom = min(1.0, MAX_PX / (columns * width), MAX_PX / (rows * height))
+    zoom = max(zoom, MIN_CELL_PX / max(height, width))
     cell_w, cell_h = round(width * zoom), round(height * zoom)
     step_w, step_h = cell_w + GAP_PX, cell_h + CAPTION_PX + GAP_PX
     out = np.full((rows * step_h + GAP_PX, columns * step_w + GAP_PX, 3), PAPER, np.uint8)

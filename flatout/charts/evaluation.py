@@ -30,7 +30,7 @@ from flatout.charts.canvas import (
 
 FEW_NUMBERS = 30
 """Up to this many classes (background included), every cell shows its number."""
-MOST_NAMES = 99
+MAX_NAMES = 99
 DARK: Colour = (122, 54, 8)
 LIGHT: Colour = (255, 251, 247)
 
@@ -47,7 +47,7 @@ def plot_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path
     canvas = Canvas(round(left + width + 84), round(top + width + longest + 46))
     canvas.text("Confusion matrix", left + width / 2, 24, px=10, anchor="middle", bold=True)
     _plot_cells(canvas, shares, left, top, cell)
-    if side <= MOST_NAMES:
+    if side <= MAX_NAMES:
         _plot_names(canvas, labels, left, top, cell, letters)
     canvas.text("True", left + width / 2, top + width + longest + 32, px=9, anchor="middle", bold=True)
     canvas.rising_text("Predicted", 20, top + width / 2, px=9, bold=True)
@@ -202,8 +202,8 @@ def _plot_legend(canvas: Canvas, shown: Sequence[tuple[str, Colour]]) -> None:
 SIDE = 300
 LEFT, TOP, GAP = 66, 44, 92
 BINS = 75
-MOST_NAMED_BARS = 30
-MOST_OUTLINES = 400
+MAX_NAMED_BARS = 30
+MAX_OUTLINES = 400
 
 
 def plot_label_statistics(label_T5: np.ndarray, names: Sequence[str], file: Path) -> Path:
@@ -237,12 +237,12 @@ def _plot_counts(canvas: Canvas, frame: Frame, count_C: np.ndarray, names: Seque
         title="Labels per class",
         y_label="labels",
         whole_x=True,
-        x_ticks=num_classes > MOST_NAMED_BARS,
-        x_label="class" if num_classes > MOST_NAMED_BARS else "",
+        x_ticks=num_classes > MAX_NAMED_BARS,
+        x_label="class" if num_classes > MAX_NAMED_BARS else "",
     )
     for number, count in enumerate(count_C.tolist()):
         axes.bar(number + 0.1, number + 0.9, count, colour_of(number))
-        if num_classes <= MOST_NAMED_BARS:
+        if num_classes <= MAX_NAMED_BARS:
             _write_class(axes, number, count, shortened(name_of(number, names), 16), SIDE / num_classes)
     axes.close()
 
@@ -256,9 +256,9 @@ def _write_class(axes: Axes, number: int, count: int, name: str, room: float) ->
 
 
 def _plot_outlines(canvas: Canvas, frame: Frame, label_T5: np.ndarray) -> None:
-    """Outlines of boxes around a common centre; at most MOST_OUTLINES, taken evenly from the set."""
+    """Outlines of boxes around a common centre; at most MAX_OUTLINES, taken evenly from the set."""
     axes = Axes(canvas, frame, x=(-0.5, 0.5), y=(-0.5, 0.5), title="Shapes of boxes", x_label="relative to the image")
-    chosen = np.linspace(0, len(label_T5) - 1, min(MOST_OUTLINES, len(label_T5))).round().astype(int)
+    chosen = np.linspace(0, len(label_T5) - 1, min(MAX_OUTLINES, len(label_T5))).round().astype(int)
     for number, _, _, width, height in label_T5[chosen].tolist():
         (left, top), (right, bottom) = axes.to_px(np.array([-width, width]) / 2, np.array([height, -height]) / 2)
         canvas.rectangle(left, top, right, bottom, colour_of(int(number)), 0.6)

@@ -14,7 +14,7 @@ from flatout.charts.canvas import ACCENT, MUTED, WARM, Axes, Canvas, Frame, writ
 from flatout.errors import DataError
 
 NUM_COLUMNS = 15
-LEAST_LOSS = 1e-12
+MIN_LOSS = 1e-12
 """Smaller losses are plotted as this, on their logarithmic scale."""
 
 
@@ -78,7 +78,7 @@ def plot_columns(
         value_E = np.array([float(row.get(name) or "nan") for row in rows])
         if np.isfinite(value_E).any():
             is_loss = name in losses
-            shown_E = np.log10(np.maximum(value_E, LEAST_LOSS)) if is_loss else value_E
+            shown_E = np.log10(np.maximum(value_E, MIN_LOSS)) if is_loss else value_E
             curves.append(Curve(f"{name} (log10)" if is_loss else name, shown_E, is_loss))
     return plot_epochs(np.array([float(row["epoch"]) for row in rows]), curves, file) if curves else None
 

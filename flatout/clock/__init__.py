@@ -5,7 +5,7 @@ Files:
     cgroup           Limits that control groups (v1 and v2) set for a process
     clock            Named stages: how long each part of the work takes
     machine          Cores, memory, shared memory and file descriptors that this process may use
-    worker_registry  The workers of this process's open feeds: their stage times and timelines
+    worker_registry  The workers of this process's open feeds: their stage times, CPU time and timelines
 """
 
 from typing import TYPE_CHECKING
@@ -15,9 +15,9 @@ from flatout.lazy import face
 if TYPE_CHECKING:
     from flatout.clock.clock import (
         AHEAD,
+        ALL_PAUSES,
         LOG,
         PAUSES,
-        PAUSING,
         STAGE_DTYPE,
         STAGES,
         Event,
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
         kind_of,
         label_of,
         owners,
+        pause_stage,
         place_label,
         read_totals,
-        stage_apart,
     )
     from flatout.clock.machine import Cores, Descriptors, Memory, OtherLoad, Shm, busy_cores, fitting_threads
     from flatout.clock.worker_registry import TIMELINE_DTYPE, TracedTotals, want, worker_timelines

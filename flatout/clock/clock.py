@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-STAGE_DTYPE = np.dtype([("name", "S32"), ("runs", np.int64), ("total_ns", np.int64), ("inside_ns", np.int64)])
+STAGE_DTYPE = np.dtype([("name", "S32"), ("runs", np.int64), ("total_ns", np.int64), ("nested_ns", np.int64)])
 
 
 # Recording
@@ -53,25 +53,25 @@ class Totals:
         # Memoryviews: reading or writing a number takes a third of the time that NumPy takes.
         self._runs = self.table["runs"].data
         self._total_ns = self.table["total_ns"].data
-        self._inside_ns = self.table["inside_ns"].data
+        self._inside_ns = self.table["nested_ns"].data
         # The table may contain rows of a worker that this one replaces.
         self._rows = {name: row for row, name in enumerate(read_totals(self.table))}
 
-    def add(self, name: str, duration_ns: int, inside_ns: int = 0) -> None:
-        """Count one run of stage `name`, of which `inside_ns` was spent in nested stages."""
+    def add(self, name: str, duration_ns: int, nested_ns: int = 0) -> None:
+        """Count one run of stage `name`, of which `nested_ns` was spent in nested stages."""
         row = self._rows.get(name)
         if row is None:
             row = self._open_row(name)
         self._runs[row] += 1
         self._total_ns[row] += duration_ns
-        self._inside_ns[row] += inside_ns
+        self._inside_ns[row] += nested_ns
 
     def opened(self, name: str) -> None:
         """Called when a stage begins; does nothing here, but recorders that keep a timeline override it."""
 
-    def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
+    def closed(self, name: str, begin_ns: int, end_ns: int, nested_ns: int) -> None:
         """Called when a stage has ended."""
-        self.add(name, end_ns - begin_ns, inside_ns)
+        self.add(name, end_ns - begin_ns, nested_ns)
 
     def step_ended(self, num_images: int) -> None:
         """Called when a training step has ended; does nothing here, but a `StepRecorder` records each step."""
@@ -97,7 +97,7 @@ def read_totals(table: np.ndarray) -> dict[str, StageTime]:
 def read_self_ns(table: np.ndarray) -> dict[str, int]:
     """Time per stage without its nested stages; these add up to the time that marks cover."""
     used = table[table["name"] != b""]
-    return {row["name"].decode(): int(row["total_ns"] - row["inside_ns"]) for row in used}
+    return {row["name"].decode(): int(row["total_ns"] - row["nested_ns"]) for row in used}
 
 
 class _NullMark:
@@ -119,12 +119,12 @@ class _Mark:
     call made here, and its time is subtracted from the stage that is innermost at that moment.
     """
 
-    __slots__ = ("_begin_ns", "_recorder", "inside_ns", "name", "outer")
+    __slots__ = ("_begin_ns", "_recorder", "name", "nested_ns", "outer")
 
     def __init__(self, recorder: Totals, name: str) -> None:
         self._recorder = recorder
         self.name = name
-        self.inside_ns = 0
+        self.nested_ns = 0
 
     def __enter__(self) -> None:
         recorder = self._recorder
@@ -137,8 +137,8 @@ class _Mark:
         recorder.innermost = outer
         end_ns = time.perf_counter_ns()
         if outer is not None:
-            outer.inside_ns += end_ns - self._begin_ns
-        recorder.closed(self.name, self._begin_ns, end_ns, self.inside_ns)
+            outer.nested_ns += end_ns - self._begin_ns
+        recorder.closed(self.name, self._begin_ns, end_ns, self.nested_ns)
 
 
 class _ThreadState(threading.local):
@@ -321,7 +321,7 @@ PAUSES = frozenset({"between", "validate", "checkpoint", "pictures"})
 LOG = "log"
 """A pause if it only happens now and then; part of the step if it happens in every step."""
 
-PAUSING = PAUSES | {name for name, stage in ENGINE.items() if stage in PAUSES}
+ALL_PAUSES = PAUSES | {name for name, stage in ENGINE.items() if stage in PAUSES}
 """PAUSES, and the engine's names for them."""
 
 _APART = frozenset({*PAUSES, LOG, AHEAD})
@@ -329,10 +329,10 @@ _APART = frozenset({*PAUSES, LOG, AHEAD})
 
 def is_pause(name: str) -> bool:
     """Whether a stage of this name is a pause; knows the engine's names too."""
-    return name in PAUSING
+    return name in ALL_PAUSES
 
 
-def stage_apart(mark: _Mark | None) -> str | None:
+def pause_stage(mark: _Mark | None) -> str | None:
     """The innermost open stage that is not part of an ordinary step; None within an ordinary step."""
     while mark is not None:
         if (stage := canonical(mark.name)) in _APART:

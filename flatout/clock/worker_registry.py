@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.clock import clock
-from flatout.clock.clock import Event, stage_apart
+from flatout.clock.clock import Event, pause_stage
 
 EVENTS_KEPT = 512
 EVENT_DTYPE = np.dtype([("name", "S32"), ("begin_ns", np.int64), ("end_ns", np.int64), ("depth", np.int64)])
@@ -39,9 +39,9 @@ class TracedTotals(clock.Totals):
     def opened(self, name: str) -> None:
         self._depth += 1
 
-    def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
+    def closed(self, name: str, begin_ns: int, end_ns: int, nested_ns: int) -> None:
         self._depth -= 1
-        super().closed(name, begin_ns, end_ns, inside_ns)
+        super().closed(name, begin_ns, end_ns, nested_ns)
         if self._wanted[0]:
             self._events[self._number[0] % EVENTS_KEPT] = (name.encode(), begin_ns, end_ns, self._depth)
             self._number[0] += 1
@@ -78,11 +78,11 @@ class WorkerGroup(NamedTuple):
     """0: the main thread does their work, under its own recorder."""
     pids: Callable[[], Mapping[int, int]]
     """Worker -> process id; empty for threads."""
-    is_apart: bool = False
+    in_pause: bool = False
     """Whether the feed was started in a pause, so that it serves something between steps, such as a validation."""
 
 
-class Spent(NamedTuple):
+class WorkerTotals(NamedTuple):
     """Sums over the workers of a group, since they started."""
 
     self_ns: Counter[str]
@@ -97,15 +97,15 @@ _groups: "weakref.WeakKeyDictionary[object, WorkerGroup]" = weakref.WeakKeyDicti
 
 def announce(owner: object, group: WorkerGroup) -> None:
     """Register `group` for as long as `owner` lives."""
-    _groups[owner] = group._replace(is_apart=stage_apart(clock.innermost()) is not None)
+    _groups[owner] = group._replace(in_pause=pause_stage(clock.innermost()) is not None)
 
 
-def at_work() -> list[WorkerGroup]:
+def worker_groups() -> list[WorkerGroup]:
     """The worker groups of all open feeds."""
     return list(_groups.values())
 
 
-def spent(group: WorkerGroup) -> Spent:
+def spent(group: WorkerGroup) -> WorkerTotals:
     """Stage and CPU times of a group's workers so far."""
     self_ns: Counter[str] = Counter()
     runs: Counter[str] = Counter()
@@ -113,7 +113,7 @@ def spent(group: WorkerGroup) -> Spent:
         self_ns.update(clock.read_self_ns(table))
         runs.update({name: time.runs for name, time in clock.read_totals(table).items()})
     pids = list(group.pids().values())
-    return Spent(self_ns, runs, sum(map(cpu_ns, pids)), sum(map(wanted_ns, pids)))
+    return WorkerTotals(self_ns, runs, sum(map(cpu_ns, pids)), sum(map(wanted_ns, pids)))
 
 
 def cpu_ns(pid: int) -> int:

@@ -12,13 +12,13 @@ Files:
 
     check          Check every file of a data set for problems that would spoil a training
     cli            flatout defect: dispatches to the commands
-    demo_data      Generates a demo data set: strips with a sine texture
-    export         Export of a network for whole images as an ONNX file
+    demo_data      Generates a demo data set: strips with a sine texture in three noisy planes
+    export         Export of a network for whole images as an ONNX file that includes scaling, patches
     input          Training batches: painted by workers, or rendered on the GPU from parameters that workers draw
     inspector      Defect detection in Python: train, evaluate, predict and export as methods of one object
     model          The segmentation networks: a U-Net over patches of target, ref1 and ref2, with two classes
     options        Options of `flatout defect train`, `test` and `predict`
-    patches        The grid of patches in an image, and stitching of their results
+    patches        The grid of patches in an image, and stitching of their results. Computed by arithmetic
     plots          Plots of training samples and of results
     predict        Heat maps, detections and tables for a folder of images, with scores where labels exist
     profile        The defect training as `flatout profile` runs it

@@ -1,6 +1,6 @@
 """flatout defect: dispatches to the commands."""
 
-from flatout.cli import Command, answer_or_explain
+from flatout.cli import Command, dispatch_or_help
 
 DESCRIPTION = "Find defects between dies: what is in target and in neither of two references."
 COMMANDS = {
@@ -16,4 +16,4 @@ COMMANDS = {
 
 def main(argv: list[str]) -> int:
     """Run one command of the defect job; returns its exit code."""
-    return answer_or_explain(argv, COMMANDS, door="flatout defect", description=DESCRIPTION)
+    return dispatch_or_help(argv, COMMANDS, prog="flatout defect", description=DESCRIPTION)

@@ -30,12 +30,12 @@ from flatout.export import (
     Session,
     in_float16,
     in_int8,
-    is_there,
+    is_installed,
     last_convolutions,
-    need,
     refuse_missing,
+    require_package,
     save,
-    state_facts,
+    set_metadata,
     traced,
 )
 from flatout.feed import DecodeError
@@ -144,7 +144,7 @@ def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSE
         "network": network.version,
         "patches": f"{len(grid.ys)} x {len(grid.xs)} of {grid.patch_hw[0]} px, stitched by owner",
     }
-    state_facts(model, facts)
+    set_metadata(model, facts)
     difference = _difference(whole, model, path, grid)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequen
     `images` [3, H, W] in 0..255; the first and the last convolution are kept, because their errors directly affect the
     heat map.
     """
-    model = need("onnx").load(str(path))
+    model = require_package("onnx").load(str(path))
     if precision == "float16":
         save(in_float16(model), out)
     elif precision == "int8":
@@ -173,7 +173,7 @@ def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequen
 
 def _difference(whole: WholeImage, model: Model, path: Path, grid: Grid) -> float | None:
     """Largest difference between model and network on a batch of two images; ParityError if above the tolerance."""
-    if not is_there("onnxruntime"):
+    if not is_installed("onnxruntime"):
         logger.warning(
             "%s was not verified, because onnxruntime is not installed: pip install onnxruntime, and export again.",
             path,

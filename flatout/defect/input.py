@@ -167,7 +167,7 @@ def feed_config(config: InputConfig, plan: Plan, world: World) -> FeedConfig:
     """
     feed = FeedConfig(
         workers=config.workers,
-        local_ranks=world.size_here,
+        local_ranks=world.ranks_here,
         prefetch_factor=config.prefetch_factor,
         micro_batch=min(plan.batch_size, MICRO_BATCH),
         epochs=config.epochs,
@@ -186,7 +186,7 @@ def make_plan(recipe: SampleRecipe, config: InputConfig, world: World) -> Plan:
         order = GroupedOrder(recipe.num_images, recipe.grid.per_image, config.group_images, config.seed)
     return Plan(
         num_samples=len(recipe),
-        batch_size=world.share_of(config.total_batch),
+        batch_size=world.batch_per_rank(config.total_batch),
         seed=config.seed,
         last="short",
         rank=world.rank,

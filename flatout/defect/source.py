@@ -85,11 +85,11 @@ class SampleRecipe:
         item_M, is_bad_M = draws["item"].astype(np.int64), unreadable.among(draws["item"])
         is_patch_M, is_bad_N = item_M < self.num_images, unreadable.is_bad_N
         bad = np.flatnonzero(is_bad_M & is_patch_M)
-        item_M[bad] = unreadable.stand_ins(bad, item_M[bad], is_bad_N[: self.num_images])
+        item_M[bad] = unreadable.substitutes(bad, item_M[bad], is_bad_N[: self.num_images])
         index_M = np.where(is_patch_M, item_M * self.grid.per_image + indices % self.grid.per_image, indices)
         bad = np.flatnonzero(is_bad_M & ~is_patch_M)
         first = 0 if is_bad_N[self.num_images :].all() else self.num_images
-        item_M[bad] = first + unreadable.stand_ins(bad, item_M[bad] - first, is_bad_N[first:])
+        item_M[bad] = first + unreadable.substitutes(bad, item_M[bad] - first, is_bad_N[first:])
         return Substituted(index_M, {**draws, "item": item_M.astype(np.int32)}, is_bad_M)
 
     def _draw_params(self, seed: int, epoch: int, positions_M: np.ndarray) -> dict[str, np.ndarray]:

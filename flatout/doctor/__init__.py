@@ -4,7 +4,7 @@ Files:
 
     cli          The command line of `flatout doctor`, and its report as text or JSON
     gpu          Facts and findings about torch, the NVIDIA driver and the GPUs
-    host         Facts and findings about cores, memory, descriptors, package versions and disk
+    host         Facts and findings about cores, memory, shared memory, file descriptors, package versions and disk
     images       Facts and findings about OpenCV and JPEG decoding
     torch_probe  Program that imports torch, runs a kernel on each GPU, and prints the results as JSON
 """

@@ -26,7 +26,7 @@ from flatout.safefiles import replacing
 # Optional packages, which an export needs and a training does not: imported when they are used
 
 
-def need(name: str) -> Any:
+def require_package(name: str) -> Any:
     """Import an optional package or one of its modules. ConfigError with the install command if it is missing."""
     try:
         return import_module(name)
@@ -37,11 +37,11 @@ def need(name: str) -> Any:
 def refuse_missing(*names: str) -> None:
     """ConfigError if one of these packages is missing; imports nothing. For a check before a long export."""
     for name in names:
-        if not is_there(name):
+        if not is_installed(name):
             raise ConfigError(_missing(name))
 
 
-def is_there(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Whether a package can be found; imports nothing."""
     try:
         return find_spec(name) is not None
@@ -86,7 +86,7 @@ def traced(
 ) -> Model:
     """The ONNX model of a module, which must be in evaluation mode and on the CPU. ConfigError if the opset is too
     old."""
-    onnx = need("onnx")
+    onnx = require_package("onnx")
     with tempfile.TemporaryDirectory() as folder, quiet_tracing():
         path = str(Path(folder, "traced.onnx"))
         try:
@@ -107,17 +107,17 @@ def traced(
 
 def simplified(model: Model) -> Model:
     """The model with constants folded and redundant nodes removed."""
-    return need("onnxslim").slim(model)
+    return require_package("onnxslim").slim(model)
 
 
-def state_facts(model: Model, facts: Mapping[str, str]) -> None:
+def set_metadata(model: Model, facts: Mapping[str, str]) -> None:
     """Set the metadata of a model, in place."""
-    need("onnx").helper.set_model_props(model, dict(facts))
+    require_package("onnx").helper.set_model_props(model, dict(facts))
 
 
-def state_shapes(model: Model, shapes: Mapping[str, Sequence[int | str]]) -> None:
+def set_output_shapes(model: Model, shapes: Mapping[str, Sequence[int | str]]) -> None:
     """Set the declared shapes of outputs, in place: numbers, and names of variable axes."""
-    onnx = need("onnx")
+    onnx = require_package("onnx")
     for output in model.graph.output:
         if output.name in shapes:
             dtype = output.type.tensor_type.elem_type
@@ -142,7 +142,7 @@ def opset_of(model: Model) -> int:
 
 def check(model: Model) -> None:
     """Run the checker of onnx, which skips nodes of custom domains."""
-    need("onnx").checker.check_model(model)
+    require_package("onnx").checker.check_model(model)
 
 
 def save(model: Model, path: Path) -> int:
@@ -161,7 +161,7 @@ class Session:
 
     def __init__(self, model: Any, *, threads: int = 0) -> None:
         """`model` is an onnx.ModelProto or the path of a file; with 0 threads, ONNX Runtime chooses their number."""
-        onnxruntime = need("onnxruntime")
+        onnxruntime = require_package("onnxruntime")
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = threads
         settings.log_severity_level = 3

@@ -7,14 +7,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flatout.export.onnx_model import Model, need
+from flatout.export.onnx_model import Model, require_package
 
 Precision = Literal["float32", "float16", "int8"]
 
 
 def in_float16(model: Model) -> Model:
     """A copy with weights and activations in float16; inputs and outputs stay float32."""
-    made = need("onnxruntime.transformers.float16").convert_float_to_float16(_copy(model), keep_io_types=True)
+    made = require_package("onnxruntime.transformers.float16").convert_float_to_float16(
+        _copy(model), keep_io_types=True
+    )
     _sort_topologically(made)
     return made
 
@@ -24,7 +26,7 @@ def in_float16_up_to_last_convolutions(model: Model) -> Model:
 
     The converter can exclude nodes as well, but it rounds the values that pass between them.
     """
-    onnx = need("onnx")
+    onnx = require_package("onnx")
     model = _with_initializers(model)
     end = {node.output[0] for node in _final_nodes(model) if node.op_type != "Conv"}
     tail = [node for node in model.graph.node if node.output[0] in end]
@@ -78,7 +80,7 @@ def in_int8(model: Model, examples: Iterable[np.ndarray], *, input_name: str, ke
     The first convolution and the nodes `kept` are not quantized: their errors would affect everything that follows, or
     the result directly.
     """
-    onnx, quantization = need("onnx"), need("onnxruntime.quantization")
+    onnx, quantization = require_package("onnx"), require_package("onnxruntime.quantization")
     first = next(node.name for node in model.graph.node if node.op_type == "Conv")
     with tempfile.TemporaryDirectory() as folder:
         # Through files: the quantizer accepts them in every version.
@@ -86,7 +88,7 @@ def in_int8(model: Model, examples: Iterable[np.ndarray], *, input_name: str, ke
         onnx.save(model, str(source))
         prepared = Path(folder, "prepared.onnx")
         # Shape inference only: the optimisations would rename nodes.
-        need("onnxruntime.quantization.shape_inference").quant_pre_process(
+        require_package("onnxruntime.quantization.shape_inference").quant_pre_process(
             str(source), str(prepared), skip_optimization=True, skip_symbolic_shape=True
         )
         quantization.quantize_static(

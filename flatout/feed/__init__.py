@@ -3,19 +3,19 @@
 Files:
 
     batch           The host batch that a feed yields, and how ragged rows of many workers become one array
-    config          Settings of a feed, and how many workers each GPU gets
-    device          Copies batches to the GPU one ahead of the step, and renders them there
-    device_store    Decoded arrays kept in device memory, with pinned RAM for those that do not fit
-    feed            The resumable stream of batches, in plan order, with any number of workers
-    forkserver      The small process that worker processes are forked from
-    plan            Which sample goes into which step, and random numbers keyed by position
-    processes       Worker backends: inline, threads, or processes forked by a forkserver
-    ring            Slots for batches and a task queue in shared memory
-    runtime         Slots, workers, ordered batches and throughput meter of a started feed
-    source          The protocol of data sources, and substitutes for unreadable items
-    streamed_items  Items that a device store cannot keep, sent along with the batches that need them
-    supervisor      Publishes tasks, and recovers from workers that die, hang or fail
-    worker          The worker's loop: draw, read into the slot, hand over ragged rows, report
+    config          Settings of a feed, none of which changes the batches it yields, and how many workers each GPU gets
+    device          Batches on the GPU: copied one batch ahead on a separate stream, without a host-device wait
+    device_store    The device store: decoded arrays kept in device memory, with pinned RAM for those that do not fit
+    feed            The feed: a resumable stream of batches, in plan order, with any number of workers
+    forkserver      The forkserver: the small process that worker processes are forked from
+    plan            Which sample goes into which step, decided before anything is read
+    processes       Worker backends: start, stop, kill and replace the workers of a feed, in the process that trains
+    ring            The ring: slots for batches and a task queue, in shared memory
+    runtime         The runtime of a started feed: memory checks, slots, workers, batches in order
+    source          The protocol of data sources: anything that can fill rows of a batch
+    streamed_items  Streamed items: those that a device store cannot keep, sent along with the batches that need them
+    supervisor      The supervisor: publishes tasks, and recovers from workers that die, hang or fail
+    worker          The worker's loop: claim a task, draw, read into the slot, hand over ragged rows, report
     loader/         The feed behind the interface of torch's DataLoader, for any map-style dataset. See docs/loader.md
     store/          Items decoded once into arrays that all workers and ranks of a machine share. See docs/store.md
 """

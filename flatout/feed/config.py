@@ -14,9 +14,9 @@ from flatout.errors import ConfigError
 # Plain arithmetic: the same arguments give the same plan on any machine. A total of 0 still means one per GPU.
 
 AUTO_SHARE = 0.8
-MOST_CORES = 8192
+MAX_CORES = 8192
 """The Linux kernel's own limit: a larger count is a typing mistake."""
-MOST_GPUS = 1024
+MAX_GPUS = 1024
 TOTAL_WORDS = '"auto", "cpu*0.9" or '
 
 
@@ -61,9 +61,9 @@ def plan_workers(
         facts = machine.cores()
         cores, origin = facts.usable, f"cores: {facts}"
     else:
-        cores = _whole("cores", cores, 1, MOST_CORES)
+        cores = _whole("cores", cores, 1, MAX_CORES)
         origin = f"cores: {cores}, as given"
-    gpus = _whole("gpus", gpus, 0, MOST_GPUS)
+    gpus = _whole("gpus", gpus, 0, MAX_GPUS)
     shares = max(1, gpus)
     most = max(1024, 32 * cores)
     num_total = _total(total, cores, most)

@@ -351,7 +351,7 @@ class DeviceFeed(DeviceBatches):
 
     The feed's source has a field of item numbers, int [B] or [B, n]; its other fields are passed as `params`. A batch
     contains all of these and the rendered `outputs`, by name. Items that the store does not keep must be streamed by
-    the source (`DeviceStore.bringing`).
+    the source (`DeviceStore.streamed_items`).
     """
 
     def __init__(
@@ -371,10 +371,10 @@ class DeviceFeed(DeviceBatches):
             )
         if clash := sorted(set(outputs) & set(feed.source.fields)):
             raise ConfigError(f"Output '{clash[0]}' has the same name as a field of the source: rename one of them.")
-        if store.num_away and NUMBERS not in feed.source.fields:
+        if store.num_streamed and NUMBERS not in feed.source.fields:
             raise ResourceError(
-                f"{store.num_away} of {len(store)} items fit neither on {store.device} nor into half of the free RAM, "
-                "and the source does not stream them. Use a larger budget, smaller items or fewer of them."
+                f"{store.num_streamed} of {len(store)} items fit neither on {store.device} nor into half of the "
+                "free RAM, and the source does not stream them. Use a larger budget, smaller items or fewer of them."
             )
         self._store = store
         self._render = render

@@ -10,6 +10,7 @@ Dimension key:  N items   D dimensions of an item   Q items of a batch   K strea
 """
 
 import logging
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -173,7 +174,8 @@ class DeviceStore:
 
         `budget_bytes` is the device memory to use (default: 80 % of what is free). `batch_items`, the most items that
         a batch may need, is only required if not all items fit into the budget: room to stage them is reserved.
-        `pinned_bytes` is the RAM for those (default: half of what is free); the rest must be streamed (`bringing`).
+        `pinned_bytes` is the RAM for those (default: half of what is free); the rest must be streamed
+        (`streamed_items`).
 
         An item that cannot be read (OSError, DecodeError) is blank; pass `unreadable` to the feed, which then replaces
         it.
@@ -222,18 +224,25 @@ class DeviceStore:
         )
         if self.residence.num_pinned:
             text += f", {self.residence.num_pinned} staged from pinned memory ({_size(self.residence.host_chunks)})"
-        return text + (f", {num_away} streamed with the batches that need them" if (num_away := self.num_away) else "")
+        return text + (
+            f", {num_streamed} streamed with the batches that need them" if (num_streamed := self.num_streamed) else ""
+        )
 
     @property
-    def num_away(self) -> int:
+    def num_streamed(self) -> int:
         """Number of items that are kept neither on the device nor in pinned RAM."""
         return len(self) - self.residence.num_kept
 
-    def bringing(self) -> StreamedItems | None:
+    def streamed_items(self) -> StreamedItems | None:
         """For the source: writes the items that must be streamed; None if all items are kept here."""
-        if not self.num_away:
+        if not self.num_streamed:
             return None
         return StreamedItems(self._items, self._chunks_N, first=self.residence.num_kept, chunk_bytes=CHUNK_BYTES)
+
+    def bringing(self) -> StreamedItems | None:
+        """The former name of `streamed_items`; to be removed in the next release."""
+        warnings.warn("DeviceStore.bringing is now called streamed_items", DeprecationWarning, stacklevel=2)
+        return self.streamed_items()
 
     def sources_of(
         self, items: np.ndarray, device_items: Tensor | None = None, streamed: StreamedChunks | None = None
@@ -272,7 +281,7 @@ class DeviceStore:
         if streamed is None:
             raise ConfigError(
                 f"Item {unique[0]} is kept neither in device memory nor in pinned RAM, and was not streamed with the "
-                "batch: pass what `bringing()` returns to the source, or use a larger budget."
+                "batch: pass what `streamed_items()` returns to the source, or use a larger budget."
             )
         number_B, place_B = np.unique(streamed.number_K, return_index=True)
         chunks_K = self._chunks_N[streamed.number_K]

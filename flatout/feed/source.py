@@ -330,7 +330,7 @@ class Unreadable:
         items = np.asarray(items)
         return np.asarray((items >= 0) & self.is_bad_N[items])
 
-    def stand_ins(self, sample_K: np.ndarray, number_K: np.ndarray, is_bad_N: np.ndarray) -> np.ndarray:
+    def substitutes(self, sample_K: np.ndarray, number_K: np.ndarray, is_bad_N: np.ndarray) -> np.ndarray:
         """Substitutes for `number_K` in samples `sample_K`, int64 [K]: numbers that are not bad.
 
         `is_bad_N` marks the numbers that cannot be used. They may count all items, a subset of them, or something that

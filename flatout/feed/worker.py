@@ -264,7 +264,7 @@ class TaskRunner:
         is_bad = unreadable.among(indices)
         if is_bad.any():
             bad = np.flatnonzero(is_bad)
-            indices[bad] = unreadable.stand_ins(bad, indices[bad], bad_N)
+            indices[bad] = unreadable.substitutes(bad, indices[bad], bad_N)
         return Selection(indices, self._draw(epoch, positions, indices), indices, is_bad, bad_N)
 
     def _draw(self, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:

@@ -12,15 +12,15 @@ from flatout.lazy import face
 
 if TYPE_CHECKING:
     from flatout.images.decoding import (
-        MOST_MISSING,
+        MAX_MISSING,
         DecodedImage,
         ImageFacts,
+        check_declared_size,
         check_png,
-        check_promise,
         check_size,
         decode,
         decoder_messages,
-        described,
+        describe_format,
         for_opencv,
         most_pixels,
         open_regular,

@@ -25,7 +25,7 @@ from flatout.images.header import READABLE, Header, ReadAt, header_of, read_head
 
 WINDOW_BYTES = 4096
 """Size of the first read: enough for the header of most files, and one page of the disk cache."""
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Maximum size of an image file."""
 
 
@@ -58,11 +58,11 @@ def read_facts(path: str, *, verify: bool = False) -> ImageFacts:
 
 
 def read_bytes(path: str) -> bytes:
-    """All bytes of an image file; raises DecodeError if there are more than MOST_BYTES."""
+    """All bytes of an image file; raises DecodeError if there are more than MAX_BYTES."""
     fd = open_regular(path)
     with open(fd, "rb") as file:
-        if (size := os.fstat(fd).st_size) > MOST_BYTES:
-            raise DecodeError(f"a file of {size >> 20} MiB; at most {MOST_BYTES >> 20} MiB are read")
+        if (size := os.fstat(fd).st_size) > MAX_BYTES:
+            raise DecodeError(f"a file of {size >> 20} MiB; at most {MAX_BYTES >> 20} MiB are read")
         return file.read()
 
 
@@ -123,13 +123,13 @@ def check_png(read_at: ReadAt, size: int) -> None:
 
 # Decoding
 
-MOST_PIXELS = 100_000_000
+MAX_PIXELS = 100_000_000
 """10,000 x 10,000; decoding that takes 300 MB. OpenCV's own limit is ten times as many."""
-MOST_PIXELS_PER_BYTE = 16_384
+MAX_PIXELS_PER_BYTE = 16_384
 """Maximum pixels per byte of a file. Some formats store any number of equal pixels in a few bytes; photos do not."""
 HARMLESS_PIXELS = 6_000_000
 """Images up to this size are decoded however small the file is: they take less than 50 MB, decoder included."""
-MOST_MISSING = 0.01
+MAX_MISSING = 0.01
 """Maximum share of rows that may be missing at the end of a JPEG; if more are missing, the image is not used."""
 GREY = 128
 """Value of pixels for which libjpeg has no data."""
@@ -158,7 +158,7 @@ def read_image(path: str) -> np.ndarray:
 def read_usable(path: str, *, at_least_px: int = 0) -> DecodedImage:
     """Like `read_image`, but also returns the header; for `at_least_px` see `decode`."""
     decoded = decode(read_bytes(path), at_least_px=at_least_px)
-    if decoded.missing > MOST_MISSING:
+    if decoded.missing > MAX_MISSING:
         raise DecodeError(f"cut off: {decoded.missing:.0%} of its rows are missing")
     return decoded
 
@@ -203,32 +203,32 @@ def for_opencv(content: bytes, header: Header) -> bytes:
 def check_size(header: Header, num_bytes: int) -> None:
     """Raise DecodeError for an unsupported or oversized image, before a decoder allocates memory for it."""
     if header.format not in READABLE:
-        raise DecodeError(f"not a usable image: {described(header.format)}")
+        raise DecodeError(f"not a usable image: {describe_format(header.format)}")
     if header.width * header.height > most_pixels(header):
         raise DecodeError(
             f"{header.width} x {header.height} pixels; at most {most_pixels(header):,} are decoded. "
             "Cut it into tiles first"
         )
-    check_promise(header, num_bytes)
+    check_declared_size(header, num_bytes)
 
 
-def check_promise(header: Header, num_bytes: int) -> None:
+def check_declared_size(header: Header, num_bytes: int) -> None:
     """Raise DecodeError if the header declares more pixels than a file of `num_bytes` can hold."""
     if num_bytes < header.least_bytes:
         raise DecodeError(f"its header says {header.width} x {header.height}, which {num_bytes} bytes cannot hold")
-    if header.width * header.height > max(num_bytes * MOST_PIXELS_PER_BYTE, HARMLESS_PIXELS):
+    if header.width * header.height > max(num_bytes * MAX_PIXELS_PER_BYTE, HARMLESS_PIXELS):
         raise DecodeError(
-            f"{header.width} x {header.height} pixels in {num_bytes} bytes, more than {MOST_PIXELS_PER_BYTE:,} pixels "
+            f"{header.width} x {header.height} pixels in {num_bytes} bytes, more than {MAX_PIXELS_PER_BYTE:,} pixels "
             "per byte: it is blank, or made to exhaust memory"
         )
 
 
 def most_pixels(header: Header) -> int:
     """Maximum number of pixels to decode; OpenCV takes several times the memory for more than 8 bits."""
-    return MOST_PIXELS if header.bits <= 8 else MOST_PIXELS // 4
+    return MAX_PIXELS if header.bits <= 8 else MAX_PIXELS // 4
 
 
-def described(kind: str) -> str:
+def describe_format(kind: str) -> str:
     return "its format is unknown" if kind == "unknown" else f"its content is {kind.upper()}"
 
 
@@ -302,7 +302,7 @@ def _by_opencv(content: bytes, *, is_upright: bool = True) -> np.ndarray | None:
 def _least_size(header: Header, at_least_px: int) -> dict[str, int]:
     """simplejpeg's arguments for decoding at a half, a quarter or an eighth, for which libjpeg has fast code."""
     if header.orientation != 1:
-        return {}  # rotated, it would begin with the pixel that extends beyond the image (see `resize_part`)
+        return {}  # rotated, it would begin with the pixel that extends beyond the image (see `resize_scaled_decode`)
     longer = max(header.width, header.height)
     parts = next((parts for parts in (8, 4, 2) if 0 < at_least_px <= longer / parts), 1)
     if parts == 1:
@@ -312,7 +312,7 @@ def _least_size(header: Header, at_least_px: int) -> dict[str, int]:
 
 # Messages of decoders: libjpeg, libpng, libtiff and OpenCV print to file descriptor 2
 
-MOST_PRINTED_BYTES = 1 << 16
+MAX_PRINTED_BYTES = 1 << 16
 """Maximum number of printed bytes that are kept."""
 
 _OPENCV_PREFIX = re.compile(r"^\[ *[A-Z]+:\d+@[\d.]+\] (?:global )?(?:\S+:\d+ )?")
@@ -338,7 +338,7 @@ def decoder_messages() -> Iterator[list[str]]:
     finally:
         os.dup2(real, 2)
         os.close(real)
-        text = os.pread(kept, MOST_PRINTED_BYTES, 0).decode(errors="replace")
+        text = os.pread(kept, MAX_PRINTED_BYTES, 0).decode(errors="replace")
         os.close(kept)
         # A progress bar that another thread updates at the same time is not a message.
         lines += [_OPENCV_PREFIX.sub("", line).strip() for line in text.splitlines() if line.isprintable()]

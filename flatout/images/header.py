@@ -14,7 +14,7 @@ from flatout.feed import DecodeError
 
 # TIFF directories; EXIF is one too, read as OpenCV reads it
 
-MOST_ENTRIES = 512
+MAX_ENTRIES = 512
 
 _TAGS = {
     256: "width",
@@ -61,7 +61,7 @@ class TiffTags:
     def _read(self, read_at: Callable[[int, int], bytes], offset: int, count: str, entry: str, after: str) -> None:
         count_bytes, entry_bytes = struct.calcsize(f"{self._order}{count}"), struct.calcsize(entry)
         (num_entries,) = struct.unpack(f"{self._order}{count}", read_at(offset, count_bytes))
-        if num_entries > MOST_ENTRIES:
+        if num_entries > MAX_ENTRIES:
             raise struct.error("too many entries")
         begin = offset + count_bytes
         table = read_at(begin, num_entries * entry_bytes)
@@ -128,10 +128,10 @@ NOT_OPENED = (*NOT_IMAGES, "heic", "svg")
 """Formats that Pillow, and therefore YOLOv7, cannot open. Pillow opens the others, but YOLOv7 rejects their format."""
 FORMATS = ("unknown", *READABLE, "gif", "jpeg2000", "avif", "heic", "psd", "ico", "pdf", "svg", "html", "zip", "ppm")
 """All formats that are recognised; those not in READABLE only get a better error message."""
-MOST_SEGMENTS = 1 << 16
-MOST_STRAY_BYTES = 1 << 26
+MAX_SEGMENTS = 1 << 16
+MAX_STRAY_BYTES = 1 << 26
 """Maximum number of stray bytes between two segments of a JPEG."""
-MOST_EXIF_BYTES = 1 << 16
+MAX_EXIF_BYTES = 1 << 16
 TAIL_BYTES = 4096
 """Number of bytes at the end of a PNG that are searched for EXIF."""
 DEFLATE_FACTOR = 1032
@@ -237,7 +237,7 @@ def _jpeg(read_at: ReadAt, num_bytes: int) -> Header:
     """Read segment by segment like libjpeg, which skips fill bytes and stray bytes between segments."""
     offset, is_mpo, frame, end = 2, False, None, ""
     orientation: int | None = None
-    for _ in range(MOST_SEGMENTS):
+    for _ in range(MAX_SEGMENTS):
         offset, marker = _next_marker(read_at, offset)
         if marker in _STANDALONE:
             continue
@@ -255,7 +255,7 @@ def _jpeg(read_at: ReadAt, num_bytes: int) -> Header:
             frame = (*struct.unpack(">BHHB", read_at(body, 6)), marker in _PROGRESSIVE)
         offset += max(length, 2)
     if frame is None:
-        raise DecodeError(f"a JPEG without a frame header: {end or f'none in {MOST_SEGMENTS:,} segments'}")
+        raise DecodeError(f"a JPEG without a frame header: {end or f'none in {MAX_SEGMENTS:,} segments'}")
     bits, height, width, channels, progressive = frame
     kind = "mpo" if is_mpo else "jpeg"
     least = width * height // JPEG_PIXELS_PER_BYTE
@@ -267,7 +267,7 @@ def _next_marker(read_at: ReadAt, offset: int) -> tuple[int, int]:
     head = read_at(offset, 2)
     if _MARKER.match(head):
         return offset + 2, head[1]
-    for begin in range(offset, offset + MOST_STRAY_BYTES, _STRAY_BLOCK):
+    for begin in range(offset, offset + MAX_STRAY_BYTES, _STRAY_BLOCK):
         block = read_at(begin, _STRAY_BLOCK + 1)  # one more, so that no marker is split
         if found := _MARKER.search(block):
             return begin + found.end(), block[found.end() - 1]
@@ -281,10 +281,10 @@ def _png(read_at: ReadAt, num_bytes: int) -> Header:
     if read_at(12, 4) != b"IHDR" or colour not in _PNG_CHANNELS:
         raise DecodeError("a PNG without a valid first chunk")
     offset, exif, pages, alpha = 33, b"", 1, False
-    for _ in range(MOST_SEGMENTS):
+    for _ in range(MAX_SEGMENTS):
         length, kind = struct.unpack(">I4s", read_at(offset, 8))
         if kind == b"eXIf" and not exif:
-            exif = _png_exif(read_at(offset, length + 12) if length <= MOST_EXIF_BYTES else b"")
+            exif = _png_exif(read_at(offset, length + 12) if length <= MAX_EXIF_BYTES else b"")
         elif kind == b"acTL":
             pages = 2
         elif kind == b"tRNS":
@@ -345,14 +345,14 @@ def _webp(read_at: ReadAt, num_bytes: int) -> Header:
 
 def _webp_orientation(read_at: ReadAt) -> int:
     offset = 12
-    for _ in range(MOST_SEGMENTS):
+    for _ in range(MAX_SEGMENTS):
         head = read_at(offset, 8)
         if len(head) < 8:
             return 1
         kind, length = struct.unpack("<4sI", head)
         if kind == b"EXIF":
             # Some programs write JPEG's "Exif\0\0" before the block: OpenCV then ignores it, and so does this.
-            return orientation_in(read_at(offset + 8, min(length, MOST_EXIF_BYTES))) or 1
+            return orientation_in(read_at(offset + 8, min(length, MAX_EXIF_BYTES))) or 1
         offset += 8 + length + (length & 1)
     return 1
 
@@ -362,7 +362,7 @@ def _tiff(read_at: ReadAt, num_bytes: int) -> Header:
     width, height = tags.first("width"), tags.first("height")
     if width is None or height is None:
         raise DecodeError("a TIFF without a size")
-    bits, samples = tags.first("bits") or 1, min(tags.first("samples") or 1, MOST_ENTRIES)
+    bits, samples = tags.first("bits") or 1, min(tags.first("samples") or 1, MAX_ENTRIES)
     is_plain = tags.first("compression") in (None, 1)
     return Header(
         "dng" if tags.first("dng_version") is not None else "tiff",

@@ -20,7 +20,7 @@ from flatout.cli import JOBS
 from flatout.errors import ConfigError, Interrupted
 from flatout.runs import TrainCommand
 
-FEWEST_STEPS = 3
+MIN_STEPS = 3
 """Equal to flatout.profiler.observe.observation.MIN_TIMED_STEPS; repeated here so that --help does not load it."""
 
 EPILOG = """examples:
@@ -38,9 +38,9 @@ def main(argv: list[str]) -> int:
     """Profile a training; returns the exit code."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
-    if args.steps < FEWEST_STEPS:
+    if args.steps < MIN_STEPS:
         raise ConfigError(
-            f"flatout profile: --steps {args.steps} is too few for a conclusion. Use --steps {FEWEST_STEPS} or more."
+            f"flatout profile: --steps {args.steps} is too few for a conclusion. Use --steps {MIN_STEPS} or more."
         )
     if args.job not in JOBS:
         raise ConfigError(f"flatout profile: unknown job {args.job!r}. Use one of: {', '.join(JOBS)}.")
@@ -68,7 +68,7 @@ def _profile(args: argparse.Namespace, flags: list[str]) -> int:
         progress("Measuring limits: network, copy and input, each by itself ...")
         profile.limits, profile.light = training.limits(), training.speed_of_light()
         profile.trials += training.trials(profile.limits, progress)
-        profile.end_to_end_trials += training.wholes(progress)
+        profile.end_to_end_trials += training.end_to_end_trials(progress)
     show(profile)
     page = profile.save(args.out)
     print(f"\nThe same as a page: {page}")

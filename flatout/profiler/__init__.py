@@ -8,9 +8,9 @@ Files:
     demands      Step time as a function of what a step needs of each resource
     measurement  The numbers of a measurement, and the ledger that is computed from them
     outcome      The result of an observation: measurement, ledger and verdict, and the files they are saved in
-    observe/     Observing a training while it runs
+    observe/     Observing a training while it runs: recorders
     report/      Ledger and verdict as plain text and as an HTML page
-    verdict/     From a measurement to a verdict: the cause, and remedies with predicted speeds
+    verdict/     From a measurement to a verdict: the cause of slow training
 """
 
 import warnings
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flatout.profiler.observe.device_times import DeviceTrace
     from flatout.profiler.observe.engine_steps import EngineObservation
     from flatout.profiler.observe.limits import drain, find_limits
-    from flatout.profiler.observe.observation import ALL, KERNELS, SPEED, Phases
+    from flatout.profiler.observe.observation import ALL_PHASES, KERNEL_PHASES, SPEED_PHASES, Phases
     from flatout.profiler.observe.speed_of_light import SpeedOfLight, measure_machine
     from flatout.profiler.observe.summary import machine_facts
     from flatout.profiler.observe.watch import watch
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         wait_lines,
     )
     from flatout.profiler.verdict import EndToEndTrial, Remedy, Trial, Verdict, diagnose
-    from flatout.profiler.verdict.remedy import number, respelled
+    from flatout.profiler.verdict.remedy import number, with_job_flags
     from flatout.profiler.verdict.rules_host import CUDA_GRAPH
     from flatout.profiler.verdict.rules_input import ON_DEVICE
 

@@ -96,11 +96,11 @@ class World:
         return self.rank == 0
 
     @property
-    def size_here(self) -> int:
+    def ranks_here(self) -> int:
         """Ranks that share the cores of this machine; all of them if that is unknown."""
         return self.local_size or self.size
 
-    def share_of(self, total_batch: int) -> int:
+    def batch_per_rank(self, total_batch: int) -> int:
         """Samples per step on one rank; ConfigError if the total is not divisible."""
         if total_batch % self.size:
             raise ConfigError(

@@ -8,9 +8,9 @@ Files:
     folder     Run folders: which run a command starts or continues, and the text files that a run appends to
     lock       The lock of a run folder, so that only one process trains in it at a time
     options    The options that every job has, and which changes of options allow a run to be continued
-    preflight  Checks before a training starts: a usable GPU, enough disk space, enough file descriptors
-    profiled   Short trainings for `flatout profile`, of any job
-    recipe     The interface between a job and a run: the job's `Recipe`, and the objects passed between them
+    preflight  Checks before a training starts: a usable GPU, enough disk space for its files, enough file descriptors
+    profiled   Short trainings for `flatout profile`, of any job: measured for some steps in a temporary folder
+    recipe     The interface between a job and a run: the job's `Recipe`, and the objects that are passed between them
     run        A training run from options to finished files, the same for every job and resumable at any time
     loggers/   Loggers: callbacks that send the numbers of a training to files or other programs
     mirror/    Copies of a run behind a URL, from which another machine can continue it: `--mirror s3://bucket/folder`

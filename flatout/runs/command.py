@@ -39,7 +39,7 @@ class TrainCommand:
         """Train; returns the exit code."""
         options, typed = self.parse(argv, f"flatout {self.job} train")
         show_log(only_warnings=os.environ.get("RANK", "0") not in ("", "0"))
-        self.look(options)
+        self.check_early(options)
         if (num_ranks := self.ranks_to_start(options)) > 1:
             from flatout.ranks import launch_ranks
 
@@ -53,7 +53,7 @@ class TrainCommand:
         import_module(self.trainer.partition(":")[0])
         spending = Spending(options.price, options.budget)
         with StopSignals(), OnDone(options.on_done, spending) as done:
-            self.answer(options, typed, [done, RunLog()], spending)
+            self.run_training(options, typed, [done, RunLog()], spending)
         return 0
 
     def parser(self, prog: str) -> FlagParser:
@@ -75,7 +75,7 @@ class TrainCommand:
         typed = self.parser(prog).parse_typed(argv)
         return self.options(from_environment(os.environ) | typed), frozenset(typed)
 
-    def look(self, options: Any) -> None:
+    def check_early(self, options: Any) -> None:
         """Check what can be checked before torch is imported, which takes longer."""
 
     def images_per_step(self, options: Any) -> int:
@@ -90,7 +90,7 @@ class TrainCommand:
 
         return len(choose_devices(options.device))
 
-    def answer(
+    def run_training(
         self, options: Any, typed: frozenset[str], callbacks: "list[Callback]", spending: "Spending"
     ) -> None:  # fmt: skip
         """Train; with `--profile`, also print and save a profile of the first steps."""

@@ -1,10 +1,10 @@
 """Short trainings for `flatout profile`, of any job: measured for some steps in a temporary folder.
 
-    observe   the training as it is                             -> ledger
-    limits    on one batch, on replayed batches, feed alone     -> speed of compute, copy and input by themselves
-    trials    on one batch, with a flag switched on             -> time of the network's part with that flag
-    wholes    the same, and the changed feed alone              -> a flag that changes network and input at once
-    speed     the training as it is, only timed                 -> the actual gain of a remedy
+    observe            the training as it is                           -> ledger
+    limits             on one batch, on replayed batches, feed alone   -> speed of compute, copy and input by themselves
+    trials             on one batch, with a flag switched on           -> time of the network's part with that flag
+    end_to_end_trials  the same, and the changed feed alone            -> a flag that changes network and input at once
+    speed              the training as it is, only timed               -> the actual gain of a remedy
 
 Batches are counted, repeated or replayed through the seams of a run (`flatout.runs.recipe.Seams`); the code of the
 training itself is not replaced.
@@ -23,9 +23,9 @@ import numpy as np
 from flatout.engine import Batches, StoppedAfter
 from flatout.feed import DeviceBatch, Feed, FeedRuntime, HostPass, Lease
 from flatout.profiler import (
-    ALL,
-    KERNELS,
-    SPEED,
+    ALL_PHASES,
+    KERNEL_PHASES,
+    SPEED_PHASES,
     DeviceTrace,
     EndToEndTrial,
     EngineObservation,
@@ -37,7 +37,7 @@ from flatout.profiler import (
     Trial,
     drain,
     measure_machine,
-    respelled,
+    with_job_flags,
 )
 from flatout.runs.command import TrainCommand
 from flatout.runs.recipe import Seams
@@ -47,7 +47,7 @@ from flatout.runs.recipe import Seams
 AHEAD = 6
 """Batches that may be ready before the first request (four slots, two on the device) and would make the input look
 faster than it is."""
-LEAST_S = 0.5
+MIN_S = 0.5
 """Shortest time over which the speed of the input is measured: batches come in bursts."""
 TRACED = 2
 """Batches whose kernels are traced."""
@@ -111,7 +111,7 @@ class RepeatedBatch:
         most = max(len(next(real)) for _ in range(AHEAD))
         drain()
         begin_s, taken, images = time.perf_counter(), 0, 0
-        while taken < self._num_batches or time.perf_counter() - begin_s < LEAST_S:
+        while taken < self._num_batches or time.perf_counter() - begin_s < MIN_S:
             batch = next(real)
             taken, images, most = taken + 1, images + len(batch), max(most, len(batch))
         drain()  # waits for queued work
@@ -256,7 +256,7 @@ class ProfiledTraining:
         """Flags that change the time of the network and are not on yet, by the description of the remedy."""
         return {}
 
-    def whole_switches(self) -> Mapping[str, Switch]:
+    def end_to_end_switches(self) -> Mapping[str, Switch]:
         """Flags that change network and input at once and are not on yet, by the description of the remedy."""
         return {}
 
@@ -265,7 +265,7 @@ class ProfiledTraining:
         return None
 
     def own_flags(self) -> Mapping[str, str]:
-        """This job's spelling of other flags of the verdict; see `respelled`."""
+        """This job's spelling of other flags of the verdict; see `with_job_flags`."""
         return {}
 
     def decoding(self) -> Decoding | None:
@@ -289,10 +289,10 @@ class ProfiledTraining:
             no_preflight=True,
         )
 
-    def observe(self, turns: Phases = ALL, seams: Seams | None = None) -> Profile:
+    def observe(self, phases: Phases = ALL_PHASES, seams: Seams | None = None) -> Profile:
         """Profile a short training, optionally with other batches (`seams`)."""
         observation = EngineObservation(
-            images_per_step=self.images_per_step, num_steps=self.num_steps, phases=turns, title=self.title
+            images_per_step=self.images_per_step, num_steps=self.num_steps, phases=phases, title=self.title
         )
 
         def on_batch(num_images: int) -> None:
@@ -308,18 +308,18 @@ class ProfiledTraining:
             self.command.train(self.brief(Path(folder), 2 * observation.total_steps), seams=counted)
         _free_memory()
         profile = observation.profile
-        profile.reword = self.in_own_words
+        profile.reword = self.with_own_flags
         return profile
 
     def speed(self) -> float:
         """Measured images per second."""
-        return self.observe(SPEED).ledger.images_per_s
+        return self.observe(SPEED_PHASES).ledger.images_per_s
 
     def limits(self) -> Limits:
         """The speed of network, copy and input, each by itself."""
         source = RepeatedBatch(self.shorter().num_steps)
         compute = self.shorter().compute(source)
-        copied = self.shorter().observe(SPEED, Seams(open_pass=Replay()))
+        copied = self.shorter().observe(SPEED_PHASES, Seams(open_pass=Replay()))
         return Limits(
             compute_ms=compute.step_ms,
             device_ms=compute.device_ms,
@@ -355,15 +355,15 @@ class ProfiledTraining:
             switch=switch.options,
         )
 
-    def wholes(self, report: Report) -> list[EndToEndTrial]:
+    def end_to_end_trials(self, report: Report) -> list[EndToEndTrial]:
         """Try each flag that changes network and input at once; both parts are measured by themselves."""
         found = []
-        for what, switch in self.whole_switches().items():
+        for what, switch in self.end_to_end_switches().items():
             report(f"Trying {switch.change}: the input alone, then the network on one batch; mostly compiling ...")
-            found.append(self.whole_trial(what, switch))
+            found.append(self.end_to_end_trial(what, switch))
         return found
 
-    def whole_trial(self, what: str, switch: Switch) -> EndToEndTrial:
+    def end_to_end_trial(self, what: str, switch: Switch) -> EndToEndTrial:
         """Measure the changed feed alone, and the changed network's part of the step on one of its batches."""
         changed = self.shorter().with_switch(switch.options)
         source = RepeatedBatch(changed.num_steps, traced=True)
@@ -375,7 +375,7 @@ class ProfiledTraining:
             compute_ms=then.step_ms,
             device_ms=then.device_ms or 0.0,
             input_ms=source.input_ms,
-            beside_ms=source.kernel_ms,
+            input_device_ms=source.kernel_ms,
             covers=switch.covers,
             images=self._images_if_changed(changed),
             switch=switch.options,
@@ -386,7 +386,7 @@ class ProfiledTraining:
 
     def compute(self, source: RepeatedBatch) -> Compute:
         """Measure a step on one batch, without its wait for data."""
-        profile = self.observe(KERNELS, Seams(batches=source.of))
+        profile = self.observe(KERNEL_PHASES, Seams(batches=source.of))
         wait_ms = profile.ledger.ms("host", "feed.wait")
         return Compute(max(0.0, _step_ms(profile) - wait_ms), profile.measurement.device_busy_ms)
 
@@ -394,14 +394,14 @@ class ProfiledTraining:
         """The best possible speeds of this machine, with this job's files."""
         return measure_machine(*(self.decoding() or ()))
 
-    def in_own_words(self, remedy: Remedy) -> Remedy:
+    def with_own_flags(self, remedy: Remedy) -> Remedy:
         """A remedy with the flags of this job; without a flag, it is left to the user to apply."""
-        tried = (*self.network_switches().values(), *self.whole_switches().values())
+        tried = (*self.network_switches().values(), *self.end_to_end_switches().values())
         if any(remedy.switch == own.options for own in tried):
             return remedy
         own = self.own_switch(remedy.switch) if remedy.switch else None
         if own is None:
-            return replace(respelled(remedy, self.own_flags()), switch={})
+            return replace(with_job_flags(remedy, self.own_flags()), switch={})
         return replace(remedy, change=own.change, switch=own.options)
 
     def shorter(self) -> Self:

@@ -7,10 +7,10 @@ Files are not trusted, not even those that claim to be written by flatout. docs/
 
 Files:
 
-    archive    A strict reader of the zip archive around a torch file, and the digest at the end of our own files
-    atomic     Replace a file atomically: a reader finds the old or the complete new content
-    container  Container files, our own format: a dict of plain values and tensors
-    open_file  Open a weights file, detect its format from its first bytes, and read the objects in it
+    archive    A strict reader of the zip archive around a torch file
+    atomic     Replace a file atomically: a reader finds the old or the complete new content, even after a power failure
+    container  Container files, our own format
+    open_file  Open a weights file, detect its format from its first bytes
     unpickle   Read a pickle without running it: our own interpreter for the opcodes that hold data
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
-    from flatout.safefiles.archive import AGAIN, DAMAGED, SUSPECT, Budget, Refusal, quoted, read_at, read_into
+    from flatout.safefiles.archive import AGAIN, DAMAGED, SUSPECT, Refusal, WorkLimit, quoted, read_at, read_into
     from flatout.safefiles.atomic import (
         file_size_limit,
         ran_out_of_room,

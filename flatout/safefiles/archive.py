@@ -24,7 +24,7 @@ class Refusal(Exception):
     """A file that is not read. The text, one or two sentences that follow "FILE: ", says why and what to do."""
 
 
-class Budget:
+class WorkLimit:
     """An upper limit on the work that a file can cause; Refusal once it is exceeded."""
 
     def __init__(self, limit: int, what: str) -> None:

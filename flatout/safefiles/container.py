@@ -20,9 +20,9 @@ from flatout.safefiles.archive import (
     ALGORITHM,
     DAMAGED,
     SUSPECT,
-    Budget,
     DigestSink,
     Refusal,
+    WorkLimit,
     has_digest,
     quoted,
 )
@@ -45,7 +45,7 @@ class PlainReader:
     """Copies objects of one file into plain trees, within one budget for all of them."""
 
     def __init__(self) -> None:
-        self._budget = Budget(MAX_VALUES, "values")
+        self._budget = WorkLimit(MAX_VALUES, "values")
         self._tensors: list[Tensor] = []
 
     def plain(self, value: object, where: str) -> object:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.safefiles.archive import DAMAGED, SUSPECT, Archive, Budget, Refusal, quoted
+from flatout.safefiles.archive import DAMAGED, SUSPECT, Archive, Refusal, WorkLimit, quoted
 
 # Tensors
 
@@ -58,7 +58,7 @@ class Storages:
         self._archive = archive
         self._root = root
         self._storages: dict[str, Storage] = {}
-        self._tensors = Budget(MAX_TENSORS, "tensors")
+        self._tensors = WorkLimit(MAX_TENSORS, "tensors")
 
     def open(self, key: str, dtype: torch.dtype, num_elements: int) -> Storage:
         """The storage of this key; Refusal if dtype or number of elements do not match its bytes."""
@@ -191,7 +191,7 @@ def plain_allowlist(storages: Storages) -> Allowlist:
 
 
 def plain_names(storages: Storages) -> dict[str, Make | None]:
-    budget = Budget(MAX_COPIED, "copied items")
+    budget = WorkLimit(MAX_COPIED, "copied items")
 
     def make_dict(arguments: tuple[object, ...]) -> object:
         # Since Python 3 pickled as an empty one whose items follow.

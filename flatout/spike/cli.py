@@ -1,6 +1,6 @@
 """flatout spike: dispatches to the commands."""
 
-from flatout.cli import Command, answer_or_explain
+from flatout.cli import Command, dispatch_or_help
 
 DESCRIPTION = "Video deblurring guided by a spike camera."
 COMMANDS = {
@@ -19,4 +19,4 @@ COMMANDS = {
 
 def main(argv: list[str]) -> int:
     """Run one command of the deblurring job; returns its exit code."""
-    return answer_or_explain(argv, COMMANDS, door="flatout spike", description=DESCRIPTION)
+    return dispatch_or_help(argv, COMMANDS, prog="flatout spike", description=DESCRIPTION)

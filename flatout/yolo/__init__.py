@@ -10,33 +10,33 @@ The public names are those in `__all__`, each imported at first use; docs/api.md
 
 Files:
 
-    boxes         Box formats, IoU and its variants, mapping boxes back to the image, and grouped tensor operations
+    boxes         Pure tensor functions on boxes: formats, IoU and its variants, mapping to the image
     cli           `flatout yolo`: run the command that was named
-    convert       Convert weights to safetensors, to the format of flatout, or to deploy form
-    detector      The Python interface: train, evaluate, predict and export as methods of one object
-    evolve        `--evolve`: better hyper-parameters by mutation and selection, one training per generation
+    convert       Convert weights: any supported file to safetensors or to the .pt of flatout
+    detector      The Python interface to detection: train, evaluate, predict and export as methods of one object
+    evolve        `--evolve`: a genetic search for hyper-parameters, one training per generation
     find_file     Find the files that `--data`, `--cfg`, `--hyp` and `--weights` refer to
     hyp           The hyper-parameters of a training: the 30 keys of YOLOv7's hyp files, and four more
-    load_network  Build networks from weights files, for inference and for training
+    load_network  Build networks from weights files: complete ones for inference
     options       Options of a training and of an evaluation: one field per flag, with the name of the flag
     preview       A preview of a data set: images with their boxes on one sheet
-    profile       The detection training for `flatout profile`
-    run_config    opt.yaml and hyp.yaml of a run folder, and the identity by which runs are compared
-    augment/      Augmentation: all random numbers of a batch are drawn, then pictures and labels follow
-    commands/     The commands of `flatout yolo`, one file each: parse the arguments, call the library, print
+    profile       The detection training for `flatout profile`: which switches to try, and how to run a few steps
+    run_config    opt.yaml and hyp.yaml of a run folder, and the identity by which two runs are compared
+    augment/      Augmentation: all random numbers of a batch are drawn, then images and labels follow from them
+    commands/     The commands of `flatout yolo`, one file each: `main(argv)` parses the arguments
     data/         Detection data sets: from a YAML, folders, COCO JSON or Pascal VOC to checked images and labels
-    demo_data/    A detection data set that draws itself: six kinds of textured shapes before cluttered grounds
-    evaluate/     How good is a network on a data set? The loop that training and `test.py` share
-    export/       A network as a file for other programs
-    loss/         What a detection costs
-    metrics/      How good are the detections? Matching, average precision, confusion, fitness, COCO
+    demo_data/    A generated detection data set: textured shapes of six classes on cluttered backgrounds
+    evaluate/     Evaluating a network on a data set: the loop that training and `test.py` share, and `test.py` itself
+    export/       Exporting a network to ONNX and TorchScript; every file is compared with torch before it is written
+    loss/         Detection losses: YOLOv7's losses and their assignment of targets, batched
+    metrics/      Scores of detections: matching, average precision, confusion matrix, fitness, COCO AP
     model/        Networks from model YAML: `build_network(load_config("yolov7-tiny"))`
-    multihead/    Several heads on one backbone (1B4H): which classes share one, the layer, its maps and its loss
+    multihead/    Several heads on one backbone (1B4H): the groups of classes, the layer
     nms/          Non-maximum suppression, exactly as YOLOv7 does it, for a whole batch at once
-    predict/      What a trained network finds in pictures, videos and streams
-    stages/       Several trainings as one job, each from the best weights of the one before: gradual unfreezing
-    train/        Training a detector: the whole of `train.py`, but for what every run has (flatout.runs)
-    weights/      Weights of a detection network: read from any file, kept in files of ours, moved into a network
+    predict/      Detection in images, videos and streams: `detect.py`, and prediction in Python
+    stages/       Training in stages: several trainings as one job, each from the best weights of the one before
+    train/        Training a detector: everything about `train.py` that is not common to all runs (flatout.runs)
+    weights/      Weights of a detection network: read from files of several formats, saved in ours
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """`flatout yolo`: run the command that was named."""
 
-from flatout.cli import Command, answer_or_explain
+from flatout.cli import Command, dispatch_or_help
 
 DESCRIPTION = "Object detection with YOLOv7's networks."
 COMMANDS = {
@@ -25,4 +25,4 @@ COMMANDS = {
 
 def main(argv: list[str]) -> int:
     """Run a command of `flatout yolo`; returns its exit code."""
-    return answer_or_explain(argv, COMMANDS, door="flatout yolo", description=DESCRIPTION)
+    return dispatch_or_help(argv, COMMANDS, prog="flatout yolo", description=DESCRIPTION)

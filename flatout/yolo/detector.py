@@ -13,12 +13,12 @@ from flatout.feed import plan_workers
 from flatout.ranks import choose_device, make_current
 from flatout.yolo.evaluate.run import InferenceModel
 from flatout.yolo.find_file import shipped_weights, weights_file
-from flatout.yolo.model.configs import find_config, names_config
+from flatout.yolo.model.configs import find_config, is_config_name
 from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.predict.files import Unreadable
 from flatout.yolo.predict.options import PredictOptions
 from flatout.yolo.predict.result import Result, shown
-from flatout.yolo.predict.results import Given, frames_of_given, load_networks, predictor_for, results_of
+from flatout.yolo.predict.results import Given, frames_of_source, load_networks, predictor_for, results_of
 
 if TYPE_CHECKING:
     from flatout.engine import Callback
@@ -41,7 +41,7 @@ class Detector:
         """The model config of a detector that has no weights yet."""
         self.weights: Path | None = None
         """The weights file; after `train`, the best weights of the run."""
-        if shipped_weights(path_or_cfg) is None and names_config(path_or_cfg):
+        if shipped_weights(path_or_cfg) is None and is_config_name(path_or_cfg):
             self.config = find_config(path_or_cfg)
         else:
             self.weights = weights_file(path_or_cfg, flag="")
@@ -136,7 +136,7 @@ class Detector:
         predictor = predictor_for(model, device, options)
         threads = min(options.workers, plan_workers("cpu*1.0").total)
         with ExitStack() as stack:
-            frames = frames_of_given(source, stack)
+            frames = frames_of_source(source, stack)
             results = results_of(frames, predictor, threads=threads, at_once=options.at_once)
             yield from stack.enter_context(closing(results))
 

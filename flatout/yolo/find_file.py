@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 from flatout.errors import CheckpointError, ConfigError
-from flatout.yolo.data.find import how_to_resize
+from flatout.yolo.data.find import resize_hint
 from flatout.yolo.model.configs import shipped_folder as cfg_folder
 from flatout.yolo.options import NEVER_RELEASED
 
@@ -54,7 +54,7 @@ def find_file(given: str, *, flag: str = "--data") -> Path:
     shipped = "cfg" if flag == "--cfg" else "data"
     found = found or _shipped_file(path, shipped)
     if not found:
-        advice = f"{_suggestion(path, shipped, flag)}{how_to_resize(path.name)}"
+        advice = f"{_suggestion(path, shipped, flag)}{resize_hint(path.name)}"
         raise ConfigError(f"{flag} {given}: no such file here or in a subfolder; {advice}")
     logger.info("%s %s: using %s", flag, given, found[0])
     return found[0]

@@ -27,7 +27,7 @@ class Loaded(NamedTuple):
     weights: Weights
 
 
-class Start(NamedTuple):
+class TrainingStart(NamedTuple):
     """A network to train and the weights it starts from."""
 
     network: Network
@@ -54,7 +54,7 @@ def start_network(
     anchors: float | None = None,
     heads: HeadChoice | None = None,
     keeps_anchors: bool = False,
-) -> Start:
+) -> TrainingStart:
     """Build a network to train: a new one from `cfg`, with those weights of `path` that fit.
 
     `nc` and `anchors` override the config as in `parse_model`, `heads` replaces its detection layer. Without `cfg` the
@@ -64,20 +64,20 @@ def start_network(
     if path is None:
         if cfg is None:
             raise ConfigError("There is neither a model config nor weights. Give one with --cfg or --weights.")
-        return Start(Network(_blueprint(load_config(cfg), nc, anchors, heads, str(cfg))), None, None)
+        return TrainingStart(Network(_model_spec(load_config(cfg), nc, anchors, heads, str(cfg))), None, None)
     weights = read_weights(path)
-    network = Network(blueprint_of(weights, where=path, cfg=cfg, nc=nc, anchors=anchors, heads=heads))
+    network = Network(model_spec_of(weights, where=path, cfg=cfg, nc=nc, anchors=anchors, heads=heads))
     given = cfg is not None or anchors is not None
     taken = transfer(network, weights.for_training(), skip_anchors=given and not keeps_anchors)
     logger.info("%s", taken.line(path))
-    return Start(network, weights, taken)
+    return TrainingStart(network, weights, taken)
 
 
 def network_of(
     weights: Weights, state: State, *, where: str | Path, cfg: str | Path | None = None, nc: int | None = None
 ) -> Network:
     """Build the network of `state`, which is one of the states of `weights`; CheckpointError if they do not match."""
-    blueprint = blueprint_of(weights, where=where, cfg=cfg, nc=num_classes_of(weights) if nc is None else nc)
+    blueprint = model_spec_of(weights, where=where, cfg=cfg, nc=num_classes_of(weights) if nc is None else nc)
     with torch.device("meta"):  # every value comes from the file
         network = Network(blueprint)
         if is_fused(state):
@@ -89,7 +89,7 @@ def network_of(
     return network.eval()
 
 
-def blueprint_of(
+def model_spec_of(
     weights: Weights,
     *,
     where: str | Path,
@@ -100,18 +100,18 @@ def blueprint_of(
 ) -> ModelSpec:
     """The model spec of weights: from `cfg` if it is given, or else from the config stored with the weights."""
     if cfg is not None:
-        return _blueprint(load_config(cfg), nc, anchors, heads, str(cfg))
+        return _model_spec(load_config(cfg), nc, anchors, heads, str(cfg))
     if weights.config is None:
         raise CheckpointError(f"{where}: contains tensors but no model config. Give the config with --cfg.")
     # Forks of YOLOv7 store additional keys in it.
     config = {key: value for key, value in weights.config.items() if key in KEYS}
     try:
-        return _blueprint(config, nc, anchors, heads, f"{where}: its model config")
+        return _model_spec(config, nc, anchors, heads, f"{where}: its model config")
     except ConfigError as error:
         raise CheckpointError(f"{error} Give a valid one with --cfg.") from None
 
 
-def _blueprint(
+def _model_spec(
     config: object, nc: int | None, anchors: float | None, heads: HeadChoice | None, where: str
 ) -> ModelSpec:
     if heads is not None:

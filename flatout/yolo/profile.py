@@ -28,7 +28,7 @@ class YoloTraining(ProfiledTraining):
             return {}
         return {"channels_last": Switch("--channels-last", {"channels_last": True})}
 
-    def whole_switches(self) -> Mapping[str, Switch]:
+    def end_to_end_switches(self) -> Mapping[str, Switch]:
         """None on a CPU: network and input share its cores, so timing them separately would mean nothing."""
         if not self._on_gpu or self.options.fast:
             return {}

@@ -242,9 +242,9 @@ class TestWorld:
         monkeypatch.setenv("RANK", "3")
         monkeypatch.setenv("LOCAL_RANK", "1")
         assert read_world() == World(3, 4, 1)
-        assert read_world().size_here == 4
+        assert read_world().ranks_here == 4
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-        assert read_world().size_here == 2, "of two machines"
+        assert read_world().ranks_here == 2, "of two machines"
         monkeypatch.delenv("LOCAL_WORLD_SIZE")
         monkeypatch.delenv("LOCAL_RANK")
         assert read_world(2) == World(3, 4, 2)
@@ -253,7 +253,7 @@ class TestWorld:
 
     def test_a_batch_that_ranks_cannot_divide_is_refused_with_one_they_can(self) -> None:
         with pytest.raises(ConfigError, match="use 15 or another multiple of 3"):
-            World(0, 3).share_of(16)
+            World(0, 3).batch_per_rank(16)
 
 
 def test_random_generators_continue_where_they_were() -> None:

@@ -80,7 +80,7 @@ class Mosaics:
 
     def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
         items, is_bad = draws["items"].copy(), unreadable.among(draws["items"])
-        items[is_bad] = unreadable.stand_ins(np.nonzero(is_bad)[0], items[is_bad], unreadable.is_bad_N)
+        items[is_bad] = unreadable.substitutes(np.nonzero(is_bad)[0], items[is_bad], unreadable.is_bad_N)
         return Substituted(items[:, 0], {"items": items}, is_bad.sum(1))
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:

@@ -374,13 +374,13 @@ def test_substitutes_do_not_depend_on_workers_or_on_which_items_are_known_to_be_
 def test_two_substitutes_of_one_sample_differ_and_the_last_readable_item_is_found():
     unreadable = Unreadable(np.isin(np.arange(80), [3, 4]), seed=1, epoch=2, positions_M=np.arange(9))
     samples = np.arange(9)
-    three, four = (unreadable.stand_ins(samples, np.full(9, bad), unreadable.is_bad_N) for bad in (3, 4))
+    three, four = (unreadable.substitutes(samples, np.full(9, bad), unreadable.is_bad_N) for bad in (3, 4))
     assert (three != four).all()
     assert len(set(three.tolist())) > 3, "one for each position in the stream"
     all_but_one = np.arange(100_000) != 70_000
-    assert (unreadable.stand_ins(samples, np.arange(9), all_but_one) == 70_000).all()
+    assert (unreadable.substitutes(samples, np.arange(9), all_but_one) == 70_000).all()
     with pytest.raises(DataError, match="none of the 5 files can be read"):
-        unreadable.stand_ins(samples[:1], np.array([2]), np.ones(5, bool))
+        unreadable.substitutes(samples[:1], np.array([2]), np.ones(5, bool))
 
 
 @pytest.mark.parametrize(("num_failures", "bad"), [(2, set()), (99, {21})], ids=["transient", "permanent"])

@@ -67,24 +67,24 @@ def remedy(**switch):
 
 def test_remedies_name_the_flags_of_the_defect_job(tmp_path):
     training = DefectTraining.from_flags(DEFECT, ["--training_dataset_path", "R"], num_steps=3)
-    reworded = training.in_own_words(remedy(workers=2))
+    reworded = training.with_own_flags(remedy(workers=2))
     assert reworded.change == "--num_workers 2"
     assert training.with_switch(reworded.switch).options.num_workers == 2
-    assert training.in_own_words(remedy(cache_images=True)).switch == {}, "images are kept already"
+    assert training.with_own_flags(remedy(cache_images=True)).switch == {}, "images are kept already"
     uncached = DefectTraining.from_flags(DEFECT, ["--training_dataset_path", "R", "--cache_size", "0"], num_steps=3)
-    kept = uncached.in_own_words(remedy(cache_images=True))
+    kept = uncached.with_own_flags(remedy(cache_images=True))
     assert uncached.with_switch(kept.switch).options.cache_size is None
 
 
 def test_remedies_name_the_keys_of_the_spike_job(tmp_path):
     flags = spike_flags(tmp_path)
     training = SpikeTraining.from_flags(SPIKE, [*flags, "--set", "DATA.USE_RAM_CACHE=false"], num_steps=3)
-    reworded = training.in_own_words(remedy(cache_images=True))
+    reworded = training.with_own_flags(remedy(cache_images=True))
     assert reworded.change == "--set DATA.USE_RAM_CACHE=true"
     assert training.with_switch(reworded.switch).config.DATA.USE_RAM_CACHE
-    workers = training.in_own_words(remedy(workers=3))
+    workers = training.with_own_flags(remedy(workers=3))
     assert training.with_switch(workers.switch).config.loader.TRAIN_WORKERS == 3
-    assert training.in_own_words(remedy(whatever=1)).switch == {}
+    assert training.with_own_flags(remedy(whatever=1)).switch == {}
 
 
 class Ended:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flatout.__main__ import main
-from flatout.profile_command import FEWEST_STEPS
+from flatout.profile_command import MIN_STEPS
 from flatout.profiler.observe.observation import MIN_TIMED_STEPS
 from flatout.runs.profiled import Switch
 from flatout.yolo.commands.train import COMMAND
@@ -68,8 +68,8 @@ def test_network_and_input_of_a_flag_that_changes_both_are_tried_separately(data
     flags = ["--data", str(data), "--cfg", "yolov7-tiny", "--weights", "", "--img", "32", "--batch", "2"]
     training = training_of(*flags, "--device", "cpu", "--workers", "1", "--noautoanchor")
     both = Switch("--both", {"channels_last": True, "cache_images": True}, covers=("a part of it",))
-    tried = training.whole_trial("both", both)
-    assert min(tried.compute_ms, tried.input_ms) > 0 and tried.device_ms == tried.beside_ms == 0
+    tried = training.end_to_end_trial("both", both)
+    assert min(tried.compute_ms, tried.input_ms) > 0 and tried.device_ms == tried.input_device_ms == 0
     assert (tried.change, tried.covers, dict(tried.switch)) == ("--both", both.covers, both.options)
     assert list((tmp_path / "cache" / "flatout" / "stores").glob("*")), "the input was tried without the change"
 
@@ -91,12 +91,12 @@ def test_an_unknown_job_is_refused(capsys):
 def test_a_flag_that_is_on_already_is_not_tried(device, flags, tried, monkeypatch):
     monkeypatch.setattr("flatout.yolo.profile.choose_devices", lambda text: [torch.device(device)])
     training = training_of(*flags)
-    switches = [*training.network_switches().values(), *training.whole_switches().values()]
+    switches = [*training.network_switches().values(), *training.end_to_end_switches().values()]
     assert {switch.change for switch in switches} == tried
 
 
 def test_too_few_steps_are_refused_with_the_minimum(capsys):
-    assert FEWEST_STEPS == MIN_TIMED_STEPS
+    assert MIN_STEPS == MIN_TIMED_STEPS
     assert main(["profile", "yolo", "--steps", "2"]) == 2
     assert "--steps 3 or more" in capsys.readouterr().err
 

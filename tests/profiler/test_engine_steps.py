@@ -114,11 +114,11 @@ def test_a_training_that_ends_too_early_is_refused():
 
 
 def test_a_feed_is_registered_for_as_long_as_it_is_open():
-    before = len(worker_registry.at_work())
+    before = len(worker_registry.worker_groups())
     with Feed(Numbers(), Plan(num_samples=64, batch_size=8), FeedConfig(workers=1)) as feed:
         next(iter(feed))
-        assert len(worker_registry.at_work()) == before + 1
-        spent = worker_registry.spent(worker_registry.at_work()[-1])
+        assert len(worker_registry.worker_groups()) == before + 1
+        spent = worker_registry.spent(worker_registry.worker_groups()[-1])
         assert spent.runs["decode"] >= 8
         assert spent.self_ns["decode"] >= 8e6
-    assert len(worker_registry.at_work()) == before
+    assert len(worker_registry.worker_groups()) == before

@@ -18,7 +18,7 @@ from flatout.profiler.measurement import WaitBetween, WaitSite
 from flatout.profiler.observe import device_times
 from flatout.profiler.observe.device_times import DeviceWork
 from flatout.profiler.observe.engine_steps import EngineObservation
-from flatout.profiler.observe.observation import ALL, Observation
+from flatout.profiler.observe.observation import ALL_PHASES, Observation
 from flatout.profiler.observe.recorder import StepRecorder
 from flatout.profiler.observe.summary import NoWorkers
 from flatout.profiler.observe.waits import WaitCounter
@@ -146,7 +146,7 @@ def test_workers_of_a_validation_are_no_workers_of_the_training(monkeypatch):
         with clock.stage("train.validate"):
             other = stack.enter_context(Feed(Numbers(), plan, FeedConfig(workers=1)))
             next(iter(other))
-        assert sorted(crew.is_apart for crew in worker_registry.at_work()) == [False, True]
+        assert sorted(crew.in_pause for crew in worker_registry.worker_groups()) == [False, True]
         train(3, steps_per_epoch=8, feed=feed)
         measurement = observation.finish() or observation.measurement
     assert measurement.num_workers == 1
@@ -192,7 +192,7 @@ def traced(monkeypatch, *, pause_after, in_step):
     traces, observation = Traces(monkeypatch), Observation(NoWorkers())
     observation._device = observation.recorder.device = FakeClock()
     with observation.recorder.recording():
-        for step in range(1, ALL.tracing_ends(on_device=True) + 1):
+        for step in range(1, ALL_PHASES.tracing_ends(on_device=True) + 1):
             if step == pause_after and in_step:
                 with clock.stage("train.between"), clock.stage("train.validate"):
                     assert traces.running == 0
@@ -208,15 +208,15 @@ def traced(monkeypatch, *, pause_after, in_step):
 
 
 @pytest.mark.parametrize("in_step", [True, False])
-@pytest.mark.parametrize("after", range(1, ALL.traced + 1))
+@pytest.mark.parametrize("after", range(1, ALL_PHASES.traced + 1))
 def test_a_trace_ends_where_a_pause_begins(monkeypatch, after, in_step):
-    stopped, work = traced(monkeypatch, pause_after=ALL.counting_ends + after, in_step=in_step)
+    stopped, work = traced(monkeypatch, pause_after=ALL_PHASES.counting_ends + after, in_step=in_step)
     assert stopped == [after] and work.busy_ms == after
 
 
 def test_a_trace_that_a_pause_ends_before_its_first_step_is_started_again(monkeypatch):
-    stopped, work = traced(monkeypatch, pause_after=ALL.counting_ends, in_step=False)
-    assert stopped == [1, ALL.traced] and work.busy_ms == ALL.traced
+    stopped, work = traced(monkeypatch, pause_after=ALL_PHASES.counting_ends, in_step=False)
+    assert stopped == [1, ALL_PHASES.traced] and work.busy_ms == ALL_PHASES.traced
 
 
 def test_the_timeline_shows_steps_and_no_pause():

@@ -3,21 +3,21 @@
 import pytest
 
 from flatout.feed.plan import choose_slots
-from flatout.profiler.observe.observation import ALL, KERNELS, SPEED
+from flatout.profiler.observe.observation import ALL_PHASES, KERNEL_PHASES, SPEED_PHASES
 
 
-@pytest.mark.parametrize("phases", [ALL, KERNELS, SPEED])
+@pytest.mark.parametrize("phases", [ALL_PHASES, KERNEL_PHASES, SPEED_PHASES])
 def test_without_a_device_nothing_is_traced_and_nothing_settles(phases):
     assert phases.timing_begins(on_device=False) == phases.counting_ends == phases.warm_up + phases.counted
     assert phases.timing_begins(on_device=True) == phases.counting_ends + phases.traced + phases.settled
 
 
-@pytest.mark.parametrize("phases", [ALL, SPEED])
+@pytest.mark.parametrize("phases", [ALL_PHASES, SPEED_PHASES])
 def test_batches_that_a_feed_has_ready_are_used_up_before_a_step_is_timed(phases):
     in_flight = 1
     assert phases.settled >= choose_slots(batch_size=32, num_workers=8) + in_flight
 
 
 def test_waits_are_counted_in_steps_of_their_own():
-    assert [step for step in range(1, 12) if ALL.is_counted(step)] == [3, 4]
-    assert not any(SPEED.is_counted(step) for step in range(1, 12))
+    assert [step for step in range(1, 12) if ALL_PHASES.is_counted(step)] == [3, 4]
+    assert not any(SPEED_PHASES.is_counted(step) for step in range(1, 12))

@@ -11,7 +11,7 @@ from flatout.defect.commands.flags import VERDICT_FLAGS as DEFECT_FLAGS
 from flatout.profiler.measurement import HotLine, Lane, Limits, WaitSite, make_ledger
 from flatout.profiler.report.text import report_text
 from flatout.profiler.verdict import Trial, diagnose, remedy_of
-from flatout.profiler.verdict.remedy import respelled
+from flatout.profiler.verdict.remedy import with_job_flags
 from flatout.profiler.verdict.rules_host import CUDA_GRAPH
 from flatout.spike.commands.arguments import VERDICT_FLAGS as SPIKE_FLAGS
 from tests.profiler.situations import (
@@ -97,7 +97,7 @@ def test_a_verdict_does_not_depend_on_the_unit_of_time():
                 compute_ms=2 * trial.compute_ms,
                 input_ms=2 * trial.input_ms,
                 device_ms=2 * trial.device_ms,
-                beside_ms=2 * trial.beside_ms,
+                input_device_ms=2 * trial.input_device_ms,
             )
             for trial in situation.end_to_end
         ]
@@ -186,13 +186,15 @@ def test_fewer_launches_gain_nothing_where_the_workers_cannot_keep_up():
 
 
 @pytest.mark.parametrize(
-    ("compute_ms", "device_ms", "beside_ms", "input_ms", "step_ms"),
+    ("compute_ms", "device_ms", "input_device_ms", "input_ms", "step_ms"),
     [(30, 10, 2, 5, 30), (30, 29, 4, 5, 33), (30, 29, 4, 50, 50)],
 )
 def test_main_thread_device_or_input_sets_the_step_whichever_is_slowest(
-    compute_ms, device_ms, beside_ms, input_ms, step_ms
+    compute_ms, device_ms, input_device_ms, input_ms, step_ms
 ):
-    trial = replace(ALL_OF_FAST, compute_ms=compute_ms, device_ms=device_ms, beside_ms=beside_ms, input_ms=input_ms)
+    trial = replace(
+        ALL_OF_FAST, compute_ms=compute_ms, device_ms=device_ms, input_device_ms=input_device_ms, input_ms=input_ms
+    )
     assert trial.step_ms() == step_ms
     assert trial.step_ms(between_ms=7) == step_ms + 7
 
@@ -453,5 +455,7 @@ def test_no_other_job_is_advised_a_flag_that_only_yolo_has(own_flags):
     for situation in [*(each.measurement for each in SITUATIONS.values()), validated]:
         for remedy in diagnose(situation).remedies:
             advised |= set(of_yolo.findall(remedy.change))
-            assert not of_yolo.search(respelled(remedy, own_flags).change), respelled(remedy, own_flags).change
+            assert not of_yolo.search(with_job_flags(remedy, own_flags).change), with_job_flags(
+                remedy, own_flags
+            ).change
     assert {"workers", "cache-images", "notest"} <= advised, "otherwise nothing is tested"

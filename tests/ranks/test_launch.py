@@ -102,7 +102,9 @@ def test_several_gpus_become_several_processes(job: str, more: list[str], monkey
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.setattr("flatout.ranks.launch.launch_ranks", note)
-    monkeypatch.setattr("flatout.yolo.commands.train.YoloCommand.look", lambda self, options: None)  # there is no data
+    monkeypatch.setattr(
+        "flatout.yolo.commands.train.YoloCommand.check_early", lambda self, options: None
+    )  # there is no data
     words = [job, "train", "--device", "0,2,3", *more]
     assert main(words) == 75
     assert launched == [(words, 3)]

@@ -30,7 +30,7 @@ def batches_of(size):
 
 
 def test_the_kept_batch_is_a_full_one_and_the_input_is_measured(monkeypatch):
-    monkeypatch.setattr(module, "LEAST_S", 0.0)
+    monkeypatch.setattr(module, "MIN_S", 0.0)
     for num_batches in (1, 2, 3, 4):  # one of them ends with the short last batch of an epoch
         source = RepeatedBatch(num_batches, traced=True)
         kept = iter(source.of(batches_of(3)).epoch(0))

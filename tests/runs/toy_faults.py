@@ -135,7 +135,8 @@ class FaultyRecipe(ToyRecipe):
         options = self.options
         images = (UnkeyedImages if options.unkeyed else NoisyImages)(BATCH * options.steps)
         plan = Plan(
-            num_samples=len(images), batch_size=self.world.share_of(BATCH), seed=0 if options.unseeded else self.seed,
+            num_samples=len(images), batch_size=self.world.batch_per_rank(BATCH),
+            seed=0 if options.unseeded else self.seed,
             rank=0 if options.unshared else self.world.rank, num_ranks=self.world.size,
         )  # fmt: skip
         feed = Feed(images, plan, FeedConfig(workers=options.workers))
@@ -160,11 +161,11 @@ class FaultyRecipe(ToyRecipe):
 class FaultyCommand(TrainCommand):
     """Switches off mechanisms before it trains; the process is used for nothing else."""
 
-    def answer(self, options: Any, *rest: Any) -> None:
+    def run_training(self, options: Any, *rest: Any) -> None:
         ranks.process_group = functools.partial(ranks.process_group, lost_after_s=options.lost_after_s)
         if options.forget:
             _forget(options.forget)
-        super().answer(options, *rest)
+        super().run_training(options, *rest)
 
 
 def _forget(part: str) -> None:

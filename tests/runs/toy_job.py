@@ -92,7 +92,7 @@ class ToyRecipe(Recipe):
 
     def open_batches(self, model: Model) -> DeviceBatches:
         plan = Plan(
-            num_samples=BATCH * self.options.steps, batch_size=self.world.share_of(BATCH), seed=self.seed,
+            num_samples=BATCH * self.options.steps, batch_size=self.world.batch_per_rank(BATCH), seed=self.seed,
             rank=self.world.rank, num_ranks=self.world.size,
         )  # fmt: skip
         feed = Feed(NoisyImages(plan.num_samples), plan, FeedConfig(workers=self.options.workers))

@@ -12,7 +12,15 @@ import yaml
 from flatout.yolo.data.coco import annotation_file
 from flatout.yolo.data.data_yaml import DataSet, open_data_yaml
 from flatout.yolo.data.image_set import ImageSet, Labels
-from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS, Refused, Truth, export_for, find_truth, is_asked_for, score
+from flatout.yolo.metrics.coco import (
+    COCO_CATEGORY_IDS,
+    CocoTruth,
+    CocoUnavailable,
+    export_for,
+    find_truth,
+    is_requested,
+    score,
+)
 from flatout.yolo.nms import Detections
 
 NAMES = ("person", "stop sign", "toothbrush")
@@ -104,7 +112,7 @@ def test_classes_in_any_order_and_case_find_their_categories(tmp_path):
     data = data_set(tmp_path, truth=content(), names=["toothbrush", "person", "stop sign"])
     assert perfect_scores(data, tmp_path)[0].ap == pytest.approx(1)
     truth = find_truth(data, "val", ["Toothbrush ", "PERSON"], images_of(tmp_path))
-    assert isinstance(truth, Truth)
+    assert isinstance(truth, CocoTruth)
     assert truth.category_ids == (13, 90)
 
 
@@ -122,7 +130,7 @@ def test_categories_that_are_not_classes_are_left_out_with_a_remark(tmp_path):
     data = data_set(tmp_path, truth=content(), names=["person", "toothbrush"])
     assert perfect_scores(data, tmp_path)[0].ap == pytest.approx(1)
     truth = find_truth(data, "val", data.names, images_of(tmp_path))
-    assert isinstance(truth, Truth)
+    assert isinstance(truth, CocoTruth)
     assert truth.remarks[-1] == "Categories that are not classes of the data set are left out: stop sign."
 
 
@@ -173,7 +181,7 @@ def test_annotations_that_do_not_fit_give_a_reason_and_no_ap(tmp_path, spoil, re
     truth = content()
     spoil(truth)
     scores, records = perfect_scores(data_set(tmp_path, "coco.yaml", truth), tmp_path)
-    assert isinstance(scores, Refused)
+    assert isinstance(scores, CocoUnavailable)
     assert scores.text.startswith("COCO AP was not computed: ")
     assert reason in scores.text
     assert str(tmp_path / "annotations/instances_val.json") in scores.text
@@ -201,14 +209,14 @@ def test_images_of_the_same_name_are_identified_by_their_folders(tmp_path):
     ]
     truth["images"] += others
     found = find_truth(data_set(tmp_path, truth=truth), "val", NAMES, images_of(tmp_path))
-    assert isinstance(found, Truth)
+    assert isinstance(found, CocoTruth)
     assert [image.image_id for image in found.images.values()] == list(IMAGE_IDS.values())
 
 
 def test_without_annotations_coco_class_names_still_get_coco_category_ids(tmp_path):
     names = open_data_yaml(Path(__file__).parents[2] / "data/coco.yaml").names
     for classes, numbers in ((names, COCO_CATEGORY_IDS), (names[::-1], range(80))):
-        export = export_for(Refused("no annotation file"), classes)
+        export = export_for(CocoUnavailable("no annotation file"), classes)
         export.add(Detections(torch.tensor([[0.0, 0, 9, 9, 0.5, 79]]), torch.tensor([0]), 1), ["7.jpg"])
         assert export.records()[0]["category_id"] == numbers[79]
 
@@ -221,10 +229,10 @@ def test_the_key_in_the_yaml_names_the_file_for_val_or_for_each_split(tmp_path):
     for keys in ({"annotations": "mine.json"}, {"annotations": {"val": "mine.json", "test": "other.json"}}):
         data = data_set(tmp_path, truth=content(), **keys)
         assert annotation_file(data, "val") == tmp_path / "mine.json"
-        assert is_asked_for(data)
+        assert is_requested(data)
     assert annotation_file(data, "test") is None
-    assert not is_asked_for(data_set(tmp_path))
-    assert is_asked_for(data_set(tmp_path, "my-coco.yaml"))
+    assert not is_requested(data_set(tmp_path))
+    assert is_requested(data_set(tmp_path, "my-coco.yaml"))
 
 
 @pytest.mark.parametrize(

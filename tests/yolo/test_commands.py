@@ -13,7 +13,7 @@ import pytest
 from flatout.__main__ import main
 from flatout.cli import show_log
 from flatout.yolo.commands import flags
-from flatout.yolo.commands.flags import refuse_what_is_not_built
+from flatout.yolo.commands.flags import refuse_unsupported
 from flatout.yolo.export import ExportOptions
 from flatout.yolo.find_file import find_cfg, find_file
 from flatout.yolo.options import TestOptions, TrainOptions
@@ -103,7 +103,7 @@ def check_files(typed: Typed, options: TrainOptions) -> None:
     """All YAML files of the command come with flatout, and the command is not refused."""
     assert find_file(options.data).is_file()
     assert find_file(options.hyp, flag="--hyp").is_file()
-    refuse_what_is_not_built(options)
+    refuse_unsupported(options)
     assert find_cfg(options.cfg, weights=None)
 
 

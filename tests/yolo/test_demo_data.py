@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from flatout.__main__ import main
-from flatout.yolo.demo_data.files import DemoDataConfig, draw_number, label_rows, label_text, write_demo_data
+from flatout.yolo.demo_data.files import (
+    DemoDataConfig,
+    generate_numbered_scene,
+    label_rows,
+    label_text,
+    write_demo_data,
+)
 from flatout.yolo.demo_data.scene import MAX_COVERED, SHAPES, SIDE_PX, SURFACES, Points
 
 SMALL = DemoDataConfig(images=5, val=3, seed=4)
@@ -33,7 +39,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def scenes():
-    return [draw_number(DemoDataConfig(), "train", number) for number in range(120)]
+    return [generate_numbered_scene(DemoDataConfig(), "train", number) for number in range(120)]
 
 
 def test_every_class_has_a_surface():
@@ -50,7 +56,7 @@ def test_a_shape_fills_the_unit_circle_and_does_not_leave_it(name):
 
 def test_boxes_in_label_files_are_tight_around_the_masks(tmp_path):
     for number in range(20):
-        scene = draw_number(SMALL, "train", number)
+        scene = generate_numbered_scene(SMALL, "train", number)
         (tmp_path / "label.txt").write_text(label_text(label_rows(scene)))
         for row, placed in zip(boxes_in(tmp_path / "label.txt"), scene.objects, strict=True):
             assert list(SHAPES)[int(row[0])] == placed.name
@@ -72,7 +78,7 @@ def test_masks_are_where_the_paint_is(monkeypatch):
     )
     monkeypatch.setattr(scene_file, "add_grain", lambda image, rng: image)
     for number in range(20):
-        flat_scene = draw_number(SMALL, "val", number)
+        flat_scene = generate_numbered_scene(SMALL, "val", number)
         masks = np.logical_or.reduce([placed.mask_HW for placed in flat_scene.objects])
         half = flat_scene.image[..., 0] >= 500
         # Where edges of two objects meet, halves may add up.
@@ -110,7 +116,7 @@ def test_objects_hide_little_of_each_other(scenes):
 
 def test_an_image_depends_on_seed_split_and_number_alone():
     def generated(config: DemoDataConfig, split: str, number: int) -> bytes:
-        scene = draw_number(config, split, number)
+        scene = generate_numbered_scene(config, split, number)
         return scene.image.tobytes() + label_text(label_rows(scene)).encode()
 
     first = generated(DemoDataConfig(seed=3), "train", 7)
@@ -171,7 +177,7 @@ def test_an_interrupted_generation_is_finished_later(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("flatout.yolo.demo_data.files.draw_number", interrupted)
+        patch.setattr("flatout.yolo.demo_data.files.generate_numbered_scene", interrupted)
         with pytest.raises(KeyboardInterrupt):
             write_demo_data(tmp_path, SMALL)
     assert not (tmp_path / "demo.yaml").exists()

@@ -351,7 +351,7 @@ def test_a_new_flag_of_detect_is_written_in_full_and_stands_in_nobodys_way():
 def test_an_unsupported_flag_is_refused_by_name(words):
     flag = words.split()[0]
     with pytest.raises(ConfigError, match=rf"^{flag} is not supported: .*\. Leave the flag out\.$"):
-        flags.refuse_what_is_not_built(train_options(words))
+        flags.refuse_unsupported(train_options(words))
 
 
 def test_the_help_marks_exactly_the_flags_that_are_refused():
@@ -360,8 +360,8 @@ def test_the_help_marks_exactly_the_flags_that_are_refused():
     for dest in refused:
         other = {bool: True, int: 4}.get(type(getattr(TrainOptions(), dest)), "x")
         with pytest.raises(ConfigError, match="Leave the flag out"):
-            flags.refuse_what_is_not_built(TrainOptions(**{dest: other}))
-    flags.refuse_what_is_not_built(TrainOptions())
+            flags.refuse_unsupported(TrainOptions(**{dest: other}))
+    flags.refuse_unsupported(TrainOptions())
 
 
 def test_all_refusals_come_together_and_before_torch(capsys):

@@ -135,7 +135,7 @@ def test_detect_finds_what_is_in_the_photographs():
 
 
 def test_export_writes_into_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MOST_TURNS", 1)
+    monkeypatch.setattr(files, "MAX_TURNS", 1)
     before = sorted(WEIGHTS.iterdir())
     outcome = export(NAME, ExportOptions(img_size=(64, 64), formats=("torchscript",), pictures=1))
     assert [file.path.resolve() for file in outcome.files] == [tmp_path / f"{NAME}.torchscript.pt"]

@@ -11,7 +11,7 @@ from flatout.feed import Store, StoreConfig
 from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.evaluate.validation_input import ValidationBatch, open_validation
-from flatout.yolo.metrics import labels_in_pictures
+from flatout.yolo.metrics import labels_in_images
 from tests.yolo.small_sets import files_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,7 +95,7 @@ def test_an_abandoned_pass_does_not_change_the_next(image_set):
 def test_labels_are_where_the_files_say_for_any_shape_of_batch(image_set, rect):
     (batches,) = passes(image_set, rect=rect)
     for batch in batches:
-        found = labels_in_pictures(batch.targets_T6, batch.letterbox, batch.input_hw)
+        found = labels_in_images(batch.targets_T6, batch.letterbox, batch.input_hw)
         for row, index in enumerate(batch.indices.tolist()):
             label_n5, size_wh = image_set.labels.of(index), image_set.size_wh_N2[index]
             centre, half = label_n5[:, 1:3] * size_wh, label_n5[:, 3:] * size_wh / 2

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flatout.feed import DecodeError
-from flatout.images import READABLE, Header, check_promise, described, for_opencv, header_of
+from flatout.images import READABLE, Header, check_declared_size, describe_format, for_opencv, header_of
 
 if TYPE_CHECKING:
     import tifffile
@@ -73,11 +73,11 @@ def _checked_header(content: bytes) -> Header:
     """Header of a PNG or JPEG file whose stated size fits into memory; DecodeError otherwise."""
     try:
         header = header_of(content)
-        check_promise(header, len(content))
+        check_declared_size(header, len(content))
     except DecodeError as error:
         raise DecodeError(f"it cannot be decoded: {error}.") from None
     if header.format not in READABLE:
-        raise DecodeError(f"it is not a TIFF, PNG or JPEG file: {described(header.format)}.")
+        raise DecodeError(f"it is not a TIFF, PNG or JPEG file: {describe_format(header.format)}.")
     nbytes = header.width * header.height * 3 * (1 if header.bits <= 8 else 2)
     if nbytes > MAX_BYTES:
         raise DecodeError(

@@ -2,12 +2,12 @@
 
 Files:
 
-    batch_parts  The messages between trainer and workers: batch requests, batch parts, layouts, exceptions
+    batch_parts  The messages between trainer and workers of a Loader: batch requests, batch parts, layouts, exceptions
     loader       The Loader: torch's DataLoader with workers that fill each batch together
-    passes       One pass over a dataset, and the assembly of batches from their parts
+    passes       One pass over a dataset: batches in the sampler's order, each valid for as long as it is referenced
     runtime      Slots and workers of a running Loader
-    slots        Buffers of variable size for each slot, and tracking of the slots that are still in use
-    source       The worker's side: fetch samples, collate them, write them into the slot
+    slots        Buffers of variable size for each slot of a Loader, and tracking of the slots that are still in use
+    source       The worker's side of a Loader: fetch samples, collate them, and hand over a part of a batch
 """
 
 from flatout.feed.loader.loader import Loader

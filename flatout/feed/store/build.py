@@ -88,7 +88,7 @@ Decoded = tuple[np.ndarray, np.ndarray]
 """The index entry of an item, and its bytes: ENTRY [], uint8 [nbytes]."""
 
 BATCH_BYTES = 16 << 20
-MOST_PER_BATCH = 256
+MAX_PER_BATCH = 256
 ITEMS_PROBED = 8
 ADVANCE_EVERY = 8
 """Items between two updates of the progress bar."""
@@ -152,7 +152,7 @@ def build(items: Items, writer: StoreWriter, config: FeedConfig, advance: Advanc
 def _in_order(items: Items, known: dict[int, Decoded], config: FeedConfig) -> Iterator[tuple[int, Decoded | str]]:
     """Every item with its decoded data, or the reason why it cannot be decoded."""
     rest = np.array([index for index in range(len(items)) if index not in known], np.int64)
-    expected_bytes = max([BATCH_BYTES // MOST_PER_BATCH, *(len(data) * 5 // 4 for _, data in known.values())])
+    expected_bytes = max([BATCH_BYTES // MAX_PER_BATCH, *(len(data) * 5 // 4 for _, data in known.values())])
     given = 0
     for index, outcome in _decoded(items, rest, expected_bytes, config):
         while given < index:
@@ -319,7 +319,7 @@ def _describe(note: dict[str, object]) -> str:
 MEMORY_SHARE = 0.5
 """Default share of the free memory that a store takes: the model, the slots and the workers need the rest."""
 DISK_SHARE = 0.9
-MOST_OF_MEMORY = 0.9
+MAX_OF_MEMORY = 0.9
 """Largest share of the free memory that a store takes, even with a larger budget: more risks the OOM killer."""
 
 
@@ -346,7 +346,7 @@ class Budget(NamedTuple):
 
 
 def memory_budget(asked_bytes: int | None, free_bytes: int) -> Budget:
-    default, most = int(free_bytes * MEMORY_SHARE), int(free_bytes * MOST_OF_MEMORY)
+    default, most = int(free_bytes * MEMORY_SHARE), int(free_bytes * MAX_OF_MEMORY)
     return Budget(asked_bytes, default, min(most, default if asked_bytes is None else asked_bytes))
 
 

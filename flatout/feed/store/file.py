@@ -31,7 +31,7 @@ from flatout.feed.config import plan_workers
 
 DTYPES = (np.dtype("u1"), np.dtype("<u2"), np.dtype("<f4"))
 """Element types of stored arrays; the position is the code in a store file."""
-MOST_DIMS = 6
+MAX_DIMS = 6
 
 
 class Items(Protocol):
@@ -73,10 +73,10 @@ def decode_item(items: Items, index: int) -> np.ndarray:
     """Decode an item to a read-only, contiguous, little-endian array; raises DataError if a store cannot keep it."""
     array = np.asarray(items.decode(index), order="C")
     kind = array.dtype.newbyteorder("<")
-    if kind not in DTYPES or array.ndim > MOST_DIMS:
+    if kind not in DTYPES or array.ndim > MAX_DIMS:
         raise DataError(
             f"{items.where(index)}: decode() returned {array.dtype} {array.shape}, but a store only keeps uint8, "
-            f"uint16 or float32 of up to {MOST_DIMS} dimensions. Convert the array in decode()."
+            f"uint16 or float32 of up to {MAX_DIMS} dimensions. Convert the array in decode()."
         )
     array = array.astype(kind, copy=False).view()
     array.flags.writeable = False
@@ -153,7 +153,7 @@ ENTRY = np.dtype(
     [
         ("offset", "<u8"),
         ("nbytes", "<u8"),
-        ("shape", "<u8", (MOST_DIMS,)),
+        ("shape", "<u8", (MAX_DIMS,)),
         ("crc", "<u4"),  # of the stored bytes
         ("source_crc", "<u4"),  # of the whole input file
         ("state", "u1"),
@@ -278,9 +278,9 @@ def _check_index(index_N: np.ndarray, header: StoreHeader) -> None:
         return
     inside = (stored_M["offset"] >= data_offset(len(index_N))) & (stored_M["nbytes"] <= header.nbytes)
     inside &= stored_M["offset"] <= header.nbytes - stored_M["nbytes"]
-    if not inside.all() or stored_M["kind"].max() >= len(DTYPES) or stored_M["ndim"].max() > MOST_DIMS:
+    if not inside.all() or stored_M["kind"].max() >= len(DTYPES) or stored_M["ndim"].max() > MAX_DIMS:
         raise StoreFileError("its index points outside the file")
-    used_MD = np.arange(MOST_DIMS) < stored_M["ndim"][:, None]
+    used_MD = np.arange(MAX_DIMS) < stored_M["ndim"][:, None]
     itemsize_M = np.array([kind.itemsize for kind in DTYPES], np.uint64)[stored_M["kind"]]
     if (np.where(used_MD, stored_M["shape"], 1).prod(axis=1) * itemsize_M != stored_M["nbytes"]).any():
         raise StoreFileError("its index has shapes that do not match their number of bytes")

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flatout.clock import clock
-from flatout.profiler.observe.observation import ALL, Observation, Phases
+from flatout.profiler.observe.observation import ALL_PHASES, Observation, Phases
 from flatout.profiler.observe.recorder import StepRecorder
 from flatout.profiler.observe.summary import FeedWorkers
 from flatout.profiler.outcome import Profile
-from flatout.profiler.verdict.remedy import respelled
+from flatout.profiler.verdict.remedy import with_job_flags
 
 STEP_BEGINS = "train.wait"
 """The first stage of every step, and of nothing else."""
@@ -36,11 +36,11 @@ class EngineObservation(Observation):
         *,
         images_per_step: int,
         num_steps: int | None,
-        phases: Phases = ALL,
+        phases: Phases = ALL_PHASES,
         title: str = "",
         own_flags: Mapping[str, str] | None = None,
     ) -> None:
-        """`own_flags`: patterns in the advice of a verdict -> the flags of the observed job; see `respelled`."""
+        """`own_flags`: patterns in the advice of a verdict -> the flags of the observed job; see `with_job_flags`."""
         self._images, self._most_images = images_per_step, 0
         self._has_begun = False
         self._own_flags = own_flags or {}
@@ -69,7 +69,7 @@ class EngineObservation(Observation):
     @property
     def profile(self) -> Profile:
         profile = Profile(self)
-        profile.reword = lambda remedy: respelled(remedy, self._own_flags)
+        profile.reword = lambda remedy: with_job_flags(remedy, self._own_flags)
         return profile
 
     def report(self, folder: Path) -> str:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from types import CodeType
 from typing import NamedTuple
 
-from flatout.clock import Event, OtherLoad, clock, machine, stage_apart
+from flatout.clock import Event, OtherLoad, clock, machine, pause_stage
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import Lane, Limits, Measurement
 from flatout.profiler.observe.device_times import DeviceClock, DeviceSteps, DeviceWork, StepTrace
@@ -70,10 +70,10 @@ class Phases(NamedTuple):
         return self.warm_up < step <= self.counting_ends
 
 
-ALL = Phases()
-KERNELS = Phases(counted=0, traced=1, settled=1)
+ALL_PHASES = Phases()
+KERNEL_PHASES = Phases(counted=0, traced=1, settled=1)
 """For steps on a batch that is ready: no feed can get ahead, and the waits are known."""
-SPEED = Phases(counted=0, traced=0)
+SPEED_PHASES = Phases(counted=0, traced=0)
 """For the speed alone."""
 
 
@@ -133,7 +133,7 @@ class TimedSteps:
 
     def _stage_now(self) -> str | None:
         innermost = self._recorder.innermost
-        return stage_apart(innermost) or (None if innermost is None else innermost.name)
+        return pause_stage(innermost) or (None if innermost is None else innermost.name)
 
     def summarize(self, work: DeviceWork | None, waits: WaitCounter, title: str) -> Measurement:
         """The measurement (host-device wait). `work` and `waits` come from the phases before."""
@@ -222,7 +222,7 @@ class Observation:
         workers: WorkerObserver,
         *,
         num_steps: int | None = None,
-        phases: Phases = ALL,
+        phases: Phases = ALL_PHASES,
         functions: Mapping[CodeType, str] | None = None,
         title: str = "",
         on_end: Callable[[], None] = lambda: None,
@@ -367,7 +367,7 @@ class Observation:
         return {"host": self.recorder.timeline} if self._timed is None else self._timed.timeline()
 
     def _stage_apart(self) -> str | None:
-        return "between" if self._is_between_passes else stage_apart(self.recorder.innermost)
+        return "between" if self._is_between_passes else pause_stage(self.recorder.innermost)
 
 
 def _device_clock() -> DeviceClock | None:

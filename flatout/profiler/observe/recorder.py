@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from flatout.clock import PAUSING, Event, clock, owners
+from flatout.clock import ALL_PAUSES, Event, clock, owners
 
 GC = "gc"
 CHARGED_AT_ONCE = 4096
@@ -124,17 +124,17 @@ class StepRecorder(clock.Totals):
 
     def opened(self, name: str) -> None:
         self._depth += 1
-        if name in PAUSING:
+        if name in ALL_PAUSES:
             self._open_pauses += 1
             if self._open_pauses == 1:
                 self.on_pause()
         if self.device is not None and name != GC:  # a collection concerns the host alone
             self.device.opened(name)
 
-    def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
+    def closed(self, name: str, begin_ns: int, end_ns: int, nested_ns: int) -> None:
         self._depth -= 1
-        self._noted.append((name, begin_ns, end_ns, inside_ns, self._depth))
-        if name in PAUSING:
+        self._noted.append((name, begin_ns, end_ns, nested_ns, self._depth))
+        if name in ALL_PAUSES:
             self._open_pauses -= 1
         if self.device is not None and name != GC:
             self.device.closed(name)
@@ -157,8 +157,8 @@ class StepRecorder(clock.Totals):
         """Bring the table up to date."""
         notes = self._uncharged + self._noted
         self._uncharged, self._noted = [], []
-        for name, begin_ns, end_ns, inside_ns, _ in notes:
-            self.add(name, end_ns - begin_ns, inside_ns)
+        for name, begin_ns, end_ns, nested_ns, _ in notes:
+            self.add(name, end_ns - begin_ns, nested_ns)
 
     @property
     def timeline(self) -> list[Event]:
@@ -181,9 +181,9 @@ class StepRecorder(clock.Totals):
         runs, self_ns = (np.zeros((len(self._notes), len(names)), np.int64) for _ in range(2))
         for step, notes in enumerate(self._notes):
             charged = owners([(note[0], note[4]) for note in notes])
-            for (name, begin_ns, end_ns, inside_ns, _), owner in zip(notes, charged, strict=True):
+            for (name, begin_ns, end_ns, nested_ns, _), owner in zip(notes, charged, strict=True):
                 runs[step, column[name]] += owner == name
-                self_ns[step, column[owner]] += end_ns - begin_ns - inside_ns
+                self_ns[step, column[owner]] += end_ns - begin_ns - nested_ns
         ends_ns, images = np.array(self._ends_ns, np.int64), np.array(self._images, np.int64)
         real = self.is_step()
         return Steps(

@@ -184,8 +184,8 @@ class FeedWorkers:
     num_unobserved = 0
 
     def begin(self) -> None:
-        self._before = {id(group): (group, worker_registry.spent(group)) for group in worker_registry.at_work()}
-        self._latest: dict[int, tuple[worker_registry.WorkerGroup, worker_registry.Spent, int]] = {}
+        self._before = {id(group): (group, worker_registry.spent(group)) for group in worker_registry.worker_groups()}
+        self._latest: dict[int, tuple[worker_registry.WorkerGroup, worker_registry.WorkerTotals, int]] = {}
         self._timelines: dict[int, dict[str, list[Event]]] = {}
         self._polled_s = -math.inf
         for group, _ in self._before.values():
@@ -198,14 +198,14 @@ class FeedWorkers:
     def end(self, num_steps: int) -> WorkerStats | None:
         """What they did since `begin`. Groups that did nothing do not count, nor do those of a validation."""
         self._poll(num_steps)
-        for group in worker_registry.at_work():
+        for group in worker_registry.worker_groups():
             want(group.timelines, False)
         groups = [
             (group, _per_step(self._spent_before(group), after, steps, group.num_workers))
             for group, after, steps in self._latest.values()
         ]
-        busy = [spent for group, spent in groups if not group.is_apart and sum(spent.runs.values()) > 0]
-        apart_cpu_ms = sum(spent.cpu_ms for group, spent in groups if group.is_apart)
+        busy = [spent for group, spent in groups if not group.in_pause and sum(spent.runs.values()) > 0]
+        apart_cpu_ms = sum(spent.cpu_ms for group, spent in groups if group.in_pause)
         return _combined(busy)._replace(apart_cpu_ms=apart_cpu_ms) if busy else None
 
     def timelines(self) -> dict[str, list[Event]]:
@@ -214,15 +214,15 @@ class FeedWorkers:
 
     def _poll(self, num_steps: int) -> None:
         self._polled_s = time.monotonic()
-        for group in worker_registry.at_work():
-            if id(group) in self._before or group.is_apart:
+        for group in worker_registry.worker_groups():
+            if id(group) in self._before or group.in_pause:
                 self._latest[id(group)] = group, worker_registry.spent(group), num_steps
-                if group.num_workers and not group.is_apart:
+                if group.num_workers and not group.in_pause:
                     self._timelines[id(group)] = worker_timelines(group.timelines)
 
-    def _spent_before(self, group: worker_registry.WorkerGroup) -> worker_registry.Spent:
+    def _spent_before(self, group: worker_registry.WorkerGroup) -> worker_registry.WorkerTotals:
         before = self._before.get(id(group))
-        return before[1] if before else worker_registry.Spent(Counter(), Counter(), 0, 0)
+        return before[1] if before else worker_registry.WorkerTotals(Counter(), Counter(), 0, 0)
 
 
 class _PerStep(NamedTuple):
@@ -236,7 +236,7 @@ class _PerStep(NamedTuple):
 
 
 def _per_step(
-    before: worker_registry.Spent, after: worker_registry.Spent, num_steps: int, num_workers: int
+    before: worker_registry.WorkerTotals, after: worker_registry.WorkerTotals, num_steps: int, num_workers: int
 ) -> _PerStep:
     return _PerStep(
         Counter({name: (ns - before.self_ns[name]) / 1e6 / num_steps for name, ns in after.self_ns.items()}),

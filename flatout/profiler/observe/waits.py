@@ -31,10 +31,10 @@ _PROTOTYPE = "Synchronization debug mode is a prototype feature"
 class WaitCounter:
     """Counts waits per code line; those between steps are counted separately."""
 
-    def __init__(self, stage_apart: Callable[[], str | None] = lambda: None) -> None:
-        """`stage_apart` gives the current stage if it is not part of an ordinary step, None inside a step."""
+    def __init__(self, pause_stage: Callable[[], str | None] = lambda: None) -> None:
+        """`pause_stage` gives the current stage if it is not part of an ordinary step, None inside a step."""
         self.num_steps = 0
-        self._stage_apart = stage_apart
+        self._stage_apart = pause_stage
         self._counts: Counter[tuple[str, str | None]] = Counter()
         self._steps_logged: set[int] = set()
 

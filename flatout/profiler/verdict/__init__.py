@@ -2,9 +2,9 @@
 
 Files:
 
-    diagnosis     From a measurement to a verdict: all bottlenecks, and what each remedy would gain
+    diagnosis     From a measurement to a verdict: all bottlenecks, the most expensive first
     predict_step  The step time of a changed training, predicted from the numbers of the present one
-    remedy        The parts of a verdict: bottlenecks, remedies with a predicted speed, and trials
+    remedy        The parts of a verdict: bottlenecks, remedies with a predicted speed
     rules_host    Bottlenecks of the main thread, and between host and GPU
     rules_input   Bottlenecks of the input: batches come too late, and why
 """

@@ -63,7 +63,7 @@ class EndToEndTrial:
     device_ms: float = 0.0
     """Kernel time of the network's part; 0: no device."""
 
-    beside_ms: float = 0.0
+    input_device_ms: float = 0.0
     """Kernel time of the input (augmentation on the device), which the device needs in addition to the step's."""
 
     covers: Sequence[str] = ()
@@ -80,7 +80,7 @@ class EndToEndTrial:
 
     def step_ms(self, *, between_ms: float = 0.0) -> float:
         """Predicted step: the slowest of main thread, device and input, plus the unchanged time between steps."""
-        return max(self.compute_ms, self.device_ms + self.beside_ms, self.input_ms) + between_ms
+        return max(self.compute_ms, self.device_ms + self.input_device_ms, self.input_ms) + between_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ class Verdict:
         return self.cause != NOTHING
 
 
-def respelled(remedy: Remedy, own_flags: Mapping[str, str]) -> Remedy:
+def with_job_flags(remedy: Remedy, own_flags: Mapping[str, str]) -> Remedy:
     """The remedy with the flags of another job: `own_flags` maps regular expressions for the advice to replacements.
     The first that matches is applied; without a match the remedy stays as it is."""
     for pattern, own in own_flags.items():

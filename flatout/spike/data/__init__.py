@@ -8,7 +8,7 @@ Files:
     clip_set       The clips of a split: which frames form each clip, and how every file is read
     decode         Decodes spikes from the bytes of a file; a crop is cut from the packed bytes before unpacking
     frames         Frames and spikes of a clip set as arrays, from files or from a store of decoded frames
-    layouts        Decides how the spike files of a split are read: one decision for the whole split
+    layouts        Decides how the spike files of a split are read: one decision for the whole split, which is logged
     precompute     Writes voxels as files: uint8 counts at spike resolution
     prepare        Arranges a data set as training expects it: blur, sharp and spike of every sequence side by side
     source         Sources of clips: cropped and flipped by workers, or as parameters for a GPU renderer

@@ -123,7 +123,7 @@ class ClipSource:
         """Replace clips that have an unreadable file by other clips: a frame of another scene would not fit."""
         is_bad_N = unreadable.is_bad_N[self._files.of_frames(self._clips.windows_NL)].any(1)
         is_bad_M, clip_M = is_bad_N[indices], indices.copy()
-        clip_M[is_bad_M] = unreadable.stand_ins(np.flatnonzero(is_bad_M), indices[is_bad_M], is_bad_N)
+        clip_M[is_bad_M] = unreadable.substitutes(np.flatnonzero(is_bad_M), indices[is_bad_M], is_bad_N)
         draws = self.draw(unreadable.seed, unreadable.epoch, unreadable.positions_M, clip_M)
         return Substituted(clip_M, draws, is_bad_M)
 

@@ -7,13 +7,13 @@ whole batches, without OpenCV.
 Files:
 
     c_library       C files of this package, compiled once for this CPU, kept in the cache folder and loaded from there
-    draw            Every random decision of a batch, as arrays
+    draw            Every random decision of a batch, as arrays: which tiles, where, how warped, coloured, mixed
     labels          Labels of canvases: gathered from the data set, warped, filtered and made targets
-    layout          Geometry of canvases: where every tile lies, how the canvas is warped, and which tiles it shows
+    layout          Geometry of canvases: where every tile lies, how the canvas is warped
     paint           Pixels of a sample in OpenCV: the classic painter, the fast painter, and objects pasted in
-    paint_compiled  Pixels of a sample by pixels.c
-    paste           Which objects are pasted where, and their labels
-    samples         What CPU and device sources share: resized images as store items, draws, letterboxed samples
-    source          Samples for training and validation on the CPU: their sources for the feed, and the renderer
-    gpu/            Augmentation on the GPU
+    paint_compiled  Pixels of a sample by pixels.c: the bytes of `paint.Classic`
+    paste           Which objects are pasted where, and their labels: into a finished image
+    samples         What CPU and device sources share: resized images as store items, draws of training samples
+    source          Samples for training and validation on the CPU: their sources for the feed
+    gpu/            Augmentation on the GPU: workers draw parameters
 """

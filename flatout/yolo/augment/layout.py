@@ -53,7 +53,7 @@ class Canvases(NamedTuple):
 def resized_wh(size_wh_N2: np.ndarray, size: int) -> np.ndarray:
     """Width and height of images whose longer side is resized to `size`, int64 [N, 2].
 
-    `flatout.yolo.data.letterbox.kept_size_hw` for all images at once, truncation included.
+    `flatout.yolo.data.letterbox.resized_hw` for all images at once, truncation included.
     """
     ratio_N1 = size / size_wh_N2.max(axis=1, keepdims=True).astype(np.float64)
     return np.asarray((size_wh_N2 * ratio_N1).astype(np.int64).clip(1))

@@ -16,7 +16,7 @@ from flatout.yolo.augment.draw import AugmentConfig, ClassAware, draw_training, 
 from flatout.yolo.augment.labels import gather_labels, to_targets
 from flatout.yolo.augment.layout import Canvases, lay_out, needs_all_tiles, resized_wh, visible_tiles
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.letterbox import resize_long_side, resize_part
+from flatout.yolo.data.letterbox import resize_long_side, resize_scaled_decode
 
 
 class ResizedImages:
@@ -65,7 +65,7 @@ class ResizedImages:
         with clock.stage("resize"):
             width, height = decoded.header.size_wh
             if decoded.image.shape[:2] != (height, width):
-                return resize_part(decoded.image, (height, width), self._size)
+                return resize_scaled_decode(decoded.image, (height, width), self._size)
             return resize_long_side(decoded.image, self._size, augment=self._augment).image
 
 
@@ -127,7 +127,7 @@ class TrainingSourceBase:
             is_read_M29 = self._tiles_read({name: drawn_M[is_changed_M] for name, drawn_M in draws.items()})
             is_changed_M[is_changed_M] = (is_bad_M29[is_changed_M] & is_read_M29).any((1, 2))
         at_K = np.nonzero(is_bad_M29 & is_changed_M[:, None, None])
-        tiles_M29[at_K] = unreadable.stand_ins(at_K[0], tiles_M29[at_K], unreadable.is_bad_N)
+        tiles_M29[at_K] = unreadable.substitutes(at_K[0], tiles_M29[at_K], unreadable.is_bad_N)
         draws = {**draws, "tiles": tiles_M29, "in_full": is_changed_M, **self._replace_in_rounds(draws, unreadable)}
         if self._class_aware is not None and is_changed_M.any():
             draws["warp"] = redraw_warps(
@@ -158,7 +158,7 @@ class TrainingSourceBase:
         if is_bad_MR4.any():
             is_bad_MR4 &= self._image_set.labels.has_polygon_N[tiles_MR4].any(2, keepdims=True)
         at_K = np.nonzero(is_bad_MR4)
-        tiles_MR4[at_K] = unreadable.stand_ins(at_K[0], tiles_MR4[at_K], unreadable.is_bad_N)
+        tiles_MR4[at_K] = unreadable.substitutes(at_K[0], tiles_MR4[at_K], unreadable.is_bad_N)
         return {"paste_tiles": tiles_MR4, "paste_in_full": is_bad_MR4.any(2)}
 
 

@@ -8,7 +8,7 @@ Files:
     demo_data  `flatout yolo demo-data`: generate a small detection data set to experiment with
     detect     `flatout yolo detect` and detect.py: detect objects in images, videos and streams
     export     `flatout yolo export` and export.py: export a network to ONNX and TorchScript
-    flags      The flags of train.py, test.py, detect.py and export.py: help texts, parsers, and options
+    flags      The flags of train.py, test.py, detect.py and export.py: help texts, parsers
     group      `flatout yolo group`: assign the classes of a data set to several heads
     info       `flatout yolo info`: the layers, size and cost of a network, and the content of a weights file
     resize     `flatout yolo resize`: a copy of a data set with smaller images

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from flatout.cli import Command, answer
+from flatout.cli import Command, dispatch
 
 if TYPE_CHECKING:
     from flatout.yolo.options import TrainOptions
@@ -84,7 +84,7 @@ ON_GPU = Pace(size_px=320, batch=64, epochs=30)
 def main(argv: list[str]) -> int:
     """Run the demo; returns the exit code."""
     if argv and argv[0] in OTHERS:
-        return answer(argv, OTHERS, door="flatout demo")
+        return dispatch(argv, OTHERS, prog="flatout demo")
     args = _parser().parse_args(argv[1:] if argv[:1] == ["yolo"] else argv)
     # Set before torch is imported, which reads it: waiting threads sleep instead of spinning. With other programs on
     # the same two cores, a step takes 0.9 s this way and 4.6 s by default.

@@ -352,7 +352,7 @@ _REASONS = {
 }
 
 
-def refuse_what_is_not_built(options: TrainOptions) -> None:
+def refuse_unsupported(options: TrainOptions) -> None:
     """ConfigError that lists every unsupported flag in use."""
     if refusals := list(_refusals(options)):
         raise ConfigError("\n".join(refusals))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from flatout.errors import ConfigError, ResourceError, counted
 
 if TYPE_CHECKING:
-    from flatout.yolo.multihead.grouping.choose import Grouped
+    from flatout.yolo.multihead.grouping.choose import GroupingResult
 
 DESCRIPTION = """\
 Assign the classes of a data set to the heads of a multi-head network (1B4H). Writes the head configuration for
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     _check_names(out, plot)
     # Imported late, so that help and usage errors do not wait for NumPy and OpenCV.
     from flatout.cli import show_log
-    from flatout.yolo.multihead.grouping.chart import draw_grouping
+    from flatout.yolo.multihead.grouping.chart import plot_grouping
     from flatout.yolo.multihead.grouping.choose import (
         GroupConfig,
         group_classes,
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     print(as_text(grouped))
     print(f"heads: {out}")
     try:
-        draw_grouping(grouped, plot)
+        plot_grouping(grouped, plot)
     except OSError as error:
         raise ResourceError(
             f"{plot}: cannot be written: {error.strerror}. Choose another path with --picture."
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def as_text(grouped: "Grouped") -> str:
+def as_text(grouped: "GroupingResult") -> str:
     """The grouping as text, one line per head."""
     config = grouped.grouping.config
     lines = [f"{counted(config.nc, 'class')} in {counted(config.num_heads, 'head')}: {config.grouping}"]

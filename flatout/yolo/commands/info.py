@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import ConfigError, counted
-from flatout.yolo.model.configs import names_config
+from flatout.yolo.model.configs import is_config_name
 
 if TYPE_CHECKING:
-    from flatout.yolo.model.info import Contents, Description, NetworkFacts
+    from flatout.yolo.model.info import Description, NetworkFacts, WeightsContents
 
 DESCRIPTION = """\
 Show the layers of a network with their parameters, its size and cost, its strides and its anchors. For a weights file
@@ -32,7 +32,7 @@ GFLOPS are for one image of 640 x 640 px. Exit codes: 0 done, 2 wrong config, 4 
 def main(argv: list[str]) -> int:
     """Describe a model config or a weights file; returns the exit code."""
     args = _parser().parse_args(argv)
-    is_config = names_config(args.source)
+    is_config = is_config_name(args.source)
     if is_config and args.cfg is not None:
         raise ConfigError(
             f"--cfg is only for weights that do not contain their config, and {args.source} is a config. Leave it out."
@@ -95,7 +95,7 @@ def _group(head: dict[str, Any]) -> str:
     return f"{head['name']}: {counted(len(classes), 'class')} ({shown}), weight {head['weight']:g}"
 
 
-def contents_lines(source: str, contents: "Contents") -> list[str]:
+def contents_lines(source: str, contents: "WeightsContents") -> list[str]:
     dtypes = ", ".join(f"{count} {dtype}" for dtype, count in contents.dtypes.items())
     yes_no = {True: "yes", False: "no"}
     updates = "" if contents.ema_updates is None else f", {contents.ema_updates} updates"
@@ -121,7 +121,7 @@ def _pairs(anchors: list[float]) -> str:
     return " ".join(f"{width:g},{height:g}" for width, height in zip(anchors[::2], anchors[1::2], strict=True))
 
 
-def _classes(contents: "Contents") -> str:
+def _classes(contents: "WeightsContents") -> str:
     if contents.num_classes is None:
         return "not stored"
     # A name in a file may contain anything, including control codes for the terminal.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.cli import FlagParser
 from flatout.runs import Given, TrainCommand
-from flatout.yolo.commands.flags import options_from, refuse_what_is_not_built, train_parser
+from flatout.yolo.commands.flags import options_from, refuse_unsupported, train_parser
 from flatout.yolo.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ class YoloCommand(TrainCommand):
 
     def options(self, given: Given) -> TrainOptions:
         options = options_from(given, os.environ)
-        refuse_what_is_not_built(options)
+        refuse_unsupported(options)
         return options
 
     def images_per_step(self, options: TrainOptions) -> int:
         return options.batch_size
 
-    def look(self, options: TrainOptions) -> None:
+    def check_early(self, options: TrainOptions) -> None:
         """Refuse an unusable data set before torch is imported, which takes longer than checking the data.
 
         The training checks the data set again by the same rules, and the label cache avoids a second scan. The early
@@ -41,13 +41,13 @@ class YoloCommand(TrainCommand):
             return
         if "WORLD_SIZE" in os.environ:
             return
-        from flatout.yolo.data.data_yaml import without_complaints
+        from flatout.yolo.data.data_yaml import require_valid
         from flatout.yolo.data.open_data import open_data_set
         from flatout.yolo.data.open_set import open_training_splits
         from flatout.yolo.find_file import find_file
 
         open_training_splits(
-            without_complaints(open_data_set(find_file(options.data))),
+            require_valid(open_data_set(find_file(options.data))),
             strict=options.strict_labels,
             single_class=options.single_cls,
             allow_bad_labels=options.allow_bad_labels,
@@ -57,11 +57,11 @@ class YoloCommand(TrainCommand):
     def ranks_to_start(self, options: Any) -> int:
         return 1 if options.generations else super().ranks_to_start(options)
 
-    def answer(
+    def run_training(
         self, options: TrainOptions, typed: frozenset[str], callbacks: "list[Callback]", spending: "Spending"
     ) -> None:  # fmt: skip
         if not options.generations:
-            super().answer(options, typed, callbacks, spending)
+            super().run_training(options, typed, callbacks, spending)
             return
         from flatout.yolo.evolve import evolve
 

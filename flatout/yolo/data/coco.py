@@ -24,7 +24,7 @@ from flatout.yolo.data.label_text import (
     too_many_labels,
 )
 
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 YOLOV7_VAL_ANNOTATIONS = Path("coco/annotations/instances_val2017.json")
 """Where YOLOv7 expects the annotations of COCO's val, relative to the working directory."""
 
@@ -106,8 +106,8 @@ def annotation_folder(entry: Path) -> Path:
 def load_json(path: str) -> dict[str, Any]:
     """The content of a COCO file; DataError if the file is something else."""
     try:
-        if os.path.getsize(path) > MOST_BYTES:
-            raise DataError(f"{path}: the file is larger than {MOST_BYTES >> 30} GiB. Is it the right file?")
+        if os.path.getsize(path) > MAX_BYTES:
+            raise DataError(f"{path}: the file is larger than {MAX_BYTES >> 30} GiB. Is it the right file?")
         with open(path, "rb") as file:
             content = json.load(file)
     except OSError as error:

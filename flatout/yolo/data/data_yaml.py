@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from flatout.config import build_config
 from flatout.errors import ConfigError, DataError, counted
 from flatout.yaml_strict import Yaml, load_yaml
-from flatout.yolo.data.find import how_to_resize
+from flatout.yolo.data.find import resize_hint
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -72,10 +72,10 @@ class DataSet:
 
 def read_data_yaml(path: str | Path) -> DataSet:
     """Read a data YAML; ConfigError with every mistake in it, one per line."""
-    return without_complaints(open_data_yaml(path))
+    return require_valid(open_data_yaml(path))
 
 
-def without_complaints(data: DataSet, splits: Sequence[Split] = ("train", "val")) -> DataSet:
+def require_valid(data: DataSet, splits: Sequence[Split] = ("train", "val")) -> DataSet:
     """Return the data set if its names and these splits are valid; ConfigError with every mistake, one per line."""
     if mistakes := [mistake.text for mistake in yaml_problems(data.written, splits)]:
         raise ConfigError("\n".join(f"{data.file}: {mistake}" for mistake in mistakes))
@@ -145,7 +145,7 @@ def refuse_missing(data: DataSet, missing: str) -> DataError:
     if data.written.download:
         shown = data.written.download.strip().splitlines()[0][:120]
         advice += f" The download command of the YAML ({shown!r}) is not run: download the data yourself."
-    return DataError(f"{data.file}: {missing} does not exist. {advice}{how_to_resize(missing)}")
+    return DataError(f"{data.file}: {missing} does not exist. {advice}{resize_hint(missing)}")
 
 
 def _listed(data: DataYaml, split: Split | str) -> list[str]:

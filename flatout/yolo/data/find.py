@@ -102,7 +102,7 @@ def is_image_name(path: str) -> bool:
     return path.rpartition(".")[2].lower() in SUFFIXES
 
 
-def how_to_resize(path: str) -> str:
+def resize_hint(path: str) -> str:
     """A sentence with the command that makes a missing copy of COCO, for a path such as ./coco320/images/train2017.
 
     Starts with a space; "" for other paths.

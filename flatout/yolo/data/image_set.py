@@ -109,7 +109,7 @@ class ImageWeights:
 
     def __init__(self, images: ImageSet, num_classes: int) -> None:
         self._labels = images.labels
-        self.never_found = [0.0] * num_classes
+        self.initial_map = [0.0] * num_classes
         """The mAP of each class to use before the first validation."""
         self._class_weights = class_weights(class_counts(images.labels, num_classes))
 

@@ -159,7 +159,7 @@ class Resized(NamedTuple):
     hw: tuple[int, int]
 
 
-def kept_size_hw(native_hw: tuple[int, int], img_size: int) -> tuple[int, int]:
+def resized_hw(native_hw: tuple[int, int], img_size: int) -> tuple[int, int]:
     """Height and width after the resize. Truncation makes the long side img_size - 1 at times, as in YOLOv7 (golden
     yolov7-data/load_image.npz)."""
     ratio = img_size / max(native_hw)
@@ -176,7 +176,7 @@ def resize_long_side(image_HWC: np.ndarray, img_size: int, *, augment: bool) -> 
     import cv2
 
     native_hw = image_HWC.shape[0], image_HWC.shape[1]
-    height, width = kept_size_hw(native_hw, img_size)
+    height, width = resized_hw(native_hw, img_size)
     # Decided by the ratio, not by the size: a ratio just off 1 resizes to the same size, which changes no pixel.
     if max(native_hw) != img_size:
         shrinks = img_size < max(native_hw)
@@ -186,7 +186,7 @@ def resize_long_side(image_HWC: np.ndarray, img_size: int, *, augment: bool) -> 
     return Resized(image_HWC, native_hw, (image_HWC.shape[0], image_HWC.shape[1]))
 
 
-def resize_part(part_HWC: np.ndarray, native_hw: tuple[int, int], img_size: int) -> np.ndarray:
+def resize_scaled_decode(part_HWC: np.ndarray, native_hw: tuple[int, int], img_size: int) -> np.ndarray:
     """Like `resize_long_side` for training, for a JPEG of size `native_hw` that was decoded at a half or less.
 
     A decoded pixel covers 2, 4 or 8 pixels of the file. If a side is not a multiple of that, the last decoded pixel
@@ -195,7 +195,7 @@ def resize_part(part_HWC: np.ndarray, native_hw: tuple[int, int], img_size: int)
     import cv2
 
     num_per_pixel = round(max(native_hw) / max(part_HWC.shape[:2]))
-    height, width = kept_size_hw(native_hw, img_size)
+    height, width = resized_hw(native_hw, img_size)
     if native_hw == (part_HWC.shape[0] * num_per_pixel, part_HWC.shape[1] * num_per_pixel):
         is_done = part_HWC.shape[:2] == (height, width)
         return part_HWC if is_done else np.asarray(cv2.resize(part_HWC, (width, height)))
@@ -207,11 +207,11 @@ def resize_part(part_HWC: np.ndarray, native_hw: tuple[int, int], img_size: int)
 
 # Input sizes that a network accepts
 
-LEAST_GRID = 32
+MIN_GRID = 32
 """Sides of the input are multiples of at least this, whatever the strides of the network are."""
 
 
-def rounded_up(size: int, grid: int) -> int:
+def round_up_img_size(size: int, grid: int) -> int:
     """The next input size that the network accepts; logs a warning if it differs from `size`."""
     fits = -(-size // grid) * grid
     if fits != size:

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike
 from flatout import __version__
 from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, ResourceError
 from flatout.feed import DecodeError, Feed, FeedConfig, Field, Plan, SampleSource
-from flatout.images import MOST_MISSING, Header, check_size, decode, header_of, read_bytes, read_facts
+from flatout.images import MAX_MISSING, Header, check_size, decode, header_of, read_bytes, read_facts
 from flatout.progress import progress
 from flatout.ranks import Interrupts
 from flatout.runs import Locked, RunLock
@@ -44,7 +44,7 @@ from flatout.yolo.data.coco import (
 )
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing, yaml_problems
 from flatout.yolo.data.find import Pair, find_images, is_image_name, label_path, pair_up
-from flatout.yolo.data.letterbox import kept_size_hw
+from flatout.yolo.data.letterbox import resized_hw
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.scan import MIN_SIDE_PX
 
@@ -169,7 +169,7 @@ def target_hw(native_hw: tuple[int, int], config: ResizeConfig) -> tuple[int, in
         size = min(longer, -(-MIN_SIDE_PX * longer // shorter))
     height, width = (
         size if side == longer else max(kept, min(MIN_SIDE_PX, side))
-        for side, kept in zip(native_hw, kept_size_hw(native_hw, size), strict=True)
+        for side, kept in zip(native_hw, resized_hw(native_hw, size), strict=True)
     )
     return height, width
 
@@ -190,7 +190,7 @@ def resized_file(content: bytes, config: ResizeConfig) -> bytes:
     if target_hw((height, width), config) == (height, width):
         return content
     decoded = decode(content)
-    if decoded.missing > MOST_MISSING:
+    if decoded.missing > MAX_MISSING:
         raise DecodeError(f"truncated: {decoded.missing:.0%} of the rows are missing")
     native_hw = decoded.image.shape[0], decoded.image.shape[1]
     new_hw = target_hw(native_hw, config)

@@ -18,16 +18,16 @@ from numpy.typing import ArrayLike
 from flatout.feed import DecodeError, Feed, FeedConfig, Plan, Rows, SampleSource
 from flatout.images import (
     FORMATS,
-    MOST_MISSING,
+    MAX_MISSING,
     NOT_IMAGES,
     NOT_OPENED,
     READABLE,
     Header,
     ImageFacts,
-    check_promise,
+    check_declared_size,
     decode,
     decoder_messages,
-    described,
+    describe_format,
     most_pixels,
     open_regular,
     read_bytes,
@@ -107,7 +107,7 @@ def check_header(header: Header) -> None:
     if header.format not in READABLE:
         reason = "unreadable_image" if header.format in NOT_OPENED else "image_format"
         check = "image-format" if header.format in NOT_IMAGES else "image-unsupported"
-        raise RejectedImage(reason, check, described(header.format))
+        raise RejectedImage(reason, check, describe_format(header.format))
     if min(header.width, header.height) < MIN_SIDE_PX:
         size = f"{header.width} x {header.height} px"
         raise RejectedImage("image_too_small", "image-too-small", f"{size}; sides must be at least {MIN_SIDE_PX} px")
@@ -118,7 +118,7 @@ def check_header(header: Header) -> None:
 
 def _check_declared_size(facts: ImageFacts) -> None:
     try:
-        check_promise(facts.header, facts.num_bytes)
+        check_declared_size(facts.header, facts.num_bytes)
     except DecodeError as error:
         raise RejectedImage("unreadable_image", "image-corrupt", str(error)) from None
 
@@ -197,7 +197,7 @@ def _incomplete(image: str, facts: ImageFacts) -> list[Problem]:
             missing = decode(read_bytes(image)).missing
     except (OSError, DecodeError) as error:
         raise RejectedImage("unreadable_image", "image-corrupt", str(error)) from None
-    if missing > MOST_MISSING:
+    if missing > MAX_MISSING:
         text = f"truncated: {missing:.0%} of the rows are missing"
         raise RejectedImage("image_truncated", "image-truncated", text)
     return [Problem("image-no-end", 0, "the end marker is missing; all rows are there")]

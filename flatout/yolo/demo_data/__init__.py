@@ -7,6 +7,6 @@ Every image is a function of (seed, split, number), so the set is the same every
 
 Files:
 
-    files  The demo data set on disk: images, labels, a data YAML, and a note for later calls
+    files  The demo data set on disk: images, labels, a data YAML
     scene  One scene of the demo data set: objects of all classes and sizes on a cluttered background
 """

@@ -21,7 +21,7 @@ from flatout.demo_folder import draw_set
 from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Field, Plan, Rows, SampleSource
 from flatout.progress import progress
-from flatout.yolo.demo_data.scene import SHAPES, Scene, draw_scene
+from flatout.yolo.demo_data.scene import SHAPES, Scene, generate_scene
 
 VERSION = 1
 """Version of the generator: raised when the same numbers give different images, so that an old set is replaced."""
@@ -95,7 +95,7 @@ class DemoScenes(SampleSource):
         return f"{split}/{number:04}"
 
     def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
-        scene = draw_number(self._config, *self._split_and_number(index))
+        scene = generate_numbered_scene(self._config, *self._split_and_number(index))
         return {"image": scene.image, "labels": label_rows(scene)}
 
     def _split_and_number(self, index: int) -> tuple[str, int]:
@@ -103,9 +103,11 @@ class DemoScenes(SampleSource):
         return ("train", index) if index < num_train else ("val", index - num_train)
 
 
-def draw_number(config: DemoDataConfig, split: str, number: int) -> Scene:
+def generate_numbered_scene(config: DemoDataConfig, split: str, number: int) -> Scene:
     """Generate one scene of the set; it does not depend on the others."""
-    return draw_scene(config.width, config.height, np.random.default_rng([config.seed, SPLITS.index(split), number]))
+    return generate_scene(
+        config.width, config.height, np.random.default_rng([config.seed, SPLITS.index(split), number])
+    )
 
 
 def label_rows(scene: Scene) -> np.ndarray:

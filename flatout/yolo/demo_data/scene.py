@@ -50,7 +50,7 @@ class Scene(NamedTuple):
     objects: list[SceneObject]
 
 
-def draw_scene(width: int, height: int, rng: np.random.Generator) -> Scene:
+def generate_scene(width: int, height: int, rng: np.random.Generator) -> Scene:
     """Generate the scene that follows from these random numbers."""
     image = generate_background(width, height, rng)
     objects: list[SceneObject] = []

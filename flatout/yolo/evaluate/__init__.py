@@ -5,7 +5,7 @@ batches -> network -> NMS -> matched to labels batch by batch -> Outcome: precis
 Files:
 
     evaluate          `test.py`: weights and a data set in; a table, label files, JSON and plots out
-    run               One pass of a network over a validation set
+    run               One pass of a network over a validation set: the loop, partial results of several ranks, plots
     validation_input  Batches for validation: letterboxed images of similar shapes, always in the same order
 """
 

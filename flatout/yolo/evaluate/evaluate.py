@@ -17,7 +17,7 @@ from flatout.errors import ConfigError
 from flatout.runs import new_run_folder
 from flatout.safefiles import replacing, write_error
 from flatout.yolo.boxes import xyxy_to_cxcywh
-from flatout.yolo.data.letterbox import rounded_up
+from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.evaluate.run import BatchObserver, EvaluationRun, Outcome, Speed, open_evaluation_run
 from flatout.yolo.evaluate.validation_input import ValidationBatch
 from flatout.yolo.find_file import weights_files
@@ -25,11 +25,11 @@ from flatout.yolo.metrics import YOLOV7_RESULTS, Evaluation, headings, scores_by
 from flatout.yolo.metrics.coco import (
     CocoExport,
     CocoScores,
-    Refused,
-    Truth,
+    CocoTruth,
+    CocoUnavailable,
     export_for,
     find_truth,
-    is_asked_for,
+    is_requested,
     lines,
     score,
 )
@@ -171,8 +171,8 @@ def _evaluate(run: EvaluationRun) -> TestResult:
     options = run.options
     model = run.load(options.weights)
     folder = new_run_folder(Path(options.project), options.name, options.exist_ok)
-    size = rounded_up(options.img_size, model.stride)
-    wants_coco = options.save_json or is_asked_for(run.data)
+    size = round_up_img_size(options.img_size, model.stride)
+    wants_coco = options.save_json or is_requested(run.data)
     truth = find_truth(run.data, run.split, run.names, run.images) if wants_coco else None
     export = export_for(truth, run.names) if truth is not None else None
     wants_txt = options.save_txt or options.save_hybrid
@@ -207,7 +207,7 @@ def _speed(run: EvaluationRun) -> TestResult:
     text, outcomes = [], []
     for weights in run.options.weights:
         model = run.load([weights])
-        size = rounded_up(run.options.img_size, model.stride)
+        size = round_up_img_size(run.options.img_size, model.stride)
         outcomes.append(run.evaluate(model, size, conf_thres=SPEED_CONF, iou_thres=SPEED_IOU))
         text += [weights, *_table(run, outcomes[-1]), _speed_line(run, outcomes[-1], size)]
     return TestResult(text="\n".join(text), outcomes=tuple(outcomes))
@@ -240,16 +240,16 @@ def _speed_line(run: EvaluationRun, outcome: Outcome, size: int) -> str:
 
 
 def _write_coco(
-    run: EvaluationRun, outcome: Outcome, export: CocoExport, truth: Truth | Refused, folder: Path
+    run: EvaluationRun, outcome: Outcome, export: CocoExport, truth: CocoTruth | CocoUnavailable, folder: Path
 ) -> tuple[Outcome, CocoScores | None, list[str]]:
     """Write the JSON file, and compute COCO's own AP if there are annotations and an evaluator."""
     file = folder / f"{Path(run.options.weights[0]).stem}_predictions.json"
     _write(file, json.dumps(export.records()))
     text = [f"Detections saved to {file}"]
     scores = score(export, truth)
-    if isinstance(scores, Refused):
+    if isinstance(scores, CocoUnavailable):
         return outcome, None, [*text, scores.text]
-    assert isinstance(truth, Truth)
+    assert isinstance(truth, CocoTruth)
     ours = outcome.evaluation
     found = replace(ours, scores={**ours.scores, "mAP_0.5": scores.ap50, "mAP_0.5:0.95": scores.ap})
     return outcome._replace(evaluation=found), scores, [*text, *truth.remarks, *lines(scores)]

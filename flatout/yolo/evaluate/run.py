@@ -23,10 +23,10 @@ from flatout.errors import ConfigError, ResourceError, counted
 from flatout.feed import plan_workers
 from flatout.progress import progress
 from flatout.ranks import choose_device, make_current
-from flatout.yolo.data.data_yaml import DataSet, Split, without_complaints
+from flatout.yolo.data.data_yaml import DataSet, Split, require_valid
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
-from flatout.yolo.data.letterbox import LEAST_GRID
+from flatout.yolo.data.letterbox import MIN_GRID
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
@@ -85,7 +85,7 @@ def merge_results(partials: Sequence[PartialResult], evaluator: Evaluator) -> li
     ]
     evaluator.num_images = sum(each.num_images for each in partials)
     if evaluator.confusion is not None:
-        evaluator.confusion.hold([each.confusion for each in partials if each.confusion is not None])
+        evaluator.confusion.set_counts([each.confusion for each in partials if each.confusion is not None])
     return [torch.from_numpy(loss) for loss in interleave([each.losses for each in partials])]
 
 
@@ -282,11 +282,11 @@ class EvaluationPlots:
         """Plot the batch if it is one of the first."""
         if not self._works or self._num_plotted == BATCHES:
             return
-        from flatout.charts import MOST_IMAGES, plot_batch, plot_detections
+        from flatout.charts import MAX_IMAGES, plot_batch, plot_detections
 
         try:
             head = f"test_batch{self._num_plotted}"
-            images, targets_T6 = batch.images[:MOST_IMAGES].cpu().numpy(), batch.targets_T6.cpu().numpy()
+            images, targets_T6 = batch.images[:MAX_IMAGES].cpu().numpy(), batch.targets_T6.cpu().numpy()
             plot_batch(images, targets_T6, batch.paths, self._names, self._folder / f"{head}_labels.jpg")
             row_D6, image_D = found.row_D6.cpu().numpy(), found.image_D.cpu().numpy()
             plot_detections(images, row_D6, image_D, batch.paths, self._names, self._folder / f"{head}_pred.jpg")
@@ -375,7 +375,7 @@ def load_inference_model(paths: Sequence[str], device: torch.device, *, augment:
     if len(classes) > 1:
         listed = ", ".join(f"{path}: {network.nc}" for path, network in zip(paths, networks, strict=True))
         raise ConfigError(f"The networks of an ensemble need the same number of classes, but they have {listed}.")
-    stride = max(LEAST_GRID, *(int(network.stride.max()) for network in networks))
+    stride = max(MIN_GRID, *(int(network.stride.max()) for network in networks))
     if augment:
         network: nn.Module = AugmentedEnsemble(networks, stride)
     else:
@@ -458,7 +458,7 @@ def open_evaluation_run(options: TestOptions) -> EvaluationRun:
     # A folder is a data set, too, in the layout of Pascal VOC.
     data = open_data_set(options.data if Path(options.data).is_dir() else find_file(options.data))
     split: Split = "train" if options.task == "train" else "test" if options.task == "test" else "val"
-    without_complaints(data, [split])
+    require_valid(data, [split])
     config = SplitConfig(
         scan=ScanConfig(strict=options.strict_labels),
         cache_folder=None if options.verify_cache else default_folder(),

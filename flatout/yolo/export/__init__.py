@@ -11,7 +11,7 @@ Files:
 
     files        An export from beginning to end: files are built, compared, written, timed and reported
     onnx_forms   A network as an ONNX model: its forms, its precisions, its metadata, its comparison
-    options      Options of an export: one field per flag, under the flag's own name
+    options      Options of an export: one field per flag, under the flag's own name. Does not import torch
     parity       Comparing files with their network: images, reference outputs, and accepted differences
     postprocess  The modules that are traced, and their postprocessing: none, or NMS by ONNX or TensorRT
 """

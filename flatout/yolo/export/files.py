@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 WARM_UP = 1
 """Untimed calls of each program."""
-LEAST_TURNS, MOST_TURNS = 3, 50
+MIN_TURNS, MAX_TURNS = 3, 50
 """Timed calls of each program."""
 BUDGET_S = 3.0
-"""Seconds for all timed calls together, unless LEAST_TURNS take longer."""
+"""Seconds for all timed calls together, unless MIN_TURNS take longer."""
 
 
 def medians_ms(calls: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
@@ -54,8 +54,8 @@ def medians_ms(calls: Mapping[str, Callable[[], object]], device: torch.device) 
             _seconds(call, device)
     took: dict[str, list[float]] = {name: [] for name in calls}
     began = time.perf_counter()
-    for turn in range(MOST_TURNS):
-        if turn >= LEAST_TURNS and time.perf_counter() - began > BUDGET_S:
+    for turn in range(MAX_TURNS):
+        if turn >= MIN_TURNS and time.perf_counter() - began > BUDGET_S:
             break
         for name, call in calls.items():
             took[name].append(_seconds(call, device))

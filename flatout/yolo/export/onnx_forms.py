@@ -26,10 +26,10 @@ from flatout.export import (
     in_float16_up_to_last_convolutions,
     in_int8,
     last_convolutions,
-    need,
+    require_package,
+    set_metadata,
+    set_output_shapes,
     simplified,
-    state_facts,
-    state_shapes,
     traced,
     without_outputs,
 )
@@ -104,11 +104,11 @@ def probe_of(network: Network, options: ExportOptions, example: Tensor) -> Model
         free_axes=_free_axes(options, shapes),
         opset=options.onnx_opset,
     )
-    state_shapes(model, shapes)
+    set_output_shapes(model, shapes)
     if options.simplify:
         model = simplified(model)
-        state_shapes(model, shapes)
-    state_facts(model, metadata_of(network, options, (example.shape[2], example.shape[3]), options.form))
+        set_output_shapes(model, shapes)
+    set_metadata(model, metadata_of(network, options, (example.shape[2], example.shape[3]), options.form))
     return model
 
 
@@ -123,7 +123,7 @@ def without_plugin(probe: Model, postprocess: Postprocess) -> Model:
     """The part of the model that ONNX Runtime can run: up to the plugin, whose inputs become outputs."""
     if not postprocess.uses_plugin:
         return probe
-    onnx = need("onnx")
+    onnx = require_package("onnx")
     model = without_outputs(probe, postprocess.output_names)
     (plugin,) = [node for node in model.graph.node if node.op_type == PLUGIN]
     model.graph.node.remove(plugin)

@@ -24,7 +24,7 @@ from flatout.feed import DecodeError
 from flatout.images import read_image
 from flatout.yolo.data.data_yaml import read_data_yaml
 from flatout.yolo.data.find import find_images
-from flatout.yolo.data.letterbox import LEAST_GRID, fit, letterbox, rounded_up
+from flatout.yolo.data.letterbox import MIN_GRID, fit, letterbox, round_up_img_size
 from flatout.yolo.export.options import ExportOptions
 from flatout.yolo.export.postprocess import Reference, reference_of
 from flatout.yolo.find_file import find_file
@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 # Differences and their limits
 
-MOST_BOX = 1e-4
+MAX_BOX = 1e-4
 """Limit for box coordinates, as a share of the input's longer side: 0.064 px at 640."""
-MOST_SCORE = 1e-3
-MOST_RAW = 1e-3
+MAX_SCORE = 1e-3
+MAX_RAW = 1e-3
 """Limit for raw outputs, relative for values beyond 1."""
-MOST_ROUNDINGS = 10
+MAX_ROUNDINGS = 10
 """Limit as a multiple of the difference between float32 and float64, for networks that amplify rounding errors."""
 
 
@@ -68,10 +68,10 @@ class Difference(NamedTuple):
 
 def limit_of_boxes(side_px: int) -> Difference:
     """The limit for decoded boxes, on inputs up to this side."""
-    return Difference(box_px=MOST_BOX * side_px, score=MOST_SCORE)
+    return Difference(box_px=MAX_BOX * side_px, score=MAX_SCORE)
 
 
-LIMIT_OF_RAW = Difference(raw=MOST_RAW)
+LIMIT_OF_RAW = Difference(raw=MAX_RAW)
 
 
 def decoded_difference(found_BNO: np.ndarray, expected_BNO: np.ndarray) -> Difference:
@@ -164,10 +164,10 @@ def comparison_images(options: ExportOptions) -> ComparisonImages:
 
 def demo_images(count: int) -> ComparisonImages:
     """Generated scenes of the demo set, the same on every machine."""
-    from flatout.yolo.demo_data.files import DemoDataConfig, draw_number
+    from flatout.yolo.demo_data.files import DemoDataConfig, generate_numbered_scene
 
     config = DemoDataConfig(width=DEMO_WH[0], height=DEMO_WH[1])
-    images = [draw_number(config, "val", number).image for number in range(count)]
+    images = [generate_numbered_scene(config, "val", number).image for number in range(count)]
     return ComparisonImages(images, counted(count, "generated image"))
 
 
@@ -221,9 +221,9 @@ class ExportContext:
     @classmethod
     def of(cls, network: Network, options: ExportOptions) -> "ExportContext":
         network = copy.deepcopy(network).cpu().float().eval().requires_grad_(False)
-        grid = max(LEAST_GRID, int(network.stride.max()))
+        grid = max(MIN_GRID, int(network.stride.max()))
         # A side that is both height and width is reported once.
-        rounded = {side: rounded_up(side, grid) for side in dict.fromkeys(options.img_size)}
+        rounded = {side: round_up_img_size(side, grid) for side in dict.fromkeys(options.img_size)}
         hw = rounded[options.img_size[0]], rounded[options.img_size[1]]
         images = comparison_images(options)
         references = [reference_of(network, batch) for batch in inputs_of(images, options, hw, grid)]
@@ -237,7 +237,7 @@ class ExportContext:
         if difference.is_within(limit):
             return limit
         rounding = self._rounding(raw=raw)
-        wider = largest([limit, rounding.times(MOST_ROUNDINGS)])
+        wider = largest([limit, rounding.times(MAX_ROUNDINGS)])
         check_within(difference, wider, what)
         logger.warning(
             "This network amplifies rounding errors: in torch itself float32 differs from float64 by %s. "

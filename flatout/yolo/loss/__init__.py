@@ -2,14 +2,14 @@
 
 Files:
 
-    kernel_support  Checks whether the GPU kernels of the loss can be used, and the device tables with the map layout
-    kernels_assign  GPU kernels of the assignment: list candidates, read the predictions there, and choose by cost
-    kernels_loss    GPU kernels of the loss, forward and backward
-    kernels_math    Functions used by the GPU kernels: loss functions with derivatives, and the location of cells
+    kernel_support  Checks whether the GPU kernels of the loss can be used
+    kernels_assign  GPU kernels of the assignment: list the candidates of every image, read the predictions there
+    kernels_loss    GPU kernels of the loss, forward and backward: terms of the matched cells, objectness of all cells
+    kernels_math    Functions used by the GPU kernels: loss functions with their derivatives
     losses          YOLOv7's three losses: plain, OTA, and OTA with auxiliary heads
     matches         The result of an assignment: which cell of which prediction map must predict which target
     on_device       Assignment and loss by GPU kernels, without making the host wait and without copying a map
-    ota             OTA assignment by torch operations: each target takes its cheapest cells
+    ota             OTA assignment by torch operations: each target takes its cheapest cells, for a whole batch at once
 """
 
 from flatout.yolo.loss.losses import (

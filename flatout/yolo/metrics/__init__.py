@@ -2,9 +2,9 @@
 
 Files:
 
-    coco            COCO AP: detections in the format of the COCO API, the annotation file, and the evaluators
+    coco            COCO AP: detections in the format of the COCO API, the evaluators
     confusion_file  Files with a confusion matrix: the one that `test.py` writes, and other formats that are read
-    evaluation      Precision, recall and average precision of every class, scores by name, and fitness
+    evaluation      Precision, recall and average precision of every class, the scores of an evaluation by name
     match           Matching of detections with labels, and the evaluator that collects the matches of all batches
 """
 
@@ -29,7 +29,7 @@ from flatout.yolo.metrics.match import (
     Evaluator,
     Labels,
     Matches,
-    labels_in_pictures,
+    labels_in_images,
     match_to_labels,
 )
 
@@ -49,7 +49,7 @@ __all__ = [
     "average_precision",
     "fitness",
     "headings",
-    "labels_in_pictures",
+    "labels_in_images",
     "match_to_labels",
     "score_classes",
     "scores_by_class",

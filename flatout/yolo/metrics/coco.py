@@ -1,7 +1,7 @@
 """COCO AP: detections in the format of the COCO API, the evaluators, and the annotation file of a split.
 
-    find_truth --> Truth --export_for--> CocoExport --score--> CocoScores --lines--> the twelve lines of COCO's own tool
-               --> Refused: why COCO AP is not computed
+    find_truth --> CocoTruth --export_for--> CocoExport --score--> CocoScores --lines--> COCO's twelve lines
+               --> CocoUnavailable: why COCO AP is not computed
 
 An annotation file is matched with a data set by names: its categories by the names of the classes, its images by their
 file names. If it does not fit, there is no AP, and the reason is reported.
@@ -309,7 +309,7 @@ def _evaluated_ids(truth: Any, image_ids: Sequence[int | str] | None) -> list[in
 
 # The annotation file of a split
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 _LINES = (
     ("AP", "0.50:0.95", "all", 100),
@@ -327,7 +327,7 @@ _LINES = (
 )
 
 
-class Truth(NamedTuple):
+class CocoTruth(NamedTuple):
     """An annotation file that fits the classes and images of a split."""
 
     file: Path
@@ -339,33 +339,33 @@ class Truth(NamedTuple):
     """Lines to print with the scores."""
 
 
-class Refused(NamedTuple):
+class CocoUnavailable(NamedTuple):
     """Why COCO AP is not computed: a sentence to print. The evaluation continues."""
 
     text: str
 
 
-def is_asked_for(data: DataSet) -> bool:
+def is_requested(data: DataSet) -> bool:
     """Whether a data file requests COCO AP: by its key `annotations`, or by a name that ends in coco.yaml (YOLOv7)."""
     return bool(data.annotations) or data.file.name.endswith("coco.yaml")
 
 
-def find_truth(data: DataSet, split: Split, names: Sequence[str], images: ImageSet) -> Truth | Refused:
+def find_truth(data: DataSet, split: Split, names: Sequence[str], images: ImageSet) -> CocoTruth | CocoUnavailable:
     """The annotation file of a split, if there is one that fits; called before anything that takes long."""
     file = annotation_file(data, split)
     if file is None:
         searched = ", ".join(map(str, annotation_candidates(data, split)))
-        return Refused(
+        return CocoUnavailable(
             f"COCO AP was not computed: there is no annotation file ({searched}). Name yours in {data.file}: "
             "annotations: FILE.json"
         )
     try:
         return fit(file, load_json(str(file)), names, images)
     except DataError as error:
-        return Refused(f"COCO AP was not computed: {error}")
+        return CocoUnavailable(f"COCO AP was not computed: {error}")
 
 
-def fit(file: Path, content: dict[str, Any], names: Sequence[str], images: ImageSet) -> Truth:
+def fit(file: Path, content: dict[str, Any], names: Sequence[str], images: ImageSet) -> CocoTruth:
     """Classes and images of a split in an annotation file; DataError with the reason if one of them is not in it."""
     category_ids, left_out = _categories(file, content, names)
     coco_images = _coco_images(file, content, images)
@@ -377,28 +377,28 @@ def fit(file: Path, content: dict[str, Any], names: Sequence[str], images: Image
         raise DataError(f"{file}: it has no object of these classes in any of {counted(len(images), 'image')}.")
     remarks = [f"COCO AP, with the annotations of {file}:"]
     if left_out:
-        some = ", ".join(left_out[:MOST_NAMED]) + (", ..." if len(left_out) > MOST_NAMED else "")
+        some = ", ".join(left_out[:MAX_NAMED]) + (", ..." if len(left_out) > MAX_NAMED else "")
         remarks.append(f"Categories that are not classes of the data set are left out: {some}.")
-    return Truth(file, category_ids, coco_images, tuple(remarks))
+    return CocoTruth(file, category_ids, coco_images, tuple(remarks))
 
 
-def export_for(truth: Truth | Refused, names: Sequence[str]) -> CocoExport:
+def export_for(truth: CocoTruth | CocoUnavailable, names: Sequence[str]) -> CocoExport:
     """A CocoExport with the ids of the annotation file; without one, with COCO's category ids for COCO's names."""
-    if isinstance(truth, Truth):
+    if isinstance(truth, CocoTruth):
         return CocoExport(truth.category_ids, truth.images)
     coco = open_data_yaml(shipped_folder("data") / "coco.yaml").names
     return CocoExport(COCO_CATEGORY_IDS if tuple(map(_normalised, names)) == coco else None)
 
 
-def score(export: CocoExport, truth: Truth | Refused) -> CocoScores | Refused:
+def score(export: CocoExport, truth: CocoTruth | CocoUnavailable) -> CocoScores | CocoUnavailable:
     """The scores over the evaluated images and the classes of the data set."""
-    if isinstance(truth, Refused):
+    if isinstance(truth, CocoUnavailable):
         return truth
     try:
         return coco_scores(truth.file, export.table(), export.image_ids, truth.category_ids)
     except (FlatoutError, OSError, ValueError, KeyError, TypeError) as error:
         logger.debug("COCO AP", exc_info=True)
-        return Refused(f"COCO AP was not computed: {error}")
+        return CocoUnavailable(f"COCO AP was not computed: {error}")
 
 
 def lines(scores: CocoScores) -> Iterator[str]:
@@ -422,7 +422,7 @@ def _categories(file: Path, content: dict[str, Any], names: Sequence[str]) -> tu
             )
     absent = [name for name in names if _normalised(name) not in ids]
     if absent:
-        theirs = ", ".join(list(ids)[:MOST_NAMED]) + (", ..." if len(ids) > MOST_NAMED else "")
+        theirs = ", ".join(list(ids)[:MAX_NAMED]) + (", ..." if len(ids) > MAX_NAMED else "")
         raise DataError(
             f"{file}: it has no category for {len(absent)} of {counted(len(names), 'class')}, such as {absent[0]!r}; "
             f"its categories are {theirs}. Use the same names, or the annotation file of this data set."

@@ -23,7 +23,7 @@ from flatout.errors import ConfigError, DataError
 from flatout.safefiles import replacing
 
 BACKGROUND = "background"
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def _from_json(content: Any) -> tuple[Any, list[str] | None]:
 def _bytes(path: Path, most: int | None = None) -> bytes:
     """The content, at most `most` bytes of it; DataError if it cannot be read or is too large."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise DataError(f"{path}: larger than {MOST_BYTES >> 20} MiB. Is this the right file?")
+        if path.stat().st_size > MAX_BYTES:
+            raise DataError(f"{path}: larger than {MAX_BYTES >> 20} MiB. Is this the right file?")
         with path.open("rb") as file:
             return file.read() if most is None else file.read(most)
     except OSError as error:

@@ -69,7 +69,7 @@ class Evaluator:
         """
         box_D4 = to_native(found.box_D4, found.image_D, letterbox)
         found = found._replace(row_D6=torch.cat((box_D4, found.row_D6[:, 4:]), dim=1))
-        labels = labels_in_pictures(target_T6, letterbox, input_hw)
+        labels = labels_in_images(target_T6, letterbox, input_hw)
         correct_DK = match_to_labels(found, labels)
         self.batches.append(Matches(correct_DK, found.score_D, found.class_D, labels.class_L))
         self.num_images += found.num_images
@@ -119,7 +119,7 @@ class Evaluator:
 # Matching
 
 
-def labels_in_pictures(target_T6: Tensor, letterbox: Letterbox, input_hw: tuple[int, int]) -> Labels:
+def labels_in_images(target_T6: Tensor, letterbox: Letterbox, input_hw: tuple[int, int]) -> Labels:
     """Labels in pixels of the original images, from targets: image, class, cx, cy, w, h normalised to the input.
 
     Targets with a negative image are padding.
@@ -193,7 +193,7 @@ class ConfusionMatrix:
         counts = torch.bincount(cells, minlength=num_cells)[:num_cells]
         self._counts = counts if self._counts is None else self._counts + counts
 
-    def hold(self, counts: Sequence[np.ndarray]) -> None:
+    def set_counts(self, counts: Sequence[np.ndarray]) -> None:
         """Set the counts to the sum of these, each as returned by `counts`."""
         self._counts = torch.from_numpy(np.sum(counts, axis=0)).flatten() if counts else None
 

@@ -39,7 +39,7 @@ def find_config(name: str | Path) -> Path:
     raise ConfigError(f"{str(name)[:200]}: no such model config; {advice}")
 
 
-def names_config(source: str | Path) -> bool:
+def is_config_name(source: str | Path) -> bool:
     """Whether `source` is a model config, by path or by name, and not a weights file; ConfigError if it is neither."""
     path = Path(source)
     is_other_file = path.suffix not in (".yaml", ".yml") and os.path.exists(path)

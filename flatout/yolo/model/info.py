@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import CheckpointError
-from flatout.yolo.load_network import blueprint_of, check_fit, is_fused, num_classes_of
+from flatout.yolo.load_network import check_fit, is_fused, model_spec_of, num_classes_of
 from flatout.yolo.model.configs import find_config, load_config
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.layers import Detect, DownC
@@ -160,7 +160,7 @@ class NetworkFacts:
 
 
 @dataclass(frozen=True)
-class Contents:
+class WeightsContents:
     """The contents of a weights file; None for a value that it does not store."""
 
     num_bytes: int
@@ -188,7 +188,7 @@ class Description:
 
     source: str
     network: NetworkFacts | None
-    contents: Contents | None
+    contents: WeightsContents | None
     problem: str | None = None
     """Why the network cannot be built from the weights file; None if it can."""
 
@@ -204,7 +204,7 @@ def describe_weights(path: str | Path, *, cfg: str | Path | None = None) -> Desc
     weights = read_weights(path)
     contents = _contents(weights, Path(path).stat().st_size)
     try:
-        spec = blueprint_of(weights, where=path, cfg=cfg, nc=num_classes_of(weights))
+        spec = model_spec_of(weights, where=path, cfg=cfg, nc=num_classes_of(weights))
         facts = _facts(spec, weights.for_inference(), where=path)
     except CheckpointError as error:
         return Description(str(path), None, contents, str(error))
@@ -244,9 +244,9 @@ def _rows(network: Network) -> list[dict[str, Any]]:
     ]
 
 
-def _contents(weights: Weights, num_bytes: int) -> Contents:
+def _contents(weights: Weights, num_bytes: int) -> WeightsContents:
     tensors = weights.for_inference().values()
-    return Contents(
+    return WeightsContents(
         num_bytes=num_bytes,
         format=weights.format,
         kind=weights.kind,

@@ -131,7 +131,7 @@ def _plural(name: str, count: int) -> str:
 
 # Lines for the log
 
-MOST_LISTED = 10
+MAX_LISTED = 10
 """Unreadable files that are listed by name; the others are counted."""
 
 
@@ -146,9 +146,9 @@ def unreadable_lines(unreadable: Sequence[Unreadable]) -> list[str]:
     if not unreadable:
         return []
     lines = [f"{counted(len(unreadable), 'source')} could not be read, or not to the end:"]
-    lines += [f"  {shown(each.path)}: {each.reason}" for each in unreadable[:MOST_LISTED]]
-    if len(unreadable) > MOST_LISTED:
-        lines.append(f"  ... and {len(unreadable) - MOST_LISTED} more")
+    lines += [f"  {shown(each.path)}: {each.reason}" for each in unreadable[:MAX_LISTED]]
+    if len(unreadable) > MAX_LISTED:
+        lines.append(f"  ... and {len(unreadable) - MAX_LISTED} more")
     return lines
 
 

@@ -19,7 +19,7 @@ import torch
 from flatout.errors import ConfigError
 from flatout.yolo.boxes import Letterbox, to_native
 from flatout.yolo.data.find import is_image_name
-from flatout.yolo.data.letterbox import rounded_up
+from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.evaluate.run import InferenceModel, load_inference_model
 from flatout.yolo.find_file import weights_files
 from flatout.yolo.nms import NmsConfig, non_max_suppression
@@ -108,7 +108,7 @@ def predictor_for(model: InferenceModel, device: torch.device, options: PredictO
         classes=options.classes,
         agnostic=options.agnostic_nms,
     )
-    return Predictor(model, size=rounded_up(options.img_size, model.stride), device=device, nms=nms)
+    return Predictor(model, size=round_up_img_size(options.img_size, model.stride), device=device, nms=nms)
 
 
 # Batches of one shape, and results in order
@@ -240,7 +240,7 @@ Given = str | Path | np.ndarray
 """A source of frames: a path, pattern or URL; or pixels, uint8 [H, W, 3], BGR."""
 
 
-def frames_of_given(source: Given | Sequence[Given], stack: ExitStack) -> Iterable[ReadFrame]:
+def frames_of_source(source: Given | Sequence[Given], stack: ExitStack) -> Iterable[ReadFrame]:
     """The frames of one source or of several, in order; cameras and streams are closed with the stack."""
     if isinstance(source, str | Path):
         found = find_sources(str(source))

@@ -20,7 +20,7 @@ from flatout.cli import changes_of
 from flatout.config import build_config, read_config
 from flatout.errors import ConfigError
 from flatout.runs import Identity
-from flatout.yolo.commands.flags import refuse_what_is_not_built, train_and_test_size
+from flatout.yolo.commands.flags import refuse_unsupported, train_and_test_size
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.multihead.head_config import read_head_config
@@ -109,7 +109,7 @@ def read_plan(
         for number, stage in enumerate(written.stages, 1)
     ]
     for options in stages:
-        refuse_what_is_not_built(options)
+        refuse_unsupported(options)
         # Checked now, because the last stage may begin days after the first.
         find_file(options.data, flag="--data")
     return StagePlan(

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # Job folders
 
-MOST_CHANGES = 4
+MAX_CHANGES = 4
 """Changed options listed in an error, at most."""
 
 
@@ -64,9 +64,9 @@ def continue_job(folder: Path, meant: Identity, *, break_lock: bool) -> RunFolde
         with RunLock(folder, break_lock=break_lock):  # another process may be about to train there
             shutil.rmtree(first, ignore_errors=True)
         return choose_run(replace(wanted, exist_ok=True, fresh=True))
-    more = f" and {len(changed) - MOST_CHANGES} more" if len(changed) > MOST_CHANGES else ""
+    more = f" and {len(changed) - MAX_CHANGES} more" if len(changed) > MAX_CHANGES else ""
     raise ConfigError(
-        f"{folder} was started with other stages: {', '.join(changed[:MOST_CHANGES])}{more}. "
+        f"{folder} was started with other stages: {', '.join(changed[:MAX_CHANGES])}{more}. "
         "Undo these changes, start over with --fresh, or choose another --name."
     )
 

@@ -4,13 +4,13 @@ Names are imported when they are first used: the flags need `choose_input`, but 
 
 Files:
 
-    autotune      Autotuning of the input: measure what a sample and a step cost, and choose by it
+    autotune      Autotuning of the input: measure what a sample and a step cost on this machine, and choose by it
     choose_input  Choosing the input for a machine: what `--fast` and `--workers auto` switch on here, and why
-    input         The input of a training: images of a data set as augmented batches
-    prepare       Everything before the first step: network, anchors, frozen layers, optimizer, preflight
+    input         The input of a training: images of a data set as augmented batches, made by workers or on the GPU
+    prepare       Everything before the first step: network, anchors, frozen layers, optimizer
     recipe        The detection recipe: everything about `train.py` that is not common to all runs
-    step          One step of a detection training: images and targets in, loss out; with its schedule
-    validate      Validation during a training, and the lines of results.txt
+    step          One step of a detection training: images and targets in, loss out
+    validate      Validation during a training: the moving average on the validation images
 """
 
 from typing import TYPE_CHECKING

@@ -58,7 +58,7 @@ a GPU, a thousand once on a CPU."""
 LONGEST_S, SHARE_OF_RUN = 60.0, 0.05
 """The longest time that measuring may take, in seconds and as a share of the run."""
 CACHE_FILE = "tunings.json"
-MOST_CORES = 1 << 16
+MAX_CORES = 1 << 16
 """Cached measurements with more cores are taken for damaged."""
 
 
@@ -84,7 +84,7 @@ class TuningInputs:
         measured = {} if self.costs.measured is None else asdict(self.costs.measured)
         numbers = {**asdict(self.machine), **asdict(self.costs), **measured}
         found = [value for value in numbers.values() if isinstance(value, int | float)]
-        return self.machine.cores <= MOST_CORES and all(0 <= value < math.inf for value in found)
+        return self.machine.cores <= MAX_CORES and all(0 <= value < math.inf for value in found)
 
 
 def input_choices(
@@ -177,7 +177,7 @@ def this_machine(config: InputConfig) -> Machine:
         gpu_free_bytes=torch.cuda.mem_get_info(config.device)[0] if on_gpu else None,
         nvjpeg=on_gpu and importlib.util.find_spec("torchvision") is not None,
         ranks=config.world.size,
-        ranks_here=config.world.size_here,
+        ranks_here=config.world.ranks_here,
     )
 
 

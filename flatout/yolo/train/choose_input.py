@@ -28,7 +28,7 @@ FEW_CORES = 8
 (bench/results/augment_store_h200_202611.md); where fewer cores fall behind was not measured, only estimated."""
 DEVICE_WORKERS = 2
 """Workers when the device augments: they only draw parameters and transform boxes, so two are enough for any GPU."""
-SLOTS_AHEAD, FEWEST_SLOTS = 2, 4
+SLOTS_AHEAD, MIN_SLOTS = 2, 4
 """Slots beyond one per worker, and the smallest number of slots."""
 
 SUBSAMPLED_BYTES = 0.5
@@ -363,7 +363,7 @@ def _choices_of(candidate: _Candidate, asked: Asked, machine: Machine, costs: Co
     if candidate.keep == "device":
         yield from _on_device(asked, machine, costs, why, subsampled=candidate.subsampled, img_s=img_s)
     else:
-        slots = max(FEWEST_SLOTS, candidate.workers + SLOTS_AHEAD)
+        slots = max(MIN_SLOTS, candidate.workers + SLOTS_AHEAD)
         yield _by_workers(candidate.keep, candidate.workers, asked, machine, costs, why, slots=slots, img_s=img_s)
 
 

@@ -34,7 +34,7 @@ from flatout.yolo.train.choose_input import Choice, InputSettings
 
 logger = logging.getLogger(__name__)
 
-MOST_PER_TASK = 32
+MAX_PER_TASK = 32
 """Samples in one task of a worker, at most."""
 
 
@@ -228,7 +228,7 @@ class _Opener:
 def num_workers(asked: int | str, batch_size: int, world: World) -> int:
     """`choose_input.num_workers` for this machine."""
     cores = machine.cores().usable
-    return choose_input.num_workers(asked, batch_size, cores=cores, ranks_here=world.size_here)
+    return choose_input.num_workers(asked, batch_size, cores=cores, ranks_here=world.ranks_here)
 
 
 def device_budget(device: torch.device) -> int | None:
@@ -237,11 +237,11 @@ def device_budget(device: torch.device) -> int | None:
 
 
 def samples_per_task(batch_size: int, workers: int) -> int:
-    """Samples per task of a worker: one task per worker and batch, but at most MOST_PER_TASK samples.
+    """Samples per task of a worker: one task per worker and batch, but at most MAX_PER_TASK samples.
 
     Fewer samples per task would not be cheaper: drawing parameters and labels costs the same for few as for many.
     """
-    return max(1, min(MOST_PER_TASK, -(-batch_size // max(1, workers))))
+    return max(1, min(MAX_PER_TASK, -(-batch_size // max(1, workers))))
 
 
 def _plan(images: ImageSet, config: InputConfig, rect: RectBatches | None, *, sequential: bool) -> Plan:

@@ -25,10 +25,10 @@ from flatout.yolo.augment.layout import decoded_bytes
 from flatout.yolo.data.anchors import boxes_at_size, fit_of, search_anchors
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.letterbox import LEAST_GRID
+from flatout.yolo.data.letterbox import MIN_GRID
 from flatout.yolo.find_file import find_cfg, find_weights
 from flatout.yolo.hyp import Hyp
-from flatout.yolo.load_network import Start, start_network
+from flatout.yolo.load_network import TrainingStart, start_network
 from flatout.yolo.model.info import describe
 from flatout.yolo.model.layers import Detect
 from flatout.yolo.model.network import Network, build_network
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 # Anchors
 
-LEAST_RECALL = 0.98
+MIN_RECALL = 0.98
 """Share of boxes that must match an anchor; with less, better anchors are searched for."""
 JITTER = 0.1
 """Boxes are checked at sizes up to this share smaller or larger, as in training."""
@@ -58,7 +58,7 @@ def check_anchors(head: Detect, images: ImageSet, *, size: int, threshold: float
     anchors_A2 = _anchors_px(head)
     fit = fit_of(anchors_A2, jittered_T2, threshold=threshold)
     logger.info("Anchors: %.2f match each target, best possible recall %.4f.", fit.above_threshold, fit.best_recall)
-    if fit.best_recall >= LEAST_RECALL:
+    if fit.best_recall >= MIN_RECALL:
         return False
     try:
         found_A2 = search_anchors(plain_T2, len(anchors_A2), rng, threshold=threshold)
@@ -137,7 +137,7 @@ class StartConfig:
     heads: WantedHeads = field(default_factory=WantedHeads)
 
 
-def make_network(config: StartConfig, hyp: Hyp, names: Sequence[str]) -> Start:
+def make_network(config: StartConfig, hyp: Hyp, names: Sequence[str]) -> TrainingStart:
     """A new network, with every tensor of the weights that fits; on the CPU, in float32."""
     weights = find_weights(config.weights)
     cfg = find_cfg(config.cfg, weights=weights)
@@ -152,12 +152,12 @@ def make_network(config: StartConfig, hyp: Hyp, names: Sequence[str]) -> Start:
     return start
 
 
-def rebuild_network(saved: Mapping[str, Any], names: Sequence[str]) -> Start:
+def rebuild_network(saved: Mapping[str, Any], names: Sequence[str]) -> TrainingStart:
     """The network of a checkpoint, built from the config saved there: `--weights` and `--cfg` may no longer exist."""
     network = build_network(saved["config"], where="the saved model config")
     network.names = list(names)
     logger.info("%s", describe(network).line())
-    return Start(network, None, None)
+    return TrainingStart(network, None, None)
 
 
 def round_weights(network: Network) -> None:
@@ -200,7 +200,7 @@ def optimizer_for(network: Network, hyp: Hyp, *, total_batch: int, adam: bool) -
     )
 
 
-def load_training_state(start: Start, optimizer: torch.optim.Optimizer, average: MovingAverage) -> None:
+def load_training_state(start: TrainingStart, optimizer: torch.optim.Optimizer, average: MovingAverage) -> None:
     """Load momentum and moving average, too, if the network came from an unfinished YOLOv7 checkpoint."""
     weights = start.weights
     if weights is None or weights.optimizer is None:
@@ -233,7 +233,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, A
     return True
 
 
-def start_epoch_of(start: Start, *, epochs: int) -> tuple[int, int]:
+def start_epoch_of(start: TrainingStart, *, epochs: int) -> tuple[int, int]:
     """First epoch and number of epochs.
 
     An unfinished YOLOv7 checkpoint continues; if it is already past `epochs`, they are added to its own, as in YOLOv7.
@@ -264,7 +264,7 @@ def use_sync_batch_norm(network: nn.Module, *, ranks: int, on_gpu: bool) -> str:
 
 def grid_of(network: Network) -> int:
     """The number of pixels of which the sides of the input are multiples."""
-    return max(int(network.stride.max()), LEAST_GRID)
+    return max(int(network.stride.max()), MIN_GRID)
 
 
 def network_metadata(network: Network, hyp: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,7 +284,7 @@ STORE_SHARE = 0.5
 """Share of the free memory that decoded images may take."""
 MEASURE_S = 0.1
 """How long decoding is measured."""
-MOST_IMAGES = 32
+MAX_IMAGES = 32
 """Images decoded in that time, at most."""
 
 
@@ -346,9 +346,9 @@ def _decoding(images: ImageSet, augment: AugmentConfig, workers: int, *, ranks: 
 
 def _seconds_per_image(images: ImageSet) -> float | None:
     """Time to read and decode an image in one thread; None if none can be read."""
-    step = max(1, len(images) // MOST_IMAGES)
+    step = max(1, len(images) // MAX_IMAGES)
     began, count = time.perf_counter(), 0
-    for path in images.paths[::step][:MOST_IMAGES]:
+    for path in images.paths[::step][:MAX_IMAGES]:
         try:
             read_image(path)
             count += 1

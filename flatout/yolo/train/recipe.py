@@ -40,15 +40,15 @@ from flatout.runs import (
 )
 from flatout.safefiles import write_container
 from flatout.yolo.data.coco import annotation_file
-from flatout.yolo.data.data_yaml import without_complaints
+from flatout.yolo.data.data_yaml import require_valid
 from flatout.yolo.data.image_set import ImageWeights
-from flatout.yolo.data.letterbox import rounded_up
+from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.evaluate import Outcome, test
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.metrics import LOSSES, YOLOV7_RESULTS, zero_scores
-from flatout.yolo.metrics.coco import is_asked_for
+from flatout.yolo.metrics.coco import is_requested
 from flatout.yolo.model.network import Network
 from flatout.yolo.multihead.training import WantedHeads, class_aware
 from flatout.yolo.options import TestOptions, TrainOptions
@@ -135,7 +135,7 @@ class YoloRecipe(Recipe):
         super().__init__(options.resolved(cuda=self._cuda, bf16=self._bf16), world, device, resume=resume)
         _check(self.options)
         self.hyp = self._read_hyp(resume)
-        self.data = without_complaints(open_data_set(find_file(options.data, flag="--data")))
+        self.data = require_valid(open_data_set(find_file(options.data, flag="--data")))
         self.saves = not options.nosave
         self._seed = options.seed if options.seed is not None else FIRST_SEED - (world.size == 1)
 
@@ -187,7 +187,7 @@ class YoloRecipe(Recipe):
             self._seed = saved["run"].get("seed", self._seed)
         network = self._network = start.network
         self._grid = prepare.grid_of(network)
-        self._size, self._test_size = (rounded_up(size, self._grid) for size in options.img_size)
+        self._size, self._test_size = (round_up_img_size(size, self._grid) for size in options.img_size)
         first_epoch, epochs = prepare.start_epoch_of(start, epochs=options.epochs)
         self._more_epochs = epochs - options.epochs if saved is None else saved["run"]["more_epochs"]
         if saved is None:
@@ -217,7 +217,7 @@ class YoloRecipe(Recipe):
         self._validation = self._run.stack.enter_context(self._open_validation())
         self._image_weights = ImageWeights(self._images.train, self._network.nc) if self.options.image_weights else None
         if self._image_weights is not None:
-            self._input.feed.set_weights(self._image_weights(np.array(self._image_weights.never_found)))
+            self._input.feed.set_weights(self._image_weights(np.array(self._image_weights.initial_map)))
         return self._input.batches
 
     def job(self, model: Model) -> DetectionJob:
@@ -230,7 +230,7 @@ class YoloRecipe(Recipe):
             seed=self._seed,
             multi_scale=options.multi_scale,
             quad=options.quad,
-            capacity=capacity_for(self._input.expected_targets, self.world.share_of(options.batch_size)),
+            capacity=capacity_for(self._input.expected_targets, self.world.batch_per_rank(options.batch_size)),
         )
         self._batch_plots = BatchPlots(self._run.folder, self._network.names) if self._run.plots else None
         self._job = DetectionJob(config, self._loss, self._batch_plots)
@@ -256,7 +256,7 @@ class YoloRecipe(Recipe):
         config = PreflightConfig(
             size=self._size,
             keeps_images=self._keeps_images,
-            workers=num_workers(self.options.workers, self.world.share_of(self.options.batch_size), self.world),
+            workers=num_workers(self.options.workers, self.world.batch_per_rank(self.options.batch_size), self.world),
             ranks=self.world.size,
         )
         return remarks(self._images.train, self.hyp.augment(), config)
@@ -359,7 +359,7 @@ class YoloRecipe(Recipe):
 
     def finished(self, folder: Path) -> None:
         """Evaluate last.pt and best.pt with COCO's own AP, where the data set asks for it."""
-        if not (is_asked_for(self.data) and annotation_file(self.data, "val") is not None):
+        if not (is_requested(self.data) and annotation_file(self.data, "val") is not None):
             return
         for name in ("last.pt", "best.pt"):
             if not (self._weights / name).exists():
@@ -399,7 +399,7 @@ class YoloRecipe(Recipe):
         if resume is not None and read_config(resume / "opt.yaml", TrainOptions).hyp == options.hyp:
             return load_hyp(resume / "hyp.yaml")
         hyp = load_hyp(find_file(options.hyp, flag="--hyp"))
-        return hyp.for_batch(self.world.share_of(options.batch_size)) if options.auto_lr else hyp
+        return hyp.for_batch(self.world.batch_per_rank(options.batch_size)) if options.auto_lr else hyp
 
     def _resolved_line(self) -> str:
         """One line for the log: device, input, precision, compilation."""
@@ -417,7 +417,7 @@ class YoloRecipe(Recipe):
         config = InputConfig(
             augment=self.hyp.augment(),
             size=self._size,
-            batch_size=self.world.share_of(options.batch_size),
+            batch_size=self.world.batch_per_rank(options.batch_size),
             seed=self._seed,
             grid=self._grid,
             epochs=self._epochs,
@@ -442,7 +442,7 @@ class YoloRecipe(Recipe):
 
     def _open_validation(self) -> Validation:
         options = self.options
-        batch = options.test_batch_size or 2 * self.world.share_of(options.batch_size)
+        batch = options.test_batch_size or 2 * self.world.batch_per_rank(options.batch_size)
         config = ValidationConfig(
             size=self._test_size,
             batch_size=batch,
@@ -463,7 +463,7 @@ class YoloRecipe(Recipe):
         """With `--image-weights`: weight images by the scores of their classes, from `epoch` on."""
         if self._image_weights is not None:
             # Only the first rank has the scores; all ranks must draw the same images.
-            maps = self.world.broadcast(self._maps) or self._image_weights.never_found
+            maps = self.world.broadcast(self._maps) or self._image_weights.initial_map
             self._input.set_weights(self._image_weights(np.array(maps)), epoch)
 
 
@@ -528,7 +528,7 @@ def _compile_report(options: TrainOptions) -> str:
     names = prepare.class_names(recipe.data, single_cls=options.single_cls)
     start = prepare.make_network(start_config(options), recipe.hyp, names)
     network: Network = start.network.to(recipe.device).train()
-    size = rounded_up(options.img_size[0], prepare.grid_of(network))
+    size = round_up_img_size(options.img_size[0], prepare.grid_of(network))
     return explain(network, torch.zeros(options.batch_size, 3, size, size, device=recipe.device))
 
 

@@ -272,7 +272,7 @@ def scaled_shape(height: int, width: int, *, size: int, grid: int) -> tuple[int,
 
 NOMINAL_BATCH = 64
 """Gradients are accumulated until about this many images have been seen."""
-LEAST_WARMUP = 1000
+MIN_WARMUP = 1000
 """Iterations of warm-up, at least. Short runs never leave it; the hyp key `warmup_iters` overrides it."""
 
 
@@ -290,7 +290,7 @@ def num_warmup_iterations(hyp: Hyp, *, steps_per_epoch: int) -> int:
     """The last iteration of warm-up, which begins at 0; 0: there is no warm-up."""
     if hyp.warmup_iters is not None:
         return hyp.warmup_iters
-    return max(round(hyp.warmup_epochs * steps_per_epoch), LEAST_WARMUP)
+    return max(round(hyp.warmup_epochs * steps_per_epoch), MIN_WARMUP)
 
 
 def cosine(lrf: float, epochs: int) -> Callable[[int], float]:

@@ -21,9 +21,9 @@ from torch import Tensor
 from flatout.safefiles import (
     AGAIN,
     MAX_TENSORS,
-    Budget,
     PlainReader,
     Refusal,
+    WorkLimit,
     allocate,
     compact,
     file_kind,
@@ -153,7 +153,7 @@ def _unique_keys(pairs: list[tuple[str, object]], what: str) -> dict[str, object
 
 
 def _read_tensors(file: BinaryIO, header: Mapping[str, Any], data_offset: int) -> State:
-    Budget(MAX_TENSORS, "tensors").spend(len(header))
+    WorkLimit(MAX_TENSORS, "tensors").spend(len(header))
     data_bytes = os.fstat(file.fileno()).st_size - data_offset
     entries = sorted((_tensor_entry(key, entry) for key, entry in header.items()), key=lambda entry: entry[1:3])
     state, free_from = {}, 0

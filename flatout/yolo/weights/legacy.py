@@ -26,13 +26,13 @@ from flatout.safefiles import (
     MAX_COPIED,
     SUSPECT,
     Allowlist,
-    Budget,
     Built,
     Make,
     Name,
     PlainReader,
     Refusal,
     Storages,
+    WorkLimit,
     plain_names,
     quoted,
 )
@@ -159,7 +159,7 @@ class PickledModule(Built):
 
 def legacy_allowlist(storages: Storages) -> Allowlist:
     """All names in YOLOv7 checkpoints, including those in our own files."""
-    budget = Budget(MAX_COPIED, "copied items")
+    budget = WorkLimit(MAX_COPIED, "copied items")
     names = plain_names(storages) | numpy_names(budget) | _torch_names()
     return Allowlist(names, family=_module_name)
 
@@ -255,7 +255,7 @@ class NumpyArray(Built):
         return self._values.tolist()
 
 
-def numpy_names(budget: Budget) -> dict[str, Make | None]:
+def numpy_names(budget: WorkLimit) -> dict[str, Make | None]:
     """Constructors for the names in NumPy's pickles, with both names of its core package, which NumPy 2 renamed."""
 
     def make_array(arguments: tuple[object, ...]) -> object:
@@ -338,7 +338,7 @@ def network_inside(module: PickledModule) -> PickledModule:
 
 def state_of(module: PickledModule) -> dict[str, Tensor]:
     """Key -> tensor in state_dict order: parameters and persistent buffers of a module, then its children."""
-    budget = Budget(MAX_MODULES_AND_TENSORS, "modules and tensors")
+    budget = WorkLimit(MAX_MODULES_AND_TENSORS, "modules and tensors")
     state: dict[str, Tensor] = {}
     for key, tensor in _walk(module, "", budget, depth=0):
         if key in state:
@@ -347,7 +347,7 @@ def state_of(module: PickledModule) -> dict[str, Tensor]:
     return state
 
 
-def _walk(module: PickledModule, prefix: str, budget: Budget, depth: int) -> Iterator[tuple[str, Tensor]]:
+def _walk(module: PickledModule, prefix: str, budget: WorkLimit, depth: int) -> Iterator[tuple[str, Tensor]]:
     if depth > MAX_DEPTH:
         raise Refusal(f"its network is nested deeper than {MAX_DEPTH} levels or contains itself. {SUSPECT}")
     transient = module.attributes.get("_non_persistent_buffers_set", ())
@@ -371,7 +371,7 @@ def _children(module: PickledModule) -> dict[object, object]:
     return children if isinstance(children, dict) else {}
 
 
-def _entries(module: PickledModule, group: str, budget: Budget) -> Iterator[tuple[str, object]]:
+def _entries(module: PickledModule, group: str, budget: WorkLimit) -> Iterator[tuple[str, object]]:
     entries = module.attributes.get(group, {})
     if not isinstance(entries, dict):
         raise Refusal(f"its {module.type_name} has {group} that are not a dict. {DAMAGED}")

@@ -113,7 +113,7 @@ def test_images_that_fit_nowhere_are_streamed_with_the_batches(device, pinned_sh
     with training_input(**settings, device=device, config=AS_BYTES) as batches:
         expected = [{name: tensor.clone() for name, tensor in batch.fields.items()} for batch in batches]
     with training_input(**settings, device=device, config=tight) as batches:
-        assert batches._store.num_away > (5 if pinned_share else 15)
+        assert batches._store.num_streamed > (5 if pinned_share else 15)
         for mine, theirs in zip(batches, expected, strict=True):
             assert torch.equal(mine["images"], theirs["images"])
             assert torch.equal(mine["targets"], theirs["targets"])
@@ -281,7 +281,7 @@ def test_a_damaged_image_that_is_streamed_is_replaced_like_one_in_the_store(devi
         expected = [{name: tensor.clone() for name, tensor in batch.fields.items()} for batch in batches]
     resized = Damaged(intact, () if late else {39})
     with training_input(images=resized, config=tight, **settings) as batches:
-        assert batches._store.num_away > 15 and batches._store.unreadable.keys() == (set() if late else {39})
+        assert batches._store.num_streamed > 15 and batches._store.unreadable.keys() == (set() if late else {39})
         resized.damaged = {39}
         for mine, theirs in zip(batches, expected, strict=True):
             assert torch.equal(mine["images"], theirs["images"])

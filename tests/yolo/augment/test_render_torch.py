@@ -20,7 +20,7 @@ from flatout.yolo.augment.gpu.source import ParameterSource
 from flatout.yolo.augment.paint import Classic
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.letterbox import kept_size_hw, resize_long_side
+from flatout.yolo.data.letterbox import resize_long_side, resized_hw
 from tests.golden_cases import golden_cases
 from tests.yolo.augment.scenes import busy_set, image_set_of, labels_of, parameters_of, renderer_of
 from tests.yolo.augment.test_golden_warp import cases_of, color_cube
@@ -83,7 +83,7 @@ def share_beyond(expected: np.ndarray, found: np.ndarray, levels: int) -> float:
 )
 def test_torch_renders_what_the_classic_painter_paints(change, colors):
     # Some long sides (such as 77) are stored a pixel short. The CPU resizes a single image again, the device does not.
-    images = [image for image in busy_set(12, seed=2)[0] if max(kept_size_hw(image.shape[:2], SIZE)) == SIZE]
+    images = [image for image in busy_set(12, seed=2)[0] if max(resized_hw(image.shape[:2], SIZE)) == SIZE]
     assert len(images) >= 6
     expected, found = both(images, AugmentConfig(**{"paste_in": 0} | change | colors), size=SIZE, num=12)
     # OpenCV 4 is emulated to the bit; with perspective, its coordinates differ in the last bits of a double.

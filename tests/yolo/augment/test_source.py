@@ -17,7 +17,7 @@ from flatout.yolo.augment.draw import AugmentConfig, ClassAware
 from flatout.yolo.augment.layout import resized_wh
 from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import TrainingSource, ValidationSource
-from flatout.yolo.data.letterbox import kept_size_hw, rect_batches, resize_long_side
+from flatout.yolo.data.letterbox import rect_batches, resize_long_side, resized_hw
 from tests.feed.comparing import digest, digests
 from tests.yolo.augment.scenes import Damaged, busy_set, image_set_of, labels_of, written
 from tests.yolo.pattern import pattern
@@ -165,7 +165,7 @@ def test_training_without_mosaic_takes_the_shape_of_its_step():
 @pytest.mark.parametrize("size", [64, 320, 480, 640, 1280])
 def test_sizes_of_all_images_are_those_of_each(size):
     wh = np.random.default_rng(size).integers(1, 2500, (2000, 2))
-    expected = [kept_size_hw((h, w), size)[::-1] for w, h in wh.tolist()]
+    expected = [resized_hw((h, w), size)[::-1] for w, h in wh.tolist()]
     np.testing.assert_array_equal(resized_wh(wh, size), np.maximum(expected, 1))
 
 

@@ -51,7 +51,7 @@ def flat_png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-class DrawnSet:
+class SmallDataSet:
     """Images of train and val with labels in one folder; every file can be replaced."""
 
     def __init__(self, folder: Path, num_train: int = 4, num_val: int = 3) -> None:

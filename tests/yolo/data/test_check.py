@@ -25,18 +25,18 @@ from flatout.images import DecodedImage, Header, decoder_messages, read_image
 from flatout.yolo.data.check import facts
 from flatout.yolo.data.check.facts import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
-from flatout.yolo.data.data_yaml import without_complaints
+from flatout.yolo.data.data_yaml import require_valid
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import open_training_splits
 from flatout.yolo.data.scan import scan_image
 from tests.yolo.data.damaged_images import Damaged, damaged, originals
-from tests.yolo.data.drawn_set import DrawnSet, chunk, encoded, flat_png, jpeg, oriented_jpeg, png, random_image
+from tests.yolo.data.drawn_set import SmallDataSet, chunk, encoded, flat_png, jpeg, oriented_jpeg, png, random_image
 
 CONFIG = CheckConfig(workers=0, progress=False, img_size=64, anchors_px=(16, 16, 32, 32, 8, 12))
 QUICK = replace(CONFIG, quick=True)
 GOOD_LINE = "0 0.5 0.5 0.4 0.4\n"
 
-Spoil = Callable[[DrawnSet], object]
+Spoil = Callable[[SmallDataSet], object]
 
 
 def label(line: str | bytes) -> Spoil:
@@ -74,43 +74,43 @@ def undecodable_pixels() -> bytes:
     return good[:33] + chunk(b"IDAT", b"no pixels") + chunk(b"IEND", b"")
 
 
-def self_link(made: DrawnSet) -> None:
+def self_link(made: SmallDataSet) -> None:
     (made.folder / "images/train/loop.jpg").symlink_to("loop.jpg")
 
 
-def pipe_as_label(made: DrawnSet) -> None:
+def pipe_as_label(made: SmallDataSet) -> None:
     (made.folder / "labels/train/0.txt").unlink()
     os.mkfifo(made.folder / "labels/train/0.txt")
 
 
-def rename_label(made: DrawnSet) -> None:
+def rename_label(made: SmallDataSet) -> None:
     (made.folder / "labels/train/0.txt").rename(made.folder / "labels/train/0.TXT")
 
 
-def list_twice(made: DrawnSet) -> None:
+def list_twice(made: SmallDataSet) -> None:
     names = [f"./images/train/{number}.jpg" for number in (0, 1, 1)]
     (made.folder / "list.txt").write_text("\n".join(names))
     made.values["train"] = str(made.folder / "list.txt")
 
 
-def broken_coco(made: DrawnSet) -> None:
+def broken_coco(made: SmallDataSet) -> None:
     (made.folder / "coco.json").write_text("[")
     made.values["val"] = str(made.folder / "coco.json")
 
 
-def empty_folder_beside_images(made: DrawnSet) -> None:
+def empty_folder_beside_images(made: SmallDataSet) -> None:
     (made.folder / "void").mkdir()
     made.values["train"] = [made.values["train"], str(made.folder / "void")]
 
 
 def copy(split: str, source: str = "train/0") -> Spoil:
-    def spoil(made: DrawnSet) -> None:
+    def spoil(made: SmallDataSet) -> None:
         made.put(split, "copy", (made.folder / f"images/{source}.jpg").read_bytes(), GOOD_LINE)
 
     return spoil
 
 
-def reencoded_copy(made: DrawnSet) -> None:
+def reencoded_copy(made: SmallDataSet) -> None:
     image = read_image(str(made.folder / "images/train/0.jpg"))
     made.put("val", "again", encoded(".png", image), GOOD_LINE, "png")
 
@@ -122,7 +122,7 @@ def no_labels(split: str) -> Spoil:
 def bad_lines(num_bad: int) -> Spoil:
     """Write `num_bad` of the 8 labels of train in pixels."""
 
-    def spoil(made: DrawnSet) -> None:
+    def spoil(made: SmallDataSet) -> None:
         for number in range(4):
             lines = [
                 "0 32 24 10 10\n" if 2 * number + place < num_bad else f"{place} 0.5 0.5 0.4 0.4\n" for place in (0, 1)
@@ -133,19 +133,19 @@ def bad_lines(num_bad: int) -> Spoil:
 
 
 def relabel_all(text: str) -> Spoil:
-    def spoil(made: DrawnSet) -> None:
+    def spoil(made: SmallDataSet) -> None:
         for path in (made.folder / "labels").rglob("*.txt"):
             path.write_text(text)
 
     return spoil
 
 
-def mostly_background(made: DrawnSet) -> None:
+def mostly_background(made: SmallDataSet) -> None:
     for number in range(3):
         made.put("train", str(number), label="")
 
 
-def wrong_size_in_header(made: DrawnSet) -> None:
+def wrong_size_in_header(made: SmallDataSet) -> None:
     """An image for which the test replaces the decoder by one that returns another size than the header."""
     made.put("train", "new", jpeg(seed=5), GOOD_LINE)
 
@@ -247,7 +247,7 @@ ALWAYS = {"class-rare", "val-small"}
 """Findings that a set of seven images cannot avoid."""
 
 
-def found_in(made: DrawnSet, config: CheckConfig = CONFIG) -> dict[str, list[str]]:
+def found_in(made: SmallDataSet, config: CheckConfig = CONFIG) -> dict[str, list[str]]:
     places: dict[str, list[str]] = {}
     for finding in check_data_set(made.yaml(), config).findings:
         places.setdefault(finding.topic, []).append(f"{finding.where}: {finding.value}")
@@ -260,12 +260,12 @@ def test_there_are_at_least_45_checks_and_a_fault_for_each():
 
 
 def test_a_data_set_without_faults_has_no_findings_but_its_small_size(tmp_path):
-    assert set(found_in(DrawnSet(tmp_path))) == ALWAYS
+    assert set(found_in(SmallDataSet(tmp_path))) == ALWAYS
 
 
 @pytest.mark.parametrize("check", FAULTS)
 def test_each_check_finds_its_fault(check, tmp_path, monkeypatch):
-    made = DrawnSet(tmp_path)
+    made = SmallDataSet(tmp_path)
     FAULTS[check](made)
     if check == "class-only-in-val":
         made.put("val", "0", label="2 0.5 0.5 0.4 0.4\n")
@@ -280,12 +280,12 @@ def test_each_check_finds_its_fault(check, tmp_path, monkeypatch):
 @pytest.mark.parametrize("check", FAULTS)
 def test_training_refuses_exactly_the_findings_that_are_marked_to_stop_it(check, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = DrawnSet(tmp_path)
+    made = SmallDataSet(tmp_path)
     FAULTS[check](made)
     stopping = [finding for finding in check_data_set(made.yaml(), QUICK).findings if CHECKS[finding.topic].stops]
     assert stopping or not CHECKS[check].stops
     with pytest.raises((ConfigError, DataError)) if stopping else nullcontext() as refusal:
-        data = without_complaints(open_data_set(made.folder / "data.yaml"))
+        data = require_valid(open_data_set(made.folder / "data.yaml"))
         open_training_splits(data, strict=False, single_class=False, allow_bad_labels=False)
     if refusal is not None:
         said = str(refusal.value)
@@ -293,7 +293,7 @@ def test_training_refuses_exactly_the_findings_that_are_marked_to_stop_it(check,
 
 
 def test_the_advice_for_a_box_below_one_pixel_is_not_to_train_at_a_larger_size(tmp_path):
-    made = DrawnSet(tmp_path)
+    made = SmallDataSet(tmp_path)
     made.put("train", "0", label="0 0.5 0.5 0.000001 0.4\n0 0.5 0.5 0.02 0.4\n")
     places = found_in(made)
     assert len(places["box-tiny"]) == 1
@@ -303,7 +303,7 @@ def test_the_advice_for_a_box_below_one_pixel_is_not_to_train_at_a_larger_size(t
 
 
 def test_the_report_uses_the_singular_for_one(tmp_path, capsys):
-    made = DrawnSet(tmp_path, num_train=1, num_val=1)
+    made = SmallDataSet(tmp_path, num_train=1, num_val=1)
     made.values |= {"names": ["bolt"], "nc": 1}
     for split in ("train", "val"):
         made.put(split, "0", label=GOOD_LINE)
@@ -316,7 +316,7 @@ def test_the_report_uses_the_singular_for_one(tmp_path, capsys):
 
 
 def test_leaked_files_are_reported_in_order_by_their_paths_in_the_data_set(tmp_path):
-    made = DrawnSet(tmp_path / "set")
+    made = SmallDataSet(tmp_path / "set")
     FAULTS["leak-path"](made)
     (tmp_path / "link").symlink_to(made.folder)
     made.values.update(test=str(made.values["train"]).replace(str(made.folder), str(tmp_path / "link")))
@@ -328,7 +328,7 @@ def test_leaked_files_are_reported_in_order_by_their_paths_in_the_data_set(tmp_p
 @pytest.mark.parametrize("side", [320, 160])
 @pytest.mark.parametrize("quality", [90, 60])
 def test_an_image_that_was_saved_again_in_a_lossy_format_or_smaller_is_reported(side, quality, tmp_path):
-    made = DrawnSet(tmp_path)
+    made = SmallDataSet(tmp_path)
     made.put("train", "large", jpeg(320, 240, seed=9), GOOD_LINE)
     image = cv2.resize(random_image(320, 240, seed=9), (side, side * 3 // 4))
     made.put("val", "again", encoded(".jpg", image, cv2.IMWRITE_JPEG_QUALITY, quality), GOOD_LINE)
@@ -338,7 +338,7 @@ def test_an_image_that_was_saved_again_in_a_lossy_format_or_smaller_is_reported(
 
 
 def test_small_objects_at_different_places_on_a_uniform_background_do_not_look_the_same(tmp_path):
-    made = DrawnSet(tmp_path)
+    made = SmallDataSet(tmp_path)
     for split, left in (("train", 8), ("val", 40)):
         image = np.full((48, 64, 3), 90, np.uint8)
         image[20:28, left : left + 12] = 200
@@ -383,7 +383,7 @@ class CrashingSource(facts.DecodeCheckSource):
 @pytest.mark.parametrize("others", [0, 1, 3])
 def test_an_image_that_crashes_its_process_is_one_finding(others, tmp_path, monkeypatch):
     monkeypatch.setattr(facts, "DecodeCheckSource", CrashingSource)
-    made = DrawnSet(tmp_path, num_train=0, num_val=1)
+    made = SmallDataSet(tmp_path, num_train=0, num_val=1)
     for stem in ["1", "2", "3", "4"][: 1 + others]:
         made.put("train", stem, jpeg(seed=int(stem)), GOOD_LINE)
     places = found_in(made, CheckConfig(workers=1, progress=False, img_size=64))
@@ -395,9 +395,9 @@ NOT_DAMAGE = {"image-extension", "image-bytes-after-end", "image-copy", "leak-co
 
 
 @pytest.fixture(scope="module")
-def damaged_set(tmp_path_factory) -> tuple[DrawnSet, dict[str, Damaged]]:
+def damaged_set(tmp_path_factory) -> tuple[SmallDataSet, dict[str, Damaged]]:
     """Every kind of damage in every format, and each undamaged image."""
-    made = DrawnSet(tmp_path_factory.mktemp("damaged"), num_train=0, num_val=0)
+    made = SmallDataSet(tmp_path_factory.mktemp("damaged"), num_train=0, num_val=0)
     cases = {f"{number:04}": case for number, case in enumerate(damaged())}
     for stem, case in cases.items():
         made.put("train", stem, case.content, GOOD_LINE, "jpg" if case.suffix == "gif" else case.suffix)
@@ -492,11 +492,11 @@ def test_only_messages_printed_while_decoding_are_captured(capfd):
 
 def test_a_quick_check_decodes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(facts, "decode", lambda content: pytest.fail("decoded"))
-    assert set(found_in(DrawnSet(tmp_path), CheckConfig(quick=True, progress=False, workers=0))) >= {"val-small"}
+    assert set(found_in(SmallDataSet(tmp_path), CheckConfig(quick=True, progress=False, workers=0))) >= {"val-small"}
 
 
 def test_strict_labels_drop_the_image_and_the_report_names_the_rule(tmp_path):
-    made = DrawnSet(tmp_path)
+    made = SmallDataSet(tmp_path)
     made.put("train", "0", label=f"{GOOD_LINE}\n1 0.5 0.5 0.4 0.4\n")
     places = found_in(made, CheckConfig(strict=True, progress=False, workers=0, quick=True))
     assert "YOLOv7 drops the image: ragged rows" in places["label-columns"][0]
@@ -504,7 +504,7 @@ def test_strict_labels_drop_the_image_and_the_report_names_the_rule(tmp_path):
 
 def test_the_command_exits_with_3_for_errors_and_writes_a_preview(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = DrawnSet(tmp_path / "set")
+    made = SmallDataSet(tmp_path / "set")
     sheet = tmp_path / "sheet.png"
     arguments = ["yolo", "check", str(made.yaml()), "--workers", "0", "--preview", str(sheet)]
     assert main([*arguments, "--json"]) == 0
@@ -524,7 +524,7 @@ def test_the_command_exits_with_3_for_errors_and_writes_a_preview(tmp_path, caps
 def test_the_check_imports_no_torch(tmp_path):
     code = (
         "import sys; from flatout.__main__ import main\n"
-        f"code = main(['yolo', 'check', {str(DrawnSet(tmp_path).yaml())!r}, '--quick', '--no-cache'])\n"
+        f"code = main(['yolo', 'check', {str(SmallDataSet(tmp_path).yaml())!r}, '--quick', '--no-cache'])\n"
         "assert 'torch' not in sys.modules and 'cv2' not in sys.modules; sys.exit(code)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)

@@ -14,7 +14,7 @@ from flatout.yolo.data.label_text import parse_voc
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
-from tests.yolo.data.drawn_set import DrawnSet, jpeg
+from tests.yolo.data.drawn_set import SmallDataSet, jpeg
 
 CONFIG = SplitConfig(scan=ScanConfig(workers=0, progress=False))
 NAMES = ["bolt", "nut"]
@@ -27,8 +27,8 @@ def yolo_line(number: int, left: float, top: float, width: float, height: float)
 
 
 @pytest.fixture
-def as_yolo(tmp_path: Path) -> DrawnSet:
-    made = DrawnSet(tmp_path / "yolo", num_train=0, num_val=1)
+def as_yolo(tmp_path: Path) -> SmallDataSet:
+    made = SmallDataSet(tmp_path / "yolo", num_train=0, num_val=1)
     for seed, (stem, boxes) in enumerate(BOXES_PX.items()):
         made.put("train", stem, jpeg(seed=seed), "\n".join(yolo_line(*box) for box in boxes))
     return made

@@ -8,7 +8,7 @@ from pathlib import Path
 from flatout.findings import SEVERITIES
 from flatout.yolo.data.check import run
 from flatout.yolo.data.check.facts import CHECKS
-from tests.yolo.data.drawn_set import DrawnSet
+from tests.yolo.data.drawn_set import SmallDataSet
 
 PAGE = Path(__file__).parents[3] / "docs" / "data.md"
 MARKS = r"<!-- checks: .*? -->\n(.*?)<!-- end of checks -->"
@@ -40,7 +40,7 @@ def test_the_list_of_findings_that_stop_a_training_is_the_registry():
 
 
 def test_the_example_runs(tmp_path):
-    DrawnSet(tmp_path).yaml()
+    SmallDataSet(tmp_path).yaml()
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(PAGE.parents[1])}
     done = subprocess.run(

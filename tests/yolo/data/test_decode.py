@@ -14,7 +14,7 @@ import pytest
 
 from flatout.feed import DecodeError
 from flatout.images import DecodedImage, decode, header_of, read_image
-from flatout.yolo.data.letterbox import fit, fit_stretched, fit_tightly, kept_size_hw, letterbox, resize_long_side
+from flatout.yolo.data.letterbox import fit, fit_stretched, fit_tightly, letterbox, resize_long_side, resized_hw
 from tests.yolo.data.drawn_set import chunk, encoded, exif, flat_png, jpeg, oriented_jpeg, png, random_image
 from tests.yolo.data.hostile_images import animated_png, odd_exif, odd_jpegs, oversized_headers, segment, webp_with_exif
 
@@ -290,7 +290,7 @@ def test_any_shape_can_be_resized_and_letterboxed(hw):
     image = random_image(hw[1], hw[0])
     resized = resize_long_side(image, 64, augment=False)
     assert max(resized.hw) in (63, 64)
-    assert resized.hw == tuple(max(side, 1) for side in kept_size_hw(hw, 64))
+    assert resized.hw == tuple(max(side, 1) for side in resized_hw(hw, 64))
     for fitted in (fit(hw, (64, 96)), fit(hw, (64, 96), enlarge=False), fit_stretched(hw, (64, 96))):
         assert fitted.size_hw == (64, 96)
         assert letterbox(image, fitted).shape == (64, 96, 3)

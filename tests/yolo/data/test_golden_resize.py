@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flatout.yolo.data.letterbox import Fit, fit, fit_stretched, fit_tightly, kept_size_hw, letterbox, resize_long_side
+from flatout.yolo.data.letterbox import Fit, fit, fit_stretched, fit_tightly, letterbox, resize_long_side, resized_hw
 from tests.golden_cases import golden_cases
 from tests.yolo.pattern import near_opencv, pattern
 
@@ -45,7 +45,7 @@ def test_an_image_is_resized_to_the_golden_pixels(case):
     )
     assert list(found.native_hw) == record["hw0"]
     assert list(found.hw) == record["hw"]
-    assert list(kept_size_hw(found.native_hw, record["img_size"])) == record["hw"]
+    assert list(resized_hw(found.native_hw, record["img_size"])) == record["hw"]
     near_opencv(found.image, variants)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
-from tests.yolo.data.drawn_set import DrawnSet
+from tests.yolo.data.drawn_set import SmallDataSet
 from tests.yolo.data.hostile_images import FIXED, generated, write_fixed
 
 MAX_S_PER_FILE = 5.0
@@ -83,7 +83,7 @@ def test_truncated_images_and_images_with_flipped_bits_are_examined_without_harm
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_whole_check_survives_the_corpus_on_a_read_only_copy(tmp_path, strict):
-    made = DrawnSet(tmp_path / "set", num_train=0)
+    made = SmallDataSet(tmp_path / "set", num_train=0)
     write_fixed(tmp_path / "set/images/train")
     yaml = made.yaml()
     for folder, _, files in os.walk(made.folder, topdown=False):

@@ -15,7 +15,7 @@ from flatout.yolo.data.label_text import MAX_LABELS
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split, open_training_splits
 from flatout.yolo.data.scan import ScanConfig
-from tests.yolo.data.drawn_set import DrawnSet, jpeg
+from tests.yolo.data.drawn_set import SmallDataSet, jpeg
 
 GOOD, IN_PIXELS = "0 0.5 0.5 0.4 0.4\n", "0 320 240 100 80\n"
 
@@ -28,22 +28,22 @@ def elsewhere(tmp_path, monkeypatch) -> None:
 
 
 @pytest.fixture
-def made(tmp_path) -> DrawnSet:
-    return DrawnSet(tmp_path / "set")
+def made(tmp_path) -> SmallDataSet:
+    return SmallDataSet(tmp_path / "set")
 
 
-def opened(made: DrawnSet, *, allow_bad_labels: bool = False, strict: bool = False):
+def opened(made: SmallDataSet, *, allow_bad_labels: bool = False, strict: bool = False):
     return open_training_splits(
         read_data_yaml(made.yaml()), strict=strict, single_class=False, allow_bad_labels=allow_bad_labels
     )
 
 
-def relabel(made: DrawnSet, split: str, text: str) -> None:
+def relabel(made: SmallDataSet, split: str, text: str) -> None:
     for path in (made.folder / "labels" / split).iterdir():
         path.write_text(text)
 
 
-def lines(made: DrawnSet, *, good: int, bad: int) -> None:
+def lines(made: SmallDataSet, *, good: int, bad: int) -> None:
     """Give train this many good labels, and this many bad ones in pixels."""
     relabel(made, "train", "")
     rows = [f"0 0.5 0.5 0.4 {0.001 * (number + 1):.3f}\n" for number in range(good)]
@@ -234,11 +234,11 @@ def without_torch(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "flatout.yolo.train.whole", None)
 
 
-def pixels(made: DrawnSet) -> None:
+def pixels(made: SmallDataSet) -> None:
     relabel(made, "train", IN_PIXELS)
 
 
-def one_beyond(made: DrawnSet) -> None:
+def one_beyond(made: SmallDataSet) -> None:
     made.put("train", "0", label="5 0.5 0.5 0.4 0.4\n")
 
 

@@ -25,13 +25,13 @@ from flatout.runs.lock import RunLock
 from flatout.yolo.data import resized_tree
 from flatout.yolo.data.coco import annotation_file, resized_annotations, resized_mask
 from flatout.yolo.data.data_yaml import Split, read_data_yaml
-from flatout.yolo.data.find import how_to_resize
+from flatout.yolo.data.find import resize_hint
 from flatout.yolo.data.letterbox import resize_long_side
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.resized_tree import ResizeConfig, resized_file, target_hw
 from flatout.yolo.data.scan import ScanConfig
-from tests.yolo.data.drawn_set import DrawnSet, encoded, jpeg, oriented_jpeg, png, random_image
+from tests.yolo.data.drawn_set import SmallDataSet, encoded, jpeg, oriented_jpeg, png, random_image
 
 ROOT = Path(__file__).parents[3]
 CONFIG = SplitConfig(scan=ScanConfig(workers=0, progress=False))
@@ -59,9 +59,9 @@ def assert_same_labels(one, other) -> None:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> DrawnSet:
+def source(tmp_path: Path) -> SmallDataSet:
     """Landscape, portrait, small, grey and rotated images in five formats, with labels, without, with an empty file."""
-    made = DrawnSet(tmp_path / "source", num_train=0, num_val=2)
+    made = SmallDataSet(tmp_path / "source", num_train=0, num_val=2)
     made.put("train", "landscape", jpeg(200, 150, 1), LABELS)
     made.put("train", "portrait", png(90, 171, 2), LABELS, suffix="png")
     made.put("train", "small", jpeg(50, 40, 3), LABELS)
@@ -76,7 +76,7 @@ def source(tmp_path: Path) -> DrawnSet:
 
 
 @pytest.fixture
-def data(source: DrawnSet) -> Path:
+def data(source: SmallDataSet) -> Path:
     return source.yaml()
 
 
@@ -290,7 +290,7 @@ def _without_own_name(tree: Path) -> dict[str, bytes]:
 
 
 def test_an_interrupted_tree_is_completed_to_the_uninterrupted_one(tmp_path):
-    made = DrawnSet(tmp_path / "source", num_train=0, num_val=1)
+    made = SmallDataSet(tmp_path / "source", num_train=0, num_val=1)
     contents = [jpeg(900, 700, seed) for seed in range(3)]
     for number in range(120):
         made.put("train", f"{number:03}", contents[number % 3], LABELS)
@@ -456,7 +456,7 @@ def test_a_full_disk_ends_with_exit_code_5_and_finished_files_stay(data, tmp_pat
 
 
 def test_one_damaged_image_in_a_hundred_is_named_and_left_out(tmp_path, capsys):
-    made = DrawnSet(tmp_path / "source", num_train=119, num_val=1)
+    made = SmallDataSet(tmp_path / "source", num_train=119, num_val=1)
     made.put("train", "broken", png(200, 100)[:-200], LABELS, suffix="png")
     (made.folder / "train.txt").write_text("./images/train/0.jpg\n./images/train/broken.png\n")
     made.values["train"] = [str(made.folder / "images/train"), str(made.folder / "train.txt")]
@@ -660,7 +660,7 @@ def test_keypoints_keep_their_visibility():
     ],
 )
 def test_the_path_of_a_missing_copy_of_coco_gives_the_command(path, said):
-    assert how_to_resize(path) == (f" Make it from COCO with: flatout yolo resize coco.yaml {said}" if said else "")
+    assert resize_hint(path) == (f" Make it from COCO with: flatout yolo resize coco.yaml {said}" if said else "")
 
 
 def test_the_error_for_a_missing_copy_of_coco_names_the_command(tmp_path, monkeypatch, capsys):

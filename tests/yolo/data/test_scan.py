@@ -16,15 +16,15 @@ from flatout.yolo.data.find import Pair, find_images, pair_up
 from flatout.yolo.data.label_cache import scan_cached
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig, image_set, join, scan, scan_image, table_of, unpack
-from tests.yolo.data.drawn_set import DrawnSet, jpeg
+from tests.yolo.data.drawn_set import SmallDataSet, jpeg
 
 CONFIG = ScanConfig(workers=0, progress=False)
 POLYGON = "1 0.1 0.1 0.5 0.1 0.5 0.5\n"
 
 
 @pytest.fixture
-def made(tmp_path) -> DrawnSet:
-    return DrawnSet(tmp_path / "set", num_train=9)
+def made(tmp_path) -> SmallDataSet:
+    return SmallDataSet(tmp_path / "set", num_train=9)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from flatout.yolo.export import files
 
 @pytest.fixture(autouse=True)
 def one_turn(monkeypatch):
-    monkeypatch.setattr(files, "MOST_TURNS", 1)
+    monkeypatch.setattr(files, "MAX_TURNS", 1)
 
 
 @pytest.fixture(autouse=True)

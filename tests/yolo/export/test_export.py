@@ -12,7 +12,7 @@ import torch
 
 from flatout.__main__ import main
 from flatout.errors import CheckpointError, ConfigError, DataError, ParityError
-from flatout.export.onnx_model import is_there
+from flatout.export.onnx_model import is_installed
 from flatout.yolo.export import ExportOptions, export, export_network, parity
 from flatout.yolo.export.files import stem_for
 from flatout.yolo.export.parity import Difference, comparison_images, largest
@@ -22,7 +22,7 @@ from flatout.yolo.model.network import Ensemble, Network
 from tests.yolo.export.networks import SIDE, confident_network, exported, pixels, saved
 
 NEED_ONNX = pytest.mark.skipif(
-    not (is_there("onnx") and is_there("onnxruntime")), reason="onnx and onnxruntime are not installed"
+    not (is_installed("onnx") and is_installed("onnxruntime")), reason="onnx and onnxruntime are not installed"
 )
 
 

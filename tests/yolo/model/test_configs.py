@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import ConfigError
-from flatout.yolo.model.configs import find_config, load_config, names_config, shipped_folder
+from flatout.yolo.model.configs import find_config, is_config_name, load_config, shipped_folder
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,7 +45,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
 
 def test_a_name_that_is_too_long_for_the_file_system_is_refused_and_shortened():
     with pytest.raises(ConfigError, match=r"^x{200}: no such model config"):
-        names_config("x" * 5000)
+        is_config_name("x" * 5000)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_configs_and_weights_are_distinguished(source, is_config, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     for existing in ("my.yaml", "x.pt", "w"):
         Path(existing).touch()
-    assert names_config(source) is is_config
+    assert is_config_name(source) is is_config
 
 
 def test_a_wheel_contains_configs_weights_and_photographs(tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 from flatout.yolo.predict import detect
 from flatout.yolo.predict.results import load_networks
-from tests.yolo.predict.small_sources import draw_video, weights_file, write_images
+from tests.yolo.predict.small_sources import weights_file, write_images, write_video
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights_file(folder / "a.pt", 0)
     weights_file(folder / "b.pt", 1)
     write_images(folder / "images")
-    draw_video(folder / "clip.mp4")
+    write_video(folder / "clip.mp4")
     return folder
 
 

@@ -63,7 +63,7 @@ def write_images(folder: Path, count: int = 10, suffix: str = "png") -> list[Pat
     return paths
 
 
-def draw_video(path: Path, num_frames: int = 6, *, size_wh: tuple[int, int] = (96, 64), fps: float = 12.0) -> Path:
+def write_video(path: Path, num_frames: int = 6, *, size_wh: tuple[int, int] = (96, 64), fps: float = 12.0) -> Path:
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, size_wh)
     for number in range(num_frames):
         writer.write(picture(number, size_wh))

@@ -25,7 +25,7 @@ from flatout.yolo.predict.results import load_networks, predictor_for
 from flatout.yolo.predict.results import results_of as in_order
 from flatout.yolo.weights import read_weights, save_weights
 from tests.reference.plain_detect import plain_detect
-from tests.yolo.predict.small_sources import NAMES, confident_network, draw_video, frames_in, picture, write_images
+from tests.yolo.predict.small_sources import NAMES, confident_network, frames_in, picture, write_images, write_video
 from tests.yolo.test_load import weights_of
 
 CPU = torch.device("cpu")
@@ -306,7 +306,7 @@ def test_images_of_odd_shapes_and_with_odd_names_are_processed(place, tmp_path, 
         (folder / "x.png").rename(folder / f"{name}.png")
     cv2.imwrite(str(folder / "deep.png"), np.full((20, 30), 40_000, np.uint16))
     cv2.imwrite(str(folder / "alpha.png"), np.full((20, 30, 4), 90, np.uint8))
-    draw_video(folder / "v.mp4", 1)
+    write_video(folder / "v.mp4", 1)
     os.rename(folder / "v.mp4", os.fsencode(folder) + b"/\xff.mp4")
     os.mkdir(folder / "folder.jpg")
     os.mkfifo(folder / "pipe.jpg")
@@ -378,7 +378,7 @@ def test_windows_show_every_result_in_order_until_q(place, monkeypatch):
 
 
 def test_ctrl_c_ends_with_all_results_so_far(place, tmp_path):
-    draw_video(tmp_path / "long.mp4", 300)
+    write_video(tmp_path / "long.mp4", 300)
     seen: list[Result] = []
 
     def press(result: Result) -> None:

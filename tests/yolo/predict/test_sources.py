@@ -4,7 +4,7 @@ import pytest
 
 from flatout.errors import ConfigError, DataError
 from flatout.yolo.predict.files import Files, Frame, Origin, Streams, Unreadable, count_frames, find_sources, frames_of
-from tests.yolo.predict.small_sources import draw_video, write_images
+from tests.yolo.predict.small_sources import write_images, write_video
 
 
 def frames(source: str) -> list[Frame | Unreadable]:
@@ -16,7 +16,7 @@ def frames(source: str) -> list[Frame | Unreadable]:
 def test_a_folder_gives_images_then_videos_sorted_and_nothing_of_its_subfolders(tmp_path):
     write_images(tmp_path / "in", 3)
     write_images(tmp_path / "in/deeper", 2)
-    draw_video(tmp_path / "in/00.avi", 2)
+    write_video(tmp_path / "in/00.avi", 2)
     (tmp_path / "in/notes.md").write_text("no image")
     (tmp_path / "in/.hidden.png").write_bytes(b"")
     found = find_sources(str(tmp_path / "in"))
@@ -71,7 +71,7 @@ def test_a_source_without_images_and_videos_is_refused(tmp_path, make, source, e
 
 
 def test_frames_of_a_video_are_numbered_from_one(tmp_path):
-    draw_video(tmp_path / "v.mp4", 3, fps=12.0)
+    write_video(tmp_path / "v.mp4", 3, fps=12.0)
     found = [frame.origin for frame in frames("v.mp4") if isinstance(frame, Frame)]
     assert found == [Origin("v.mp4", "video", 0, 1, frame=n, num_frames=3, fps=12.0) for n in (1, 2, 3)]
     assert count_frames(Files(["a.png"], ["v.mp4"])) == 4
@@ -90,7 +90,7 @@ def test_files_that_cannot_be_decoded_say_why_and_do_not_end_the_iteration(tmp_p
 
 
 def test_a_video_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):
-    whole = draw_video(tmp_path / "v.avi", 40).read_bytes()
+    whole = write_video(tmp_path / "v.avi", 40).read_bytes()
     (tmp_path / "cut.avi").write_bytes(whole[: len(whole) // 2])
     seen = frames("cut.avi")
     assert isinstance(seen[0], Frame) and 1 < len(seen) < 40

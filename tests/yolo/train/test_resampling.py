@@ -26,7 +26,7 @@ class WeightedRecipe(ScriptedRecipe):
 class _IdentityWeights:
     """Returns the scores of the classes as image weights."""
 
-    never_found = NEVER_FOUND
+    initial_map = NEVER_FOUND
 
     def __call__(self, map_C: np.ndarray) -> np.ndarray:
         return map_C

@@ -25,7 +25,7 @@ from flatout.yolo.load_network import load_network
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import TrainResult, YoloRecipe, prepare, train
 from flatout.yolo.weights import read_weights
-from tests.yolo.data.drawn_set import DrawnSet
+from tests.yolo.data.drawn_set import SmallDataSet
 from tests.yolo.train.conftest import BATCH, TRAIN, options_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -340,7 +340,7 @@ def test_data_is_checked_before_a_network_is_built_and_an_error_leaves_no_folder
     options: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "make_network", lambda *_: pytest.fail("built a network"))
-    labels = DrawnSet(tmp_path / "set")
+    labels = SmallDataSet(tmp_path / "set")
     for path in (labels.folder / "labels/train").iterdir():
         path.write_text("0 32 24 10 10\n")
     with pytest.raises(DataError, match=r"4 of 4 labels cannot be used.*pixels"):

@@ -159,7 +159,7 @@ def training_input(
         size=size,
         class_aware=class_aware,
         out_wh_N2=out_wh_N2,
-        streamed=store.bringing(),
+        streamed=store.streamed_items(),
         defer_labels=finish_labels is not None,
     )
     render = renderer_for(
@@ -193,7 +193,7 @@ def validation_input(
     config = config or DeviceInputConfig()
     out_wh_N2 = None if rect is None else batch_shapes(rect)
     store = store or image_store(image_set, images, size=size, device=device, plan=plan, config=config)
-    source = ValidationParameters(image_set, size=size, out_wh_N2=out_wh_N2, streamed=store.bringing())
+    source = ValidationParameters(image_set, size=size, out_wh_N2=out_wh_N2, streamed=store.streamed_items())
     render = renderer_for(device, mixup=False, recolor=False, subsampled=config.subsampled)
     feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan), unreadable=store.unreadable)
     output = _image_output(config, size, rect)

@@ -220,7 +220,7 @@ class ValidationParameters:
 
     def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
         is_bad_M, shown_M = unreadable.among(indices), indices.copy()
-        shown_M[is_bad_M] = unreadable.stand_ins(np.flatnonzero(is_bad_M), indices[is_bad_M], unreadable.is_bad_N)
+        shown_M[is_bad_M] = unreadable.substitutes(np.flatnonzero(is_bad_M), indices[is_bad_M], unreadable.is_bad_N)
         return Substituted(shown_M, identity_draws(shown_M), is_bad_M)
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:

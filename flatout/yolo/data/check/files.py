@@ -13,7 +13,7 @@ from flatout.errors import counted
 from flatout.findings import Finding
 from flatout.yolo.data.anchors import fit_of
 from flatout.yolo.data.check.facts import SetFacts, finding_at, register_check
-from flatout.yolo.data.find import how_to_resize
+from flatout.yolo.data.find import resize_hint
 from flatout.yolo.data.image_set import class_counts
 
 LIKELY_OTHER = {".txt", ".xml", ".json", ".md", ".csv", ".yaml", ".yml", ".cache"}
@@ -121,7 +121,7 @@ def _yaml_findings(facts: SetFacts, check: str) -> Iterator[Finding]:
 def path_missing(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for entry in split.found.absent:
-            advice = f".{command}" if (command := how_to_resize(entry)) else ""
+            advice = f".{command}" if (command := resize_hint(entry)) else ""
             yield finding_at("path-missing", entry, f"{split.name}: does not exist{advice}")
 
 

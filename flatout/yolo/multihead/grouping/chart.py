@@ -23,7 +23,7 @@ from flatout.charts import (
     write_image,
 )
 from flatout.errors import counted
-from flatout.yolo.multihead.grouping.choose import Grouped
+from flatout.yolo.multihead.grouping.choose import GroupingResult
 from flatout.yolo.multihead.grouping.statistics import ClassStatistics
 from flatout.yolo.multihead.head_config import HeadConfig
 
@@ -32,19 +32,19 @@ from flatout.yolo.multihead.head_config import HeadConfig
 COLUMN_W, COLUMNS = 156, 4
 MARGIN, TOP = 24, 44
 TITLE_H, LINE_H = 66, 13
-LETTERS_PX, SMALL_PX, MOST_LETTERS = 7.5, 5.8, 20
-MOST_NAMES = 40
+LETTERS_PX, SMALL_PX, MAX_LETTERS = 7.5, 5.8, 20
+MAX_NAMES = 40
 """Most names listed per head; the others are counted."""
 GAP = 66
 """Between the columns and the chart below them."""
 
 
-def draw_grouping(grouped: Grouped, path: Path) -> Path:
+def plot_grouping(grouped: GroupingResult, path: Path) -> Path:
     """Plot a grouping to a PNG or JPEG file, by the extension of its name; returns the path."""
     config = grouped.grouping.config
     rows = [range(first, min(first + COLUMNS, config.num_heads)) for first in range(0, config.num_heads, COLUMNS)]
     heights = [max(_height(len(config.heads[head].classes)) for head in row) for row in rows]
-    below = SIDE if grouped.likeness_CC is not None else CHART_H if grouped.statistics is not None else 0
+    below = SIDE if grouped.similarity_CC is not None else CHART_H if grouped.statistics is not None else 0
     canvas = Canvas(2 * MARGIN + COLUMNS * COLUMN_W, TOP + sum(heights) + (below + GAP + 30 if below else 0) + MARGIN)
     title = f"{counted(config.nc, 'class')} in {counted(config.num_heads, 'head')}: {config.grouping}"
     canvas.text(title, MARGIN, 26, px=10, bold=True)
@@ -53,18 +53,18 @@ def draw_grouping(grouped: Grouped, path: Path) -> Path:
         for column, head in enumerate(row):
             _plot_head(canvas, grouped, head, MARGIN + column * COLUMN_W, top)
         top += height
-    if grouped.likeness_CC is not None:
-        plot_similarity_map(canvas, config, grouped.likeness_CC, grouped.names, left=MARGIN, top=top + GAP)
+    if grouped.similarity_CC is not None:
+        plot_similarity_map(canvas, config, grouped.similarity_CC, grouped.names, left=MARGIN, top=top + GAP)
     elif grouped.statistics is not None:
         plot_shapes(canvas, config, grouped.statistics, grouped.names, left=MARGIN, top=top + GAP)
     return write_image(path, canvas.render())
 
 
 def _height(num_classes: int) -> int:
-    return TITLE_H + (min(num_classes, MOST_NAMES) + (num_classes > MOST_NAMES)) * LINE_H + 18
+    return TITLE_H + (min(num_classes, MAX_NAMES) + (num_classes > MAX_NAMES)) * LINE_H + 18
 
 
-def _plot_head(canvas: Canvas, grouped: Grouped, head: int, left: float, top: float) -> None:
+def _plot_head(canvas: Canvas, grouped: GroupingResult, head: int, left: float, top: float) -> None:
     group, comment = grouped.grouping.config.heads[head], grouped.grouping.comments[head]
     right = left + COLUMN_W - 14
     canvas.filled_rectangle(left, top, right, top + 4, colour_of(head))
@@ -82,8 +82,8 @@ def _plot_head(canvas: Canvas, grouped: Grouped, head: int, left: float, top: fl
 
 
 def _lines(classes: Sequence[int], names: Sequence[str]) -> list[str]:
-    shown = [f"{number:>2}  {shortened(names[number], MOST_LETTERS)}" for number in classes[:MOST_NAMES]]
-    return shown + ([f"and {len(classes) - MOST_NAMES} more"] if len(classes) > MOST_NAMES else [])
+    shown = [f"{number:>2}  {shortened(names[number], MAX_LETTERS)}" for number in classes[:MAX_NAMES]]
+    return shown + ([f"and {len(classes) - MAX_NAMES} more"] if len(classes) > MAX_NAMES else [])
 
 
 def _fitted(canvas: Canvas, text: str, width: float) -> str:
@@ -96,8 +96,8 @@ def _fitted(canvas: Canvas, text: str, width: float) -> str:
 
 # Map of similarity or confusion between classes, sorted by heads: blocks on the diagonal are heads
 
-MOST_NAMES_OF_MAP = 100
-MOST_LETTERS_OF_MAP = 16
+MAX_NAMES_OF_MAP = 100
+MAX_LETTERS_OF_MAP = 16
 
 
 NAMES_W, SIDE = 96, 400
@@ -105,11 +105,11 @@ NAMES_W, SIDE = 96, 400
 
 
 def plot_similarity_map(
-    canvas: Canvas, config: HeadConfig, likeness_CC: np.ndarray, names: Sequence[str], *, left: float, top: float
+    canvas: Canvas, config: HeadConfig, similarity_CC: np.ndarray, names: Sequence[str], *, left: float, top: float
 ) -> None:
     """Plot cells from light to dark; the darkest cell off the diagonal sets the scale."""
     order = [number for head in config.heads for number in head.classes]
-    shown_CC = likeness_CC[np.ix_(order, order)]
+    shown_CC = similarity_CC[np.ix_(order, order)]
     most = float((shown_CC * (1 - np.eye(len(order)))).max(initial=0)) or 1.0
     title, remark = _title(config)
     canvas.text(title, left, top - 30, px=9, bold=True)
@@ -120,8 +120,8 @@ def plot_similarity_map(
     canvas.rectangle(left, top, left + SIDE, top + SIDE, INK, 0.8)
     cell = SIDE / len(order)
     _plot_heads(canvas, config, left, top, cell)
-    if len(order) <= MOST_NAMES_OF_MAP:
-        _plot_names(canvas, [shortened(names[number], MOST_LETTERS_OF_MAP) for number in order], left, top, cell)
+    if len(order) <= MAX_NAMES_OF_MAP:
+        _plot_names(canvas, [shortened(names[number], MAX_LETTERS_OF_MAP) for number in order], left, top, cell)
 
 
 def _title(config: HeadConfig) -> tuple[str, str]:
@@ -149,9 +149,9 @@ def _plot_names(canvas: Canvas, labels: Sequence[str], left: float, top: float, 
 # Shapes and numbers of boxes of the classes, in the colours of their heads
 
 CHART_H = 230
-MOST_NAMES_OF_SHAPES = 40
+MAX_NAMES_OF_SHAPES = 40
 """With more classes only the dots are plotted."""
-FEWEST_TICKS = 3
+MIN_TICKS = 3
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.75, 1.0, 1.33, 2.0, 3.0, 5.0, 10.0)
 
 
@@ -172,7 +172,7 @@ def plot_shapes(
     for number, head in enumerate(config.heads):
         classes = list(head.classes)
         axes.dots(log_ratio_C[classes], power_C[classes], colour_of(number), 3)
-    if config.nc <= MOST_NAMES_OF_SHAPES:
+    if config.nc <= MAX_NAMES_OF_SHAPES:
         for number, (x, y) in enumerate(axes.to_px(log_ratio_C, power_C).tolist()):
             canvas.text(shortened(names[number], 14), x + 5, y + 2.5, px=6.5, colour=INK)
     axes.close()
@@ -189,4 +189,4 @@ def _plot_ratio_ticks(axes: Axes, limits: tuple[float, float]) -> None:
 def ratio_ticks(low: float, high: float) -> list[tuple[float, str]]:
     """Ratios between two logarithms, with their labels; evenly spaced if all boxes have about the same shape."""
     usual = [(ratio, f"{ratio:g}") for ratio in RATIOS if low <= np.log(ratio) <= high]
-    return usual if len(usual) >= FEWEST_TICKS else ticks(float(np.exp(low)), float(np.exp(high)), most=6)
+    return usual if len(usual) >= MIN_TICKS else ticks(float(np.exp(low)), float(np.exp(high)), most=6)

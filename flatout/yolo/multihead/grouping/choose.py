@@ -16,8 +16,8 @@ import numpy as np
 
 from flatout.errors import ConfigError, DataError
 from flatout.safefiles import replacing
-from flatout.yolo.data.coco import MOST_BYTES, categories_by_id
-from flatout.yolo.data.data_yaml import DataSet, Split, without_complaints
+from flatout.yolo.data.coco import MAX_BYTES, categories_by_id
+from flatout.yolo.data.data_yaml import DataSet, Split, require_valid
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_data import open_data_set
@@ -98,7 +98,7 @@ def _labelled_boxes(data: DataSet, split: Split) -> BoxTable:
     if not data.entries[split]:
         raise ConfigError(f"{data.file}: it has no {split} images, whose labels are needed for the grouping.")
     config = SplitConfig(cache_folder=default_folder())
-    return boxes_of(open_split(without_complaints(data, [split]), split, config).images)
+    return boxes_of(open_split(require_valid(data, [split]), split, config).images)
 
 
 def _source_of_confusion(confusion: Confusion, where: str) -> Source:
@@ -129,8 +129,8 @@ def _source_of_coco(content: dict[str, Any], where: str) -> Source:
 
 def _load_json(path: Path) -> Any:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise DataError(f"{path}: larger than {MOST_BYTES >> 30} GiB. Is this the right file?")
+        if path.stat().st_size > MAX_BYTES:
+            raise DataError(f"{path}: larger than {MAX_BYTES >> 30} GiB. Is this the right file?")
         with path.open("rb") as file:
             return json.load(file)
     except OSError as error:
@@ -160,28 +160,28 @@ class GroupConfig:
 
 
 @dataclass(frozen=True)
-class Grouped:
+class GroupingResult:
     """A grouping, and the data it was made from, for the chart."""
 
     grouping: Grouping
     names: tuple[str, ...]
     statistics: ClassStatistics | None = None
-    likeness_CC: np.ndarray | None = None
+    similarity_CC: np.ndarray | None = None
     """float64, 0 to 1: similarity of classes, or confusion between them."""
 
 
-def group_classes(source: Source, config: GroupConfig) -> Grouped:
+def group_classes(source: Source, config: GroupConfig) -> GroupingResult:
     """Group the classes of a source; ConfigError if the source lacks data that the method needs."""
     check_heads(config.heads, len(source.names))
     if config.method == "standard":
-        return Grouped(group_standard(source.names, config.heads), source.names)
+        return GroupingResult(group_standard(source.names, config.heads), source.names)
     if config.method == "anticonfusion":
         return _group_anticonfusion(source, config)
     statistics = _statistics(source, config.method)
     if config.method == "geometry":
-        return Grouped(group_by_geometry(statistics, config.heads), source.names, statistics)
+        return GroupingResult(group_by_geometry(statistics, config.heads), source.names, statistics)
     grouping = group_by_hybrid(statistics, config.heads, config.hybrid)
-    return Grouped(grouping, source.names, statistics, mixed_similarity(statistics, config.hybrid))
+    return GroupingResult(grouping, source.names, statistics, mixed_similarity(statistics, config.hybrid))
 
 
 def _statistics(source: Source, method: str) -> ClassStatistics:
@@ -195,15 +195,15 @@ def _statistics(source: Source, method: str) -> ClassStatistics:
     return statistics_of(boxes, len(source.names))
 
 
-def _group_anticonfusion(source: Source, config: GroupConfig) -> Grouped:
+def _group_anticonfusion(source: Source, config: GroupConfig) -> GroupingResult:
     statistics = None if source.read_boxes is None else _statistics(source, config.method)
     if source.confusion is not None:
         fraction_CC = source.confusion.fraction_CC
         confused_CC = confused_pairs(fraction_CC, least=config.confused_from)
-        likeness_CC = np.maximum(fraction_CC, fraction_CC.T) * (1 - np.eye(len(fraction_CC)))
+        similarity_CC = np.maximum(fraction_CC, fraction_CC.T) * (1 - np.eye(len(fraction_CC)))
     else:
         confused_CC = known_pairs(source.names)
-        likeness_CC = confused_CC.astype(np.float64)
+        similarity_CC = confused_CC.astype(np.float64)
         if not confused_CC.any():
             raise ConfigError(
                 f"{source.where}: confused pairs of classes are known for COCO's names only. "
@@ -222,7 +222,7 @@ def _group_anticonfusion(source: Source, config: GroupConfig) -> Grouped:
         logger.warning("No classes are confused that often, so heads are chosen by numbers of boxes only.")
     if together:
         logger.warning("%d confused pairs share a head. More heads would separate them.", together)
-    return Grouped(grouping, source.names, statistics, likeness_CC)
+    return GroupingResult(grouping, source.names, statistics, similarity_CC)
 
 
 # The head configuration file, YAML for `--head-config`

@@ -273,7 +273,7 @@ def _interval_costs(value_n: np.ndarray) -> np.ndarray:
 RESTARTS = 200
 """On 24 random problems of 20 to 200 classes in 3 to 8 heads the sum of squares was up to 14 % above the smallest known
 one with 10 starts, 0.2 % with 100, 0.14 % with 200, which take about a second."""
-MOST_ROUNDS = 300
+MAX_ROUNDS = 300
 
 
 def k_means(point_ND: np.ndarray, num_clusters: int, *, seed: int, restarts: int = RESTARTS) -> np.ndarray:
@@ -300,7 +300,7 @@ def sum_of_squares(point_ND: np.ndarray, label_N: np.ndarray) -> float:
 
 def _run(point_ND: np.ndarray, centre_KD: np.ndarray) -> tuple[float, np.ndarray]:
     label_N = np.full(len(point_ND), -1)
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         distance_NK = _squared_distances(point_ND, centre_KD)
         nearest_N = _nearest_clusters(distance_NK)
         if np.array_equal(nearest_N, label_N):
@@ -340,7 +340,7 @@ def _squared_distances(point_ND: np.ndarray, centre_KD: np.ndarray) -> np.ndarra
 
 # Spectral clustering: k-means on the leading eigenvectors of the normalised Laplacian of a similarity
 
-LEAST_DEGREE = 1e-12
+MIN_DEGREE = 1e-12
 
 
 def spectral_clusters(similarity_CC: np.ndarray, num_clusters: int, *, seed: int) -> np.ndarray:
@@ -351,7 +351,7 @@ def spectral_clusters(similarity_CC: np.ndarray, num_clusters: int, *, seed: int
 def spectral_embedding(similarity_CC: np.ndarray, num_clusters: int) -> np.ndarray:
     """Coordinates in which similar classes are close, float64 [C, K]; the signs of columns are arbitrary."""
     others_CC = similarity_CC * (1 - np.eye(len(similarity_CC)))
-    scale_C = 1 / np.sqrt(np.maximum(others_CC.sum(1), LEAST_DEGREE))
+    scale_C = 1 / np.sqrt(np.maximum(others_CC.sum(1), MIN_DEGREE))
     # The largest eigenvalues of D^-1/2 A D^-1/2 are the smallest of I - D^-1/2 A D^-1/2, the Laplacian.
     _, vector_CC = np.linalg.eigh(others_CC * scale_C[:, None] * scale_C)
     embedding_CK: np.ndarray = vector_CC[:, ::-1][:, :num_clusters] * scale_C[:, None]
@@ -360,7 +360,7 @@ def spectral_embedding(similarity_CC: np.ndarray, num_clusters: int) -> np.ndarr
 
 # Balancing: classes move from clusters that are too large to clusters that are too small
 
-MOST_MOVES = 100
+MAX_MOVES = 100
 TOLERANCE = 5
 """A head may have this many classes more or less than the mean."""
 
@@ -373,7 +373,7 @@ def balanced(label_C: np.ndarray, similarity_CC: np.ndarray, num_clusters: int) 
     """
     label_C = label_C.copy()
     mean_size = len(label_C) / num_clusters
-    for _ in range(MOST_MOVES):
+    for _ in range(MAX_MOVES):
         size_K = np.bincount(label_C, minlength=num_clusters)
         # argmax and argmin return the first of equal values, as the rule for ties requires.
         largest, smallest = int(size_K.argmax()), int(size_K.argmin())

@@ -11,7 +11,7 @@ import numpy as np
 from flatout.errors import ConfigError
 from flatout.yolo.multihead.head_config import HeadConfig, HeadGroup
 
-LEAST_SIDE_PX = 1.0
+MIN_SIDE_PX = 1.0
 """Both sides of a box must be larger than this for its shape to count."""
 SLICE_IMAGES = 4096
 
@@ -55,7 +55,7 @@ def statistics_of(boxes: BoxTable, num_classes: int) -> ClassStatistics:
 
 def mean_log_ratio(class_T: np.ndarray, size_wh_px_T2: np.ndarray, num_classes: int) -> np.ndarray:
     """Mean of ln(width / height) per class, float64 [C]."""
-    large_T = (size_wh_px_T2 > LEAST_SIDE_PX).all(1)
+    large_T = (size_wh_px_T2 > MIN_SIDE_PX).all(1)
     width_T, height_T = size_wh_px_T2[large_T].T
     sum_C = np.bincount(class_T[large_T], np.log(width_T / height_T), num_classes)
     count_C = np.bincount(class_T[large_T], minlength=num_classes)
