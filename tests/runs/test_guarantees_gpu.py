@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
-ARGS = ("--device", "cuda", "--deterministic")
+ARGS = ("--device", "0", "--deterministic")
 
 
 def test_a_resume_on_a_gpu_changes_nothing(toys: Toys, tmp_path: Path):

@@ -211,14 +211,14 @@ def test_other_files_are_left_alone(name, generated_before, tmp_path, capsys):
     assert main(["yolo", "demo-data", str(tmp_path), "--images", "2"]) == 2
     assert contents(tmp_path) == before
     error = capsys.readouterr().err
-    assert name in error and "choose an empty or new folder" in error
+    assert name in error and "Choose an empty or new folder" in error
 
 
 def test_a_file_in_place_of_the_folder_is_left_alone(tmp_path, capsys):
     (tmp_path / "set").write_text("precious")
     assert main(["yolo", "demo-data", str(tmp_path / "set")]) == 2
     assert (tmp_path / "set").read_text() == "precious"
-    assert "Name a folder" in capsys.readouterr().err
+    assert "Choose a folder" in capsys.readouterr().err
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
