@@ -14,6 +14,7 @@ lost their proportions, and the images are not those of val2017.
     python -m bench.coco256 evaluate --set SET --weights FILE --out FILE.json
     python -m bench.coco256 letterboxed --data DATA.yaml --weights FILE --out FILE.json     images in their own shape
     python -m bench.coco256 report --runs RUNS/NAME.json ... [--scores FILE.json ...] --machine h200 --write
+                                   [--earlier REPORT.json: runs of an earlier report stay in this one]
 
 Answer: bench/results/coco256_<machine>_<yyyymm>.md and .json.
 """
@@ -115,6 +116,7 @@ def main() -> int:
     reporting.add_argument("--fingerprint", type=Path, help="of the set, of fingerprint")
     reporting.add_argument("--gpu", help="of runs whose file does not name it")
     reporting.add_argument("--commit", help="that the runs were made with")
+    reporting.add_argument("--earlier", type=Path, help=".json of a report whose runs, scores and data are kept")
     options = parser.parse_args()
     options.function(options)
     return 0
@@ -415,10 +417,13 @@ class Part(NamedTuple):
 
 
 def _report(options: argparse.Namespace) -> None:
-    runs = [_read_run(path) for path in options.runs]
+    runs = [_read_run(path) | {"commit": options.commit} for path in options.runs]
     for run, path in zip(runs, options.scores, strict=False):
         run["scores"] = json.loads(path.read_text())
-    numbers: dict[str, Any] = {"commit": options.commit, "runs": runs}
+    earlier = json.loads(options.earlier.read_text()) if options.earlier else {"runs": []}
+    earlier.pop("facts", None)
+    runs = [*earlier["runs"], *runs]
+    numbers: dict[str, Any] = {**earlier, "runs": runs}
     for name in ("fingerprint", "letterboxed"):
         if path := getattr(options, name):
             numbers[name] = json.loads(path.read_text())
@@ -432,13 +437,12 @@ def _read_run(path: Path) -> dict[str, Any]:
     log = path.with_suffix(".log").read_text()
     parts = parts_of(log, run["wall_s"])
     busy, epochs = run.pop("busy_percent"), ends_of_epochs(log)
-    rows = [json.loads(line) for line in (path.parent / run["name"] / "log.jsonl").read_text().splitlines()]
+    images_per_s = speeds_of_epochs(log)
     curve = {name: [row[name] for row in run["curve"]] for name in ("map50", "map")}
     run |= {
         "command": without_paths(run["command"]),
         "parts_s": {part.name: round(part.end_s - part.begin_s, 2) for part in parts},
-        "trained_s": [row["seconds"] for row in rows],
-        "images_per_s": [round(row["images_per_s"]) for row in rows],
+        "images_per_s": images_per_s,
         "busy_overall_percent": _mean_between(busy, 0, run["wall_s"]),
         "busy_of_epochs_percent": [_mean_between(busy, begin, end) for begin, end in pairwise(epochs)],
         "curve": curve,
@@ -466,6 +470,13 @@ def ends_of_epochs(log: str) -> list[float]:
     return _times(log, r" +all ")
 
 
+def speeds_of_epochs(log: str) -> list[int]:
+    """Images per second of every epoch, from its last line of progress."""
+    return list(
+        {int(epoch): int(speed) for epoch, speed in re.findall(r" epoch (\d+) .* speed (\d+) img/s", log)}.values()
+    )
+
+
 def _times(log: str, pattern: str) -> list[float]:
     """Times of the lines that begin with a pattern."""
     return [float(seconds) for seconds in re.findall(rf"^ *(\d+\.\d+) {pattern}", log, re.MULTILINE)]
@@ -484,9 +495,6 @@ def _mean_between(samples: Sequence[Sequence[float]], begin_s: float, end_s: flo
 
 def _text(numbers: dict[str, Any]) -> Iterator[str]:
     runs = numbers["runs"]
-    if numbers["commit"]:
-        yield f"commit {numbers['commit']}"
-        yield ""
     yield from _table(runs)
     for run in runs:
         yield ""
@@ -527,19 +535,20 @@ def _table(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _details(run: dict[str, Any]) -> Iterator[str]:
     yield f"{run['name']}: {run['command']}"
+    about = run["facts"]
+    yield f"commit {run['commit']}, seed {run['seed']}, {about.get('GPU', 'GPU unknown')}, {about['date']}"
     yield ""
     yield f"{'part of the wall time':42}{'s':>9}{'share':>8}"
     for name, seconds in run["parts_s"].items():
         yield f"  {name:40}{seconds:>9.1f}{seconds / run['wall_s']:>8.1%}"
     yield f"  {'from the command to finished weights':40}{run['wall_s']:>9.1f}{1:>8.1%}"
-    settled, busy = run["trained_s"][1:], [share for share in run["busy_of_epochs_percent"] if share is not None]
-    others_s = run["parts_s"]["all other epochs, with validation"] / max(len(settled), 1)
-    if settled:
-        trained_s = sum(settled) / len(settled)
+    busy = [share for share in run["busy_of_epochs_percent"] if share is not None]
+    if run["epochs"] > 1:
+        others_s = run["parts_s"]["all other epochs, with validation"] / (run["epochs"] - 1)
         yield ""
         yield (
-            f"Epochs after the first take {others_s:.1f} s on average: {trained_s:.1f} s of training "
-            f"({median(run['images_per_s'][1:]):,.0f} img/s) and {others_s - trained_s:.1f} s of validation and files."
+            f"Epochs after the first take {others_s:.1f} s on average, with validation and files; they train at "
+            f"{median(run['images_per_s'][1:]):,.0f} img/s."
         )
     if busy:
         yield (

@@ -43,16 +43,19 @@ MARGIN = 0.9
 """Share of the memory that a suggested batch may use."""
 
 
-def out_of_memory_error(error: BaseException, *, batch_size: int, device: torch.device) -> ResourceError:
+def out_of_memory_error(
+    error: BaseException, *, batch_size: int, device: torch.device, amp: Amp = "off", ranks: int = 1
+) -> ResourceError:
     """The error to raise instead of torch's own. It suggests a batch size; the batch is never shrunk silently."""
     used, total = _used_and_total(device)
     requested = _requested_bytes(str(error))
-    fitting = fitting_batch(batch_size, used=used + requested, total=total)
+    fitting = max(ranks, fitting_batch(batch_size, used=used + requested, total=total) // ranks * ranks)
+    remedies = f"use a batch size of {fitting}, smaller images" + (", or --amp bf16" if amp == "off" else "")
     state = f"{used / 2**30:.1f} of {total / 2**30:.1f} GiB in use" if total else "memory size unknown"
     return ResourceError(
-        f"out of GPU memory with {batch_size} images per step ({state}, {requested / 2**20:.0f} MiB more requested). "
-        f"About {fitting} would fit: use --batch-size {fitting}, a smaller --img-size, or --amp bf16. "
-        "The last checkpoint is kept, but another batch size starts a new run."
+        f"out of GPU memory with {batch_size} samples per step ({state}, {requested / 2**20:.0f} MiB more requested). "
+        f"About {fitting} would fit: {remedies}. The last checkpoint is kept, but a run cannot continue with another "
+        "batch size: start a new one."
     )
 
 
@@ -142,13 +145,14 @@ class Loop:
         callbacks: Callbacks | None = None,
         stop_early: Callable[[], str | None] | None = None,
         between: Callable[[int, int], Callable[[], None] | None] | None = None,
+        sample_name: Callable[[int], str] = str,
     ) -> None:
         """`forward` is the network as it is called, compiled or wrapped for several ranks; `network` holds the weights.
 
         `on_interval` is called at every log interval. `stop_early` is called wherever a training may stop; it returns
         the reason to stop, or None. `between` is called after an optimizer step with the epoch and its steps done; it
         returns work to do before the next step, such as a validation within an epoch, or None. All ranks must return
-        alike, and the time of that work counts for no log interval."""
+        alike, and the time of that work counts for no log interval. `sample_name` names a sample in messages."""
         self.job, self.network, self.optimizer = job, network, optimizer
         self._epoch_end: EpochEnd = epoch_end or NoEpochEnd()
         self.schedule, self.batches, self.config = schedule, batches, config
@@ -163,7 +167,7 @@ class Loop:
         self._compile_auto = CompileAuto(network) if config.compile_auto and self.world.size == 1 else None
         self._log = StepLog(len(job.item_names) + 2, config.log_every, device)
         self._meter = Meter(job.item_names)
-        self._guard = DivergenceGuard()
+        self._guard = DivergenceGuard(sample_name)
         self._training_step = Step(
             job,
             network,
@@ -259,7 +263,10 @@ class Loop:
             if settings.step_optimizer:
                 self._log.set_flag(self._training_step.optimizer_step())
         except torch.OutOfMemoryError as error:
-            raise out_of_memory_error(error, batch_size=len(batch) * self.world.size, device=self.device) from error
+            ranks, amp = self.world.size, self.config.amp
+            raise out_of_memory_error(
+                error, batch_size=len(batch) * ranks, device=self.device, amp=amp, ranks=ranks
+            ) from error
         self._guard.add_step(self.epoch, self.step, batch.indices, ends_window=settings.step_optimizer)
         self._meter.count(len(batch) * self.world.size)
         self.step += 1

@@ -7,6 +7,7 @@ Dimension key:  N steps of an interval   K numbers of a step
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,7 +173,7 @@ MAX_BAD_STEPS_FP16 = 40
 """The same for bad gradients in float16, where the loss scale may be the cause: it is halved each time, from 65536 to
 far below 1."""
 MAX_ROLLBACKS = 2
-MAX_SHOWN = 8
+MAX_SHOWN = 3
 """Samples named per step in a message."""
 
 
@@ -189,7 +190,9 @@ class TrainedStep(NamedTuple):
 class DivergenceGuard:
     """Decides whether a training has diverged, from the flags of its steps in order; touches no tensors or files."""
 
-    def __init__(self) -> None:
+    def __init__(self, sample_name: Callable[[int], str] = str) -> None:
+        """`sample_name` says where a sample comes from, such as the path of its image."""
+        self._sample_name = sample_name
         self._pending: deque[TrainedStep] = deque()
         self._bad: deque[TrainedStep] = deque(maxlen=MAX_BAD_STEPS)
         self._bad_losses = 0
@@ -226,7 +229,7 @@ class DivergenceGuard:
     def description(self) -> str:
         """What happened, with samples of the last bad steps, as a sentence."""
         steps = "; ".join(
-            f"epoch {bad.epoch} step {bad.step}: samples {', '.join(map(str, bad.indices[:MAX_SHOWN].tolist()))}"
+            f"epoch {bad.epoch} step {bad.step}: samples {', '.join(self._names(bad)[:MAX_SHOWN])}"
             f"{', ...' if len(bad.indices) > MAX_SHOWN else ''}"
             for bad in self._bad
         )
@@ -234,4 +237,10 @@ class DivergenceGuard:
 
     def bad_samples(self) -> list[dict[str, object]]:
         """All samples of the last bad steps, for a JSON file."""
-        return [{"epoch": bad.epoch, "step": bad.step, "samples": bad.indices.tolist()} for bad in self._bad]
+        return [
+            {"epoch": bad.epoch, "step": bad.step, "samples": bad.indices.tolist(), "names": self._names(bad)}
+            for bad in self._bad
+        ]
+
+    def _names(self, step: TrainedStep) -> list[str]:
+        return [self._sample_name(index) for index in step.indices.tolist()]

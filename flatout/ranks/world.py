@@ -104,7 +104,7 @@ class World:
         """Samples per step on one rank; ConfigError if the total is not divisible."""
         if total_batch % self.size:
             raise ConfigError(
-                f"--batch-size {total_batch} counts over all {self.size} ranks and is not divisible by {self.size}: "
+                f"the batch size {total_batch} counts over all {self.size} ranks and is not divisible by {self.size}: "
                 f"use {total_batch - total_batch % self.size or self.size} or another multiple of {self.size}."
             )
         return total_batch // self.size

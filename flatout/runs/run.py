@@ -342,6 +342,7 @@ class _Training:
             callbacks=self._callbacks,
             stop_early=self._spending.over if self._spending.has_budget else None,
             between=epoch_end.between,
+            sample_name=batches.feed.source.where,
         )
 
     def _forward(self) -> nn.Module:

@@ -56,15 +56,17 @@ def test_going_back_resets_the_count_and_is_allowed_a_few_times():
 
 
 def test_the_samples_of_the_last_bad_steps_are_named():
-    guard = DivergenceGuard()
+    guard = DivergenceGuard(lambda index: f"{index}.jpg")
     diverges(guard, [1, 0, 1, 1, 1])
     assert guard.description() == (
         "Loss, gradients or weights are not finite ("
-        "epoch 0 step 2: samples 16, 17, 18, 19, 20, 21, 22, 23; "
-        "epoch 0 step 3: samples 24, 25, 26, 27, 28, 29, 30, 31; "
-        "epoch 0 step 4: samples 32, 33, 34, 35, 36, 37, 38, 39)."
+        "epoch 0 step 2: samples 16.jpg, 17.jpg, 18.jpg, ...; "
+        "epoch 0 step 3: samples 24.jpg, 25.jpg, 26.jpg, ...; "
+        "epoch 0 step 4: samples 32.jpg, 33.jpg, 34.jpg, ...)."
     )
-    assert guard.bad_samples()[0] == {"epoch": 0, "step": 2, "samples": list(range(16, 24))}
+    samples = list(range(16, 24))
+    names = [f"{index}.jpg" for index in samples]
+    assert guard.bad_samples()[0] == {"epoch": 0, "step": 2, "samples": samples, "names": names}
 
 
 def test_samples_are_those_of_the_step_even_after_the_slot_was_refilled():

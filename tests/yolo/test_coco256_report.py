@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from bench.coco256 import ends_of_epochs, parts_of, without_paths
+from bench.coco256 import ends_of_epochs, parts_of, speeds_of_epochs, without_paths
 
 LOG = """\
    12.37 device: cuda:0, images: kept and augmented on the device
@@ -40,3 +40,12 @@ def test_a_command_is_kept_without_folders_of_its_machine():
     assert without_paths(command) == (
         "train.py --data SET/data.yaml --weights '' --hyp RUNS/hyp.ota.yaml --img 256 --project RUNS --name x"
     )
+
+
+def test_the_speed_of_an_epoch_is_that_of_its_last_line():
+    lines = (
+        "train 1/9 epoch 0 lr 1 speed 10 img/s",
+        "train 2/9 epoch 0 lr 1 speed 20 img/s",
+        "train 3/9 epoch 1 lr 1 speed 30 img/s",
+    )
+    assert speeds_of_epochs("\n".join(lines)) == [20, 30]
