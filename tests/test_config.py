@@ -137,7 +137,7 @@ def test_the_example_in_the_docs_is_correct(tmp_path, monkeypatch):
     page = (Path(__file__).parent.parent / "docs/config.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     sound, broken = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    (expected,) = re.findall(r"```\n(job.yaml: .*?)\n```", page, re.DOTALL)
+    (expected,) = re.findall(r"```text\n(job.yaml: .*?)\n```", page, re.DOTALL)
     module = ModuleType("docs_example")
     monkeypatch.setitem(sys.modules, "docs_example", module)
     monkeypatch.chdir(tmp_path)

@@ -44,6 +44,15 @@ def test_search_finds_words_without_a_server(site: Path):
 
 
 @pytest.mark.slow
+def test_comments_in_the_pages_are_not_shown(site: Path):
+    """Blocks that no test runs say so in a comment above them (tests/test_doc_blocks.py)."""
+    texts = {page: page.read_text() for page in site.glob("*.html")}
+    assert any("<!-- not run: " in text for text in texts.values())
+    for page, text in texts.items():
+        assert "not run: " not in re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL), page
+
+
+@pytest.mark.slow
 def test_no_page_asks_anything_of_the_network(site: Path):
     for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())
