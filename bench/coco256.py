@@ -13,7 +13,7 @@ lost their proportions, and the images are not those of val2017.
     python -m bench.coco256 train --set SET --project RUNS --name NAME [--epochs 100] [-- MORE FLAGS OF train.py]
     python -m bench.coco256 evaluate --set SET --weights FILE --out FILE.json
     python -m bench.coco256 letterboxed --data DATA.yaml --weights FILE --out FILE.json     images in their own shape
-    python -m bench.coco256 report --runs RUNS/NAME.json ... [--scores FILE.json ...] --machine h200 --write
+    python -m bench.coco256 --machine h200 --write report --runs RUNS/NAME.json ... [--scores FILE.json ...]
                                    [--earlier REPORT.json: runs of an earlier report stay in this one]
 
 Answer: bench/results/coco256_<machine>_<yyyymm>.md and .json.
