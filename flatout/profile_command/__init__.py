@@ -82,9 +82,7 @@ def _refuse_unwritable(folder: Path) -> None:
     """ConfigError if `folder` cannot be written to: before minutes of measuring, and without creating it yet."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"flatout profile: --out {folder} cannot be written: {existing} is no writable folder. Choose another one."
-        )
+        raise ConfigError(f"--out {folder} cannot be written: {existing} is not a writable folder. Choose another one.")
 
 
 class _Progress:

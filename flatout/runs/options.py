@@ -1,11 +1,13 @@
 """The options that every job has, and which changes of options allow a run to be continued.
 
-Jobs inherit from `RunOptions` and add their own options; defaults are defined only there. A changed option is in one of
-three classes, the same in all jobs:
+Jobs inherit from `RunOptions` and add their own options; defaults are defined only there. What a changed option means
+for a run is one of five values of `Change`, the same in all jobs:
 
-    exact       workers, caches, logs, device, price ...     the run continues
+    call        budget, price, mirror, resume ...            never taken from the run: each command has its own
+    exact       workers, caches, logs, device ...            the run continues
     rounding    number format, memory layout, compile ...    the run continues, and a log line says so
-    different   data, recipe, size, batch ...                another training: refused, with a list and alternatives
+    place       paths of data, weights, configs              as `different`, unless --resume names the run
+    different   recipe, size, batch ...                      another training: refused, with a list and alternatives
 
 Settings are compared as given, after expanding shortcuts and filling in defaults: an option that did not exist when a
 run was started does not keep it from being continued. Does not import torch, so that help is fast.
