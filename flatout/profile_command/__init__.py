@@ -71,7 +71,7 @@ def _profile(args: argparse.Namespace, flags: list[str]) -> int:
         profile.end_to_end_trials += training.end_to_end_trials(progress)
     show(profile)
     page = profile.save(args.out)
-    print(f"\nThe same as a page: {page}")
+    print(f"\nSaved as a page: {page}")
     if args.apply:
         progress("Applying the best remedy that is a flag, and measuring again ...")
         print(apply_best(training, profile).text())
