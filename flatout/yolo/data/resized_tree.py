@@ -143,10 +143,11 @@ def write_resized(
         raise ResourceError(
             f"{out}: cannot be written: {error.strerror or error}. Fix this, then run the same command again."
         ) from None
-    if len(outcome.skipped) > MAX_UNREADABLE * (outcome.num_images + len(outcome.skipped)):
+    num_skipped = len(outcome.skipped)
+    if num_skipped > MAX_UNREADABLE * (outcome.num_images + num_skipped):
         raise DataError(
-            f"{len(outcome.skipped)} of {counted(outcome.num_images + len(outcome.skipped), 'image')} cannot be read, such "
-            f"as {_examples(outcome.skipped)}. All others are in {outcome.data}; {out / SETTINGS} lists the missing ones."
+            f"{num_skipped} of {counted(outcome.num_images + num_skipped, 'image')} cannot be read, such as "
+            f"{_examples(outcome.skipped)}. All others are in {outcome.data}; {out / SETTINGS} lists the missing ones."
         )
     return outcome
 
@@ -450,8 +451,8 @@ class ResizedTree:
         known = {task.image_out for task in self._tasks}
         if leftovers := [path for path in find_images(folders).paths if path not in known]:
             logger.warning(
-                "The copy still has %s that the source no longer has, such as %s. Delete what is left over, or training "
-                "will use it.", counted(len(leftovers), "image"), leftovers[0],
+                "The copy still has %s that the source no longer has, such as %s. Delete what is left over, or "
+                "training will use it.", counted(len(leftovers), "image"), leftovers[0],
             )  # fmt: skip
 
     def place(self, path: str) -> str:
@@ -515,7 +516,7 @@ class ResizedTree:
         return self._out / f"{prefix}{os.path.basename(entry.path)}"
 
     def _yaml_text(self, splits: Mapping[Split, Sequence[str]]) -> str:
-        """The new data YAML. Values are written as JSON, which is valid YAML, so that a class named 1 or no stays text."""
+        """The new data YAML. Values are written as JSON, a subset of YAML, so that a class named 1 or no stays text."""
         written = self._source.data.written
         named = {
             split: self._from_yaml(found[1])
