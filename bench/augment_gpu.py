@@ -77,7 +77,7 @@ def draw_set(num: int, size: int, *, polygons: bool = False) -> ImageSet:
     return ImageSet(tuple(map(str, range(num))), sizes, labels, tuple(map(str, range(80))))
 
 
-class Pictures:
+class NoiseImages:
     """Images of a data set, filled with noise."""
 
     def __init__(self, image_set: ImageSet) -> None:
@@ -131,7 +131,7 @@ def empty_images(case: Case, device: str = "cuda") -> torch.Tensor:
 def complete(
     case: Case,
     image_set: ImageSet,
-    images: Pictures,
+    images: NoiseImages,
     store: DeviceStore,
     *,
     pace: float,
@@ -149,7 +149,7 @@ def complete(
 def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]]:
     name, num_steps = f"{case.size} px, batch {case.batch_size}", 20 if quick else 100
     image_set = draw_set(case.num_images, case.size)
-    images = Pictures(image_set)
+    images = NoiseImages(image_set)
     store = DeviceStore(images, "cuda")
     rates = render_rates(case, image_set, store)
     fastest = complete(case, image_set, images, store, pace=np.inf, num_steps=num_steps)
@@ -175,7 +175,7 @@ def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]
     return lines, criteria
 
 
-def polygon_lines(case: Case, images: Pictures, store: DeviceStore, num_steps: int) -> list[str]:
+def polygon_lines(case: Case, images: NoiseImages, store: DeviceStore, num_steps: int) -> list[str]:
     """Labels with polygons finished on the GPU, alone and in a training loop, compared with those made by workers."""
     outlined = draw_set(case.num_images, case.size, polygons=True)
     _, params = parameters(ParameterSource(outlined, CONFIG, size=case.size, defer_labels=True), case.batch_size)
@@ -204,7 +204,7 @@ def speed_from_host(case: Case, num_steps: int, *, pinned_bytes: int | None = No
     """As `complete`, with device memory for little more than the images of a batch."""
     batch_items = case.batch_size * TILES
     image_set = draw_set(batch_items + 1000, case.size)
-    images = Pictures(image_set)
+    images = NoiseImages(image_set)
     budget_bytes = int(np.sort(image_set.size_wh_N2.prod(1) * 3 + 1024)[-batch_items:].sum())
     store = DeviceStore(images, "cuda", budget_bytes=budget_bytes, batch_items=batch_items, pinned_bytes=pinned_bytes)
     away = 1 - store.residence.num_resident / len(store)

@@ -17,7 +17,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from bench.augment_gpu import BOXES, CASES, CONFIG, Case, Pictures, draw_set, empty_images, parameters
+from bench.augment_gpu import BOXES, CASES, CONFIG, Case, NoiseImages, draw_set, empty_images, parameters
 from bench.device_copy import time_on_device
 from bench.measure import Timing, arguments, facts_line, measure, report
 from flatout.feed.device_store import DeviceStore
@@ -31,7 +31,7 @@ REPEATS = 20
 def our_render(case: Case, device: str, *, subsampled: bool) -> Callable[[], object]:
     """The kernel on one drawn batch, from images of the data set."""
     image_set = draw_set(case.num_images, case.size)
-    stored = Pictures(image_set)
+    stored = NoiseImages(image_set)
     sizes = image_set.size_wh_N2.astype(np.int64)
     store = DeviceStore(Subsampled(stored, sizes) if subsampled else stored, device)
     host, drawn = parameters(ParameterSource(image_set, CONFIG, size=case.size), case.batch_size, device)

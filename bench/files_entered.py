@@ -25,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).resolve()
 THIS_CHECKOUT = HERE.parent.parent
 WAYS = {"plain": [], "--fast": ["--fast"]}
-PICTURES, BATCH, SIDE_PX = 48, 4, 64
+NUM_IMAGES, BATCH, SIDE_PX = 48, 4, 64
 STEP = "DetectionJob.step"
 """The function that starts once per step in every checkout; found by name, because files move."""
 FIRST_STEP, STEP_AFTER = 5, 7
@@ -136,7 +136,7 @@ def recorded(code: str, notes: str, role: str) -> str:
 def files_entered(code: Path, flags: Sequence[str]) -> dict[tuple[str, str], set[str]]:
     """Train with the checkout `code`; returns files by process and time."""
     with tempfile.TemporaryDirectory() as folder:
-        draw = f"yolo demo-data data --images {PICTURES} --val {BATCH}"
+        draw = f"yolo demo-data data --images {NUM_IMAGES} --val {BATCH}"
         flatout(code, folder, "import sys; ", draw.split())
         notes = f"{folder}/notes"
         train = f"yolo train --data data/demo.yaml --epochs 2 --batch-size {BATCH} --img-size {SIDE_PX} {SIDE_PX}"

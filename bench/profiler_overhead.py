@@ -144,7 +144,7 @@ class AlternatingIntervals:
 
 
 def on_gpu(*, quick: bool) -> Answer:
-    from bench.augment_gpu import Pictures, draw_set
+    from bench.augment_gpu import NoiseImages, draw_set
     from bench.train_step import Case, make_loop
     from flatout.feed import Plan
     from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
@@ -158,7 +158,7 @@ def on_gpu(*, quick: bool) -> Answer:
     order_N = np.arange(len(images)).repeat(2 + num_steps * case.batch // len(images))
     plan = Plan(num_samples=len(images), batch_size=case.batch, order=order_N)
     with training_input(
-        images, Pictures(images), hyp.augment(), plan, size=case.side_px, device="cuda", config=DeviceInputConfig()
+        images, NoiseImages(images), hyp.augment(), plan, size=case.side_px, device="cuda", config=DeviceInputConfig()
     ) as batches:
         make_loop(case, hyp, batches, intervals, num_steps=num_steps, log_every=LOG_EVERY).run()
     pairs = intervals.pairs()

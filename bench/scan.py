@@ -1,4 +1,4 @@
-"""How many pictures and labels are looked at in a second, and how long does a start take with COCO's 118,287 pictures?
+"""How many images and labels are scanned in a second, and how long does a start take with COCO's 118,287 images?
 
 Three questions: scanning with processes against a pool of threads that calls the same function; a start from the
 label cache against a scan; decoding JPEG through simplejpeg against OpenCV. Files are links to a few originals, so
@@ -27,7 +27,7 @@ from flatout.yolo.data.label_cache import scan_cached
 from flatout.yolo.data.scan import ScanConfig, scan, scan_image, table_of
 
 COCO = 118_287
-LABELS_PER_PICTURE = 7
+LABELS_PER_IMAGE = 7
 LINKS = 5000
 """To one original; file systems allow no more than some tens of thousands."""
 
@@ -37,26 +37,26 @@ def main() -> int:
     logging.basicConfig(format="%(message)s", level=logging.ERROR)
     cv2.setNumThreads(1)
     print(facts_line(), flush=True)
-    num_pictures = 2000 if options.quick else COCO
+    num_images = 2000 if options.quick else COCO
     before = noise.listen().line()
     with tempfile.TemporaryDirectory() as folder:
-        make_data_set(Path(folder), num_pictures)
-        numbers = start_times(Path(folder), num_pictures)
+        make_data_set(Path(folder), num_images)
+        numbers = start_times(Path(folder), num_images)
     numbers |= decode_rates(3 if options.quick else 200)
     report("scan", "\n".join([before, *lines(numbers)]), numbers, options)
     return 0
 
 
-def make_data_set(folder: Path, num_pictures: int) -> None:
-    """Links to originals: pictures of 640 x 480 with seven boxes each."""
+def make_data_set(folder: Path, num_images: int) -> None:
+    """Links to originals: images of 640 x 480 with seven boxes each."""
     rng = np.random.default_rng(0)
     for kind in ("images", "labels"):
         (folder / kind).mkdir()
-    for number in range(num_pictures):
+    for number in range(num_images):
         name, original = f"{number:012}", f"{number - number % LINKS:012}"
         if number % LINKS == 0:
             (folder / "images" / f"{name}.jpg").write_bytes(draw_jpeg(number).tobytes())
-            boxes = rng.uniform(0.2, 0.4, (LABELS_PER_PICTURE, 4))
+            boxes = rng.uniform(0.2, 0.4, (LABELS_PER_IMAGE, 4))
             rows = [f"{index} " + " ".join(f"{value:.6f}" for value in box) for index, box in enumerate(boxes)]
             (folder / "labels" / f"{name}.txt").write_text("\n".join(rows) + "\n")
         else:
@@ -66,10 +66,10 @@ def make_data_set(folder: Path, num_pictures: int) -> None:
     time.sleep(2.1)
 
 
-def start_times(folder: Path, num_pictures: int) -> dict[str, float]:
+def start_times(folder: Path, num_images: int) -> dict[str, float]:
     find_s, found = timed(lambda: find_images([str(folder / "images")]))
     pairs = pair_up(found.paths)
-    assert len(pairs) == num_pictures
+    assert len(pairs) == num_images
     config, cache = ScanConfig(progress=False), folder / "cache"
     threads_s, in_threads = timed(lambda: scan_in_threads(pairs))
     alone_s, _ = timed(lambda: scan(pairs, ScanConfig(progress=False, workers=0)))
@@ -80,7 +80,7 @@ def start_times(folder: Path, num_pictures: int) -> dict[str, float]:
     assert cached.pack() == scanned.pack()
     cache_bytes = sum(file.stat().st_size for file in cache.iterdir())
     return {
-        "pictures": num_pictures,
+        "pictures": num_images,
         "find_s": find_s,
         "threads_s": threads_s,
         "one_process_s": alone_s,
@@ -122,7 +122,7 @@ def timed(fn: Callable[[], object]):
 def lines(numbers: dict[str, float]) -> list[str]:
     count, threads_s = numbers["pictures"], numbers["threads_s"]
     rows = [
-        ("find the pictures", numbers["find_s"]),
+        ("find the images", numbers["find_s"]),
         ("scan, 8 threads", threads_s),
         ("scan, this process alone", numbers["one_process_s"]),
         ("scan, processes", numbers["scan_s"]),
@@ -130,8 +130,8 @@ def lines(numbers: dict[str, float]) -> list[str]:
         ("start from the cache", numbers["cached_s"]),
     ]
     return [
-        f"{count:.0f} pictures with {LABELS_PER_PICTURE} boxes each",
-        *(f"{name:<38} {s:7.2f} s {count / s:9.0f} pictures/s {threads_s / s:6.1f} x" for name, s in rows),
+        f"{count:.0f} images with {LABELS_PER_IMAGE} boxes each",
+        *(f"{name:<38} {s:7.2f} s {count / s:9.0f} images/s {threads_s / s:6.1f} x" for name, s in rows),
         f"cache: {numbers['cache_mb']:.0f} MB",
         "decode JPEG 640 x 480, CPU time: "
         f"OpenCV {numbers['opencv_decode_ms']:.2f} ms, ours {numbers['decode_ms']:.2f} ms, "

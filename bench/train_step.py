@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bench.augment_gpu import Pictures, draw_set
+from bench.augment_gpu import NoiseImages, draw_set
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
 from flatout.engine.job import IntervalStats
@@ -116,7 +116,7 @@ def device_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
     plan = Plan(num_samples=len(images), batch_size=case.batch, order=np.arange(len(images)).repeat(20))
     with training_input(
         images,
-        Pictures(images),
+        NoiseImages(images),
         hyp.augment(),
         plan,
         size=case.side_px,
@@ -134,7 +134,7 @@ def classic_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
     drawn = draw_set(1024, case.side_px)
     with tempfile.TemporaryDirectory() as folder:
         paths = []
-        pixels = Pictures(drawn)
+        pixels = NoiseImages(drawn)
         for number in range(len(pixels)):
             paths.append(str(Path(folder) / f"{number}.jpg"))
             cv2.imwrite(paths[-1], cv2.GaussianBlur(pixels[number], (0, 0), 3))

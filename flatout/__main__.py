@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flatout import __version__
 from flatout.cli import JOBS, Command, dispatch, listing
-from flatout.errors import FlatoutError, ResourceError, one_line
+from flatout.errors import CTRL_C_CODE, INTERNAL_ERROR_CODE, FlatoutError, ResourceError, one_line
 
 COMMANDS = {
     "bootstrap": Command("print an on-start script for training on a rented machine", "flatout.bootstrap"),
@@ -31,8 +31,6 @@ COMMANDS = {
 TRAININGS = {("demo",), ("yolo", "stages"), *((job, command) for job in JOBS for command in ("train", "demo"))}
 """Commands that handle signals from the start, before anything large is imported."""
 
-INTERNAL_ERROR = 70
-INTERRUPTED = 130
 READER_LEFT = 141
 """The exit code that a shell reports for a command killed by SIGPIPE."""
 
@@ -75,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         print("flatout: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return CTRL_C_CODE
     except Exception as error:  # anything else is a bug: reported in a file, with exit code 70
         if isinstance(error, BrokenPipeError) and reader_left():
             return READER_LEFT
@@ -85,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"flatout: {wrong_python(f'lacks {package}, which flatout needs', package)}", file=sys.stderr)
             return ResourceError.exit_code
         print(f"flatout: internal error: {one_line(error)} ({write_report(words)})", file=sys.stderr)
-        return INTERNAL_ERROR
+        return INTERNAL_ERROR_CODE
 
 
 def wrong_python(fault: str, package: str) -> str:

@@ -32,7 +32,10 @@ def draw_set(folder: Path, note: Mapping[str, Any], ours: re.Pattern[str], draw:
         draw()
         _write_note(folder, complete)
     except OSError as error:
-        raise ResourceError(f"{folder}: the demo data set cannot be written: {error.strerror}.") from None
+        raise ResourceError(
+            f"{folder}: the demo data set cannot be written: {error.strerror}. Choose another folder, or make this one "
+            "writable."
+        ) from None
 
 
 def _write_note(folder: Path, note: Mapping[str, Any]) -> None:

@@ -6,6 +6,11 @@ scripts may rely on them.
 
 import textwrap
 
+INTERNAL_ERROR_CODE = 70
+"""Exit code of a command that fails because of a bug."""
+CTRL_C_CODE = 130
+"""Exit code of a command that Ctrl-C ends at once, as shells report it."""
+
 
 def one_line(error: BaseException, max_characters: int = 10_000) -> str:
     """Type and message of any exception in one line, cut between words if it is too long."""
@@ -20,7 +25,7 @@ def counted(number: int, noun: str) -> str:
 class FlatoutError(Exception):
     """Base of all errors that a user can cause or fix; the text is the complete message."""
 
-    exit_code = 70
+    exit_code = INTERNAL_ERROR_CODE
 
 
 class ConfigError(FlatoutError, ValueError):

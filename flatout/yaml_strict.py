@@ -38,8 +38,8 @@ def load_yaml(path: str | Path) -> Yaml:
     path = Path(path)
     # Also excludes FIFOs and devices, which would block or never end.
     if not path.is_file():
-        problem = "is not a regular file" if path.exists() else "no such file"
-        raise ConfigError(f"{path}: {problem}. Give the path of a YAML file.")
+        problem = " is a folder" if path.is_dir() else " is not a regular file" if path.exists() else ": no such file"
+        raise ConfigError(f"{path}{problem}. Give the path of a YAML file.")
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)

@@ -13,7 +13,7 @@ import yaml
 from flatout.spike.demo_data import DemoConfig, write_demo_data
 from tests.defect.small_runs import small_data
 from tests.test_docs import DOCS
-from tests.yolo.predict.small_sources import NAMES, picture, weights_file, write_video
+from tests.yolo.predict.small_sources import NAMES, make_image, weights_file, write_video
 from tests.yolo.small_sets import files_of, label_files_of
 from tests.yolo.test_load import narrow_config
 
@@ -65,7 +65,7 @@ def test_detecting(tmp_path, capsys):
     weights_file(tmp_path / "best.pt")
     (tmp_path / "photos").mkdir()
     for number, name in enumerate("ab"):
-        cv2.imwrite(f"photos/{name}.jpg", picture(number + 1, (96, 96)))
+        cv2.imwrite(f"photos/{name}.jpg", make_image(number + 1, (96, 96)))
     write_video(tmp_path / "clip.mp4", 3)
     names = run([*blocks("Detect"), *blocks("Results for other tools")], {})
     assert "photos/a.jpg" in capsys.readouterr().out and Path("found.jpg").is_file()

@@ -164,8 +164,8 @@ def test_a_training_source_of_yolo_needs_no_torch(kept: dict[str, Any], tmp_path
 
 def test_a_validation_source_of_yolo_needs_no_torch(tmp_path: Path):
     images = files_of(tmp_path)
-    pictures = ResizedImages(images, size=64, augment=False)
-    check_is_light(ValidationSource(images, pictures, size=64, largest_hw=(128, 128)))
+    resized = ResizedImages(images, size=64, augment=False)
+    check_is_light(ValidationSource(images, resized, size=64, largest_hw=(128, 128)))
 
 
 def test_the_probe_notices_torch():

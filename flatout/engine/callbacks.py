@@ -96,7 +96,8 @@ class Callback:
         """Called at every log interval with losses, learning rate and speed."""
 
     def validation(self, scores: Scores) -> None:
-        """Called after every epoch, whether or not it was validated."""
+        """Called with the numbers of an epoch: after its validation, or at its end if no validation was due; also after
+        a validation within an epoch."""
 
     def checkpoint(self, saved: Saved) -> None:
         """Called after every save."""

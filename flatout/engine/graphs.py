@@ -132,8 +132,9 @@ class Graphs:
                 return None
             self.enabled = False
             logger.warning(
-                "A step cannot be captured as a CUDA graph (%s): the host launches every kernel, which is slower for "
-                "small batches.",
+                "A step cannot be captured as a CUDA graph (%s): training goes on, and the host launches every kernel, "
+                "which is slower for small batches. To skip this attempt: --no-graphs (yolo), --graphs false (defect), "
+                "TRAIN.CUDA_GRAPHS=false (spike).",
                 str(error).splitlines()[0],
             )
             return None

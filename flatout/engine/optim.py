@@ -73,10 +73,10 @@ def decay_at(update: int, *, decay: float = 0.9999, ramp: float = 2000) -> float
 
 
 class MovingAverage:
-    """An exponential moving average (EMA) of a network's floating-point state; counters stay as they were copied.
+    """An exponential moving average (EMA) of a network's floating-point state.
 
-    Parameters, batch-norm statistics and anchors are all averaged. An update takes a few kernel launches and does not
-    wait for the device.
+    Parameters, batch-norm statistics and anchors are all averaged; integer buffers keep their initial
+    values. An update takes a few kernel launches and does not wait for the device.
     """
 
     def __init__(self, network: nn.Module, *, decay: float = 0.9999, ramp: float = 2000) -> None:

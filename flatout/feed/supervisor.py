@@ -299,7 +299,10 @@ class Supervisor:
         if oom_kills is not None and self._oom_kills is not None and oom_kills > self._oom_kills:
             self._oom_kills = oom_kills
             fewer = max(1, self._ring.spec.num_workers // 2)
-            return f"The system ran out of memory: use workers={fewer}, fewer slots or a smaller batch."
+            return (
+                f"The system ran out of memory: use fewer workers (--workers {fewer}), a smaller batch, or fewer slots "
+                "in FeedConfig."
+            )
         return "It is replaced; the batches stay the same."
 
     def _raise(self, slot_number: int, failure: Failure) -> None:

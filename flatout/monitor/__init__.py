@@ -74,9 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
     parser.add_argument(
+        "--price",
         "--price-per-hour",
+        dest="price_per_hour",
         type=float,
         default=None,
+        metavar="PER_HOUR",
         help="cost of an hour of this machine, to show that of the run",
     )
     return parser

@@ -71,7 +71,7 @@ def _profile(args: argparse.Namespace, flags: list[str]) -> int:
         profile.end_to_end_trials += training.end_to_end_trials(progress)
     show(profile)
     page = profile.save(args.out)
-    print(f"\nThe same as a page: {page}")
+    print(f"\nSaved as a page: {page}")
     if args.apply:
         progress("Applying the best remedy that is a flag, and measuring again ...")
         print(apply_best(training, profile).text())
@@ -82,9 +82,7 @@ def _refuse_unwritable(folder: Path) -> None:
     """ConfigError if `folder` cannot be written to: before minutes of measuring, and without creating it yet."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"flatout profile: --out {folder} cannot be written: {existing} is no writable folder. Choose another one."
-        )
+        raise ConfigError(f"--out {folder} cannot be written: {existing} is not a writable folder. Choose another one.")
 
 
 class _Progress:

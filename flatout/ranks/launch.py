@@ -93,7 +93,7 @@ def _signal_all(ranks: Sequence["subprocess.Popen[bytes]"], number: signal.Signa
 
 
 def _end_with_parent() -> None:
-    """Runs in a rank before it starts: if the parent is killed, the rank gets SIGTERM, so that it saves and ends."""
+    """Runs in the new process before the rank starts: if the parent is killed, the rank gets SIGTERM and saves."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -22,11 +22,10 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from flatout.errors import FlatoutError, Interrupted
+from flatout.errors import CTRL_C_CODE, FlatoutError, Interrupted
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVE_SIGNAL = signal.SIGUSR1
-FORCED_STOP_CODE = 130
 ANSWER_S = 3.0
 """How long the watching thread waits for the main thread to react."""
 SAME_REQUEST_S = 2.0
@@ -123,6 +122,7 @@ class StopSignals(_SignalBlock):
         return nothing_lost(self.requested or "")
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
+        """Raise StopRequested, but only once for signals that belong to one request."""
         self.requested = self.requested or number.name
         if time.monotonic() - self._raised_s > SAME_REQUEST_S:
             self._raised_s = time.monotonic()
@@ -154,7 +154,11 @@ class Interrupts(_SignalBlock):
 
     @contextmanager
     def stopping_at_once(self) -> Iterator[None]:
-        """Inside this block, too, a signal that requests the end raises StopRequested; the caller saves."""
+        """Inside this block, too, a signal that requests the end raises StopRequested.
+
+        The caller must catch it and save first: its message says that everything is saved, and is shown if the
+        exception leaves the `with` block of the `Interrupts`.
+        """
         self._stops_at_once = True
         try:
             if self.requested is not None:
@@ -184,6 +188,7 @@ class Interrupts(_SignalBlock):
             super()._receive(number, frame)
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
+        """Record the first signal; raise StopRequested if the process need not finish its step."""
         is_first, self.requested = self.requested is None, self.requested or number.name
         if is_first and (self.nothing_unsaved or self._stops_at_once):
             raise StopRequested(str(Interrupted.by(number.name)))
@@ -299,7 +304,7 @@ def ignore_stop_signals() -> None:
 
 def stop_at_once() -> None:
     """End immediately. Files on disk are complete at any time, and workers end with this process."""
-    _end_now("stopped immediately; everything saved so far is kept. Run the same command again.", FORCED_STOP_CODE)
+    _end_now("stopped immediately; everything saved so far is kept. Run the same command again.", CTRL_C_CODE)
 
 
 def _end_now(text: str, code: int) -> None:

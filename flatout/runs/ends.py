@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from flatout.clock import clock
 from flatout.engine import Callback, Callbacks, End, EpochReport, RunOutcome, RunStart, Scores, Sections
-from flatout.errors import FlatoutError, Interrupted, ResourceError
+from flatout.errors import CTRL_C_CODE, INTERNAL_ERROR_CODE, FlatoutError, Interrupted, ResourceError
 from flatout.ranks import LAST_FILES, Interrupts, StopRequested
 from flatout.runs.budget import Spending
 from flatout.runs.folder import Records
@@ -168,7 +168,8 @@ class EpochEnd:
             return False
         if before > MIN_SCORE_TO_WARN and found.score < COLLAPSE * before:
             logger.warning(
-                "Epoch %d scored %.3f after %.3f in epoch %d: the training may have collapsed. best.pt is kept.",
+                "Epoch %d scored %.3f after %.3f in epoch %d: the training may have collapsed. best.pt is "
+                "kept. If the next epochs are no better, stop, and train again with a lower learning rate.",
                 epoch, found.score, before, self.best.epoch,
             )  # fmt: skip
         patience, waited = self._recipe.options.patience, epoch - self.best.epoch
@@ -190,9 +191,6 @@ class EpochEnd:
 
 
 # The end of a training
-
-INTERNAL_ERROR = 70
-CTRL_C = 130
 
 
 @contextmanager
@@ -234,8 +232,8 @@ def outcome_of(error: BaseException) -> tuple[RunOutcome, int]:
     if isinstance(error, Interrupted | StopRequested):
         return "interrupted", error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted", CTRL_C
-    return "failed", error.exit_code if isinstance(error, FlatoutError) else INTERNAL_ERROR
+        return "interrupted", CTRL_C_CODE
+    return "failed", error.exit_code if isinstance(error, FlatoutError) else INTERNAL_ERROR_CODE
 
 
 def single_line(text: str) -> str:

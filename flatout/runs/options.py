@@ -1,11 +1,13 @@
 """The options that every job has, and which changes of options allow a run to be continued.
 
-Jobs inherit from `RunOptions` and add their own options; defaults are defined only there. A changed option is in one of
-three classes, the same in all jobs:
+Jobs inherit from `RunOptions` and add their own options; defaults are defined only there. What a changed option means
+for a run is one of five values of `Change`, the same in all jobs:
 
-    exact       workers, caches, logs, device, price ...     the run continues
+    call        budget, price, mirror, resume ...            never taken from the run: each command has its own
+    exact       workers, caches, logs, device ...            the run continues
     rounding    number format, memory layout, compile ...    the run continues, and a log line says so
-    different   data, recipe, size, batch ...                another training: refused, with a list and alternatives
+    place       paths of data, weights, configs              as `different`, unless --resume names the run
+    different   recipe, size, batch ...                      another training: refused, with a list and alternatives
 
 Settings are compared as given, after expanding shortcuts and filling in defaults: an option that did not exist when a
 run was started does not keep it from being continued. Does not import torch, so that help is fast.
@@ -35,7 +37,7 @@ class RunOptions:
     # Which run
     project: str = option("runs", "folder that holds the run folders", change="exact", metavar="FOLDER")
     name: str = option("exp", "name of the run folder; a number is appended if it exists", change="exact")
-    exist_ok: bool = option(False, "use exactly this folder, even if it exists", change="exact")
+    exist_ok: bool = option(False, "use exactly PROJECT/NAME, even if it exists", change="exact")
     resume: bool | str = option(
         False,
         "continue this run folder or checkpoint; without a value, the newest run below the current folder",
@@ -48,7 +50,7 @@ class RunOptions:
     fresh: bool = option(False, "start a new run even if an unfinished one could be continued", change="exact")
     once: bool = option(
         False,
-        "do nothing and exit with 0 if the run is finished; for supervisors that always restart",
+        "do nothing and exit with 0 if the run is finished; for process managers that always restart",
         change="call",
     )
     allow_data_change: bool = option(False, "continue a run although its data has changed", change="call")
@@ -74,7 +76,7 @@ class RunOptions:
     no_preflight: bool = option(False, "skip the check of disk, memory and GPU before training", change="call")
     profile: int = option(
         0,
-        "profile the first N steps (30), write profile.html to the run folder and print what would be faster",
+        "profile the first N steps (default N: 30), write profile.html to the run folder, print what would be faster",
         change="call",
         nargs="?",
         const=30,
@@ -97,7 +99,9 @@ class RunOptions:
 
     # Checkpoints, logs and notifications
     save_every_minutes: float = option(10.0, "longest time between two checkpoints", change="exact", metavar="MINUTES")
-    save_every_steps: int = option(1000, "most steps between two checkpoints", change="exact", metavar="STEPS")
+    save_every_steps: int = option(
+        1000, "maximum number of steps between two checkpoints", change="exact", metavar="STEPS"
+    )
     log_every: int = option(50, "steps between two log lines", change="exact", metavar="STEPS")
     log_to: tuple[LogTo, ...] = option(
         (), f"loggers besides the files of the run folder (default: {DEFAULT}, if it is installed)", change="exact"

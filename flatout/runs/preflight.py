@@ -94,7 +94,9 @@ def check_disk(folder: Path, need: DiskNeed) -> str:
         )
     if free + _bytes_of(folder, "*.pt") < need.whole:
         logger.warning(
-            "%s: %s free, but all files of this training need about %s: some of them will not be written.",
+            "%s: %s free, but all files of this training need about %s: the newest checkpoints fit, but best.pt and "
+            "checkpoints that are kept, such as epoch_024.pt, may not be written. Free some space, or choose another "
+            "disk with --project.",
             folder, _gb(free), _gb(need.whole),
         )  # fmt: skip
     return f"disk {_gb(free)} free, about {_gb(need.whole)} needed"

@@ -36,7 +36,7 @@ from flatout.engine import (
     set_determinism,
     warn_of_waiting_threads,
 )
-from flatout.errors import CheckpointError, ConfigError, DataError
+from flatout.errors import CheckpointError, ConfigError, DataError, counted
 from flatout.feed import DeviceBatches
 from flatout.progress import StepProgress
 from flatout.ranks import Interrupts, World, choose_devices
@@ -130,8 +130,8 @@ def device_of(text: str, world: World) -> torch.device:
     if world.size > 1:
         if world.local_rank >= len(devices):
             raise ConfigError(
-                f"rank {world.local_rank} of this machine has no GPU: --device selects only {len(devices)}. "
-                "Start fewer processes, or select more GPUs."
+                f"rank {world.local_rank} of this machine has no GPU: --device selects only "
+                f"{counted(len(devices), 'GPU')}. Start fewer processes, or select more GPUs."
             )
         return devices[world.local_rank]
     if len(devices) > 1:

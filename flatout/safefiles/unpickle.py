@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.safefiles.archive import DAMAGED, SUSPECT, Archive, Refusal, WorkLimit, quoted
+from flatout.safefiles.archive import AGAIN, DAMAGED, SUSPECT, Archive, Refusal, WorkLimit, quoted
 
 # Tensors
 
@@ -148,7 +148,7 @@ class Name:
 
     def __call__(self, arguments: tuple[object, ...]) -> object:
         if self.make is None:
-            raise Refusal(f"its pickle calls {self.text}, which is not a function. {DAMAGED}")
+            raise Refusal(f"the file is damaged: its pickle calls {self.text}, which is not a function. {AGAIN}")
         return self.make(arguments)
 
 

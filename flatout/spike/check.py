@@ -163,7 +163,7 @@ def _format(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
     problems = []
     for frame in np.unique(np.linspace(0, len(clips.frames) - 1, ORIENTATION_FILES).astype(int)).tolist():
         found = orientation_of(clips, frame)
-        listed = ", ".join(f"{orientation} {value:.2f}" for orientation, value in found.r.items())
+        listed = ", ".join(f"{orientation} {value:.2f}" for orientation, value in found.correlation.items())
         usual = "" if TYPICAL_RATE[0] <= found.mean_rate <= TYPICAL_RATE[1] else " (unusual: 0.05 to 0.45 is typical)"
         lines.append(
             f"frame {clips.frames[frame].stem}: rate {found.mean_rate:.3f}{usual}, gain {found.gain:.2f}, {listed}"
@@ -217,7 +217,8 @@ def _check_voxels(batch: "Batch", config: SpikeConfig) -> None:
     counts = config.DATA.SPIKE_REPR == "voxel" and config.DATA.SPIKE_FORMAT != "bytes" and frames.max() > 0
     if counts and spikes.max() > frames.max():
         raise CheckFailed(
-            f"a voxel counts {spikes.max():g} spikes, but its bin has at most {frames.max():g} spike frames"
+            f"a voxel counts {spikes.max():g} spikes, but covers at most {frames.max():g} spike frames, each of which "
+            "adds at most one: the streams are read in a wrong format. See the check 'spike format'."
         )
 
 

@@ -86,7 +86,9 @@ class TrainOptions(RunOptions):
     )
     """True: as many generations as in YOLOv7; a number: that many."""
     bucket: str = option(
-        "", "refused: use --mirror gs://bucket/folder to copy results to Google Cloud Storage", change="exact"
+        "",
+        "not supported; use --mirror gs://BUCKET/FOLDER, which copies checkpoints to Google Cloud Storage",
+        change="exact",
     )
     cache_images: bool = option(False, "decode every image once and keep it in memory", change="exact")
     image_weights: bool = option(False, "sample images with rare or badly detected classes more often")
@@ -103,7 +105,7 @@ class TrainOptions(RunOptions):
     )
     entity: str | None = option(None, "log to Weights & Biases as this user or team", change="exact")
     quad: bool = option(
-        False, "combine every four images of a batch into one of twice the size: joined, or one of them enlarged"
+        False, "combine every four images of a batch: tile them into one of twice the size, or enlarge one of them"
     )
     linear_lr: bool = option(False, "decay the learning rate linearly instead of along a cosine")
     label_smoothing: float = option(0.0, "amount of label smoothing, 0 to 1", metavar="EPS")
@@ -126,7 +128,7 @@ class TrainOptions(RunOptions):
         "latest", "W&B alias for the uploaded weights", flag="--artifact_alias", change="exact", metavar="ALIAS"
     )
     freeze: tuple[int, ...] = option(
-        (0,), "layers to freeze: one number N means layers 0 to N-1, several numbers mean exactly those layers"
+        (0,), "layers to freeze: one number N means layers 0 to N-1 (0: none), several mean exactly those layers"
     )
     v5_metric: bool = option(False, "compute average precision as YOLOv5 does, with the curve extended to recall 1")
 
@@ -147,14 +149,15 @@ class TrainOptions(RunOptions):
     )
     auto_lr: bool = option(
         False,
-        "with more than 64 images per batch, multiply the learning rate by sqrt(batch / 64); from 128 on, also use a "
-        "longer warm-up",
+        "with more than 64 images per GPU and step, multiply the learning rate by sqrt(images / 64); from 128 on, also "
+        "use a longer warm-up",
         change="exact",
     )
     """A run stores the resulting values."""
     class_aware_aug: bool = option(
         False,
-        "rotate and shear each mosaic as --head-params says for one head, drawn in proportion to the labels of each",
+        "use the rotation and shear that --head-params gives for one head per mosaic; heads with more labels in it are "
+        "chosen more often",
     )
     head_params: str = option(
         "data/hyp.head_params.yaml", "file with the augmentation parameters of each head", change="place"
@@ -164,11 +167,11 @@ class TrainOptions(RunOptions):
     # New flags: speed
     fast: bool = option(
         False,
-        "use whatever is faster on this machine, and report what was chosen and why: decode images once "
+        "use whatever is faster on this machine, and report what was chosen and why (flags in parentheses turn a part "
+        "off): decode images once "
         "(--no-fast-dataloader), keep and augment them on the GPU (--no-device-augment), decode JPEG on the GPU "
         "(--no-gpu-decode), or large JPEG at reduced size (--no-scaled-decode), channels-last layout "
-        "(--no-channels-last), bf16 (--amp fp16), torch.compile (--no-compile), CUDA graphs (--no-graphs); the flag in "
-        "parentheses turns that part off",
+        "(--no-channels-last), bf16 (--amp fp16), torch.compile (--no-compile), CUDA graphs (--no-graphs)",
     )
     fast_dataloader: bool = option(
         False, "decode every image only once and augment it in fewer passes; the pixels stay the same", change="exact"
@@ -187,7 +190,8 @@ class TrainOptions(RunOptions):
     )
     compile: Compile = option(
         "off",
-        "use torch.compile and CUDA graphs; auto: only if it pays off within this run (default: off, with --fast auto)",
+        "use torch.compile and CUDA graphs; auto: only if it pays off within this run "
+        "(default: off; with --fast: auto)",
         change="rounding",
         action=_Compile,
     )
@@ -195,7 +199,11 @@ class TrainOptions(RunOptions):
     channels_last: bool = option(
         False, "use the channels-last memory layout, which convolutions on GPUs prefer", change="rounding"
     )
-    amp: Amp | None = option(None, "mixed precision (default: fp16 on a GPU, off on a CPU)", change="rounding")
+    amp: Amp | None = option(
+        None,
+        "mixed precision (default: fp16 on a GPU, off on a CPU; with --fast: bf16, if the device supports it)",
+        change="rounding",
+    )
     no_fast_dataloader: bool = option(
         False, "with --fast: decode images again in every epoch, and augment them step by step", change="exact"
     )
@@ -215,14 +223,15 @@ class TrainOptions(RunOptions):
 
     # New flags: recipe
     sequential: bool = option(False, "use the image order of YOLOv7, which is not shuffled on one GPU")
-    ota_from: int = option(0, "use the plain loss before this epoch, and OTA from it on", metavar="EPOCH")
-    seed: int | None = option(None, "seed of all random numbers (default: as in YOLOv7, 1 on one GPU)")
-    """None: the seed of YOLOv7, which is 2 + the global rank, and 1 without DDP."""
+    ota_from: int = option(0, "use the plain loss before this epoch, and OTA from then on", metavar="EPOCH")
+    seed: int | None = option(None, "seed of all random numbers (default: 1 on one GPU, 2 with several)")
+    """None: the seed of YOLOv7's first process, which is 2 with DDP and 1 without; all ranks use the same."""
 
     # New flags: files
     compat_pt: bool = option(
         False,
-        "refused, because it is not implemented yet: also write checkpoints that old YOLOv7 tools can unpickle",
+        "not supported: write checkpoints that old YOLOv7 tools can unpickle; use flatout yolo convert, which writes "
+        "safetensors",
         change="exact",
     )
     strict_labels: bool = option(False, "apply all label rules of YOLOv7: one bad line drops the image")

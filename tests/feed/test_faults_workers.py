@@ -324,7 +324,7 @@ def test_a_worker_killed_for_lack_of_memory_is_replaced_with_advice(tmp_path: Pa
         outcome = run_script(OUT_OF_MEMORY, tmp_path, tmp_path / "marker", prefix=prefix)
     assert outcome.code == 0, outcome
     assert outcome.out.split() == undisturbed()
-    assert "out of memory: use workers=1" in outcome.err
+    assert "out of memory: use fewer workers (--workers 1)" in outcome.err
     assert "sample 12 (images/0012.png)" in outcome.err
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from flatout.engine.callbacks import End, RunStart
 from flatout.errors import ConfigError
-from flatout.monitor import find_run, main
+from flatout.monitor import _parser, find_run, main
 from flatout.monitor.run_state import read_csv, read_rows, run_state
 from flatout.monitor.server import make_server
 from flatout.runs.ends import RunLog
@@ -47,6 +47,11 @@ def test_a_running_run_has_curves_and_time_left(run):
     assert state["series"]["box"] == [[row["epoch"], row["box"]] for row in ROWS]
     assert state["cost"] == pytest.approx(0.012, abs=0.002)
     assert json.dumps(state)
+
+
+@pytest.mark.parametrize("flag", ["--price", "--price-per-hour"])
+def test_the_price_has_the_name_that_trainings_use_and_its_old_one(flag):
+    assert _parser().parse_args([flag, "3.6"]).price_per_hour == 3.6
 
 
 def test_readiness_shows_how_long_steps_wait_and_warns_when_that_is_long(run):

@@ -70,7 +70,7 @@ def confused_by_loops(found_n6: Tensor, label_m5: Tensor, num_classes: int) -> n
     return counts
 
 
-def to_picture_by_hand(box_n4: np.ndarray, shape_6: Sequence[float]) -> np.ndarray:
+def to_image_by_hand(box_n4: np.ndarray, shape_6: Sequence[float]) -> np.ndarray:
     """Corners in the original image, clipped, from corners in the input; `shape_6` is h0, w0, ratio h, ratio w, pad x,
     pad y."""
     native_h, native_w, gain, _, pad_x, pad_y = shape_6

@@ -53,6 +53,10 @@ def test_a_new_logger_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(choose.LOGGERS, "paper", LoggerSpec("paper_logger:Paper", needs="no_such_paper"))
     with pytest.raises(ConfigError, match="paper is not installed: python -m pip install no_such_paper, or choose"):
         choose_loggers(("paper",))
+    spec = LoggerSpec("paper_logger:Paper", needs="no_such_paper", package="paper-pip")
+    monkeypatch.setitem(choose.LOGGERS, "paper", spec)
+    with pytest.raises(ConfigError, match="paper is not installed: python -m pip install paper-pip, or choose"):
+        choose_loggers(("paper",))
 
 
 # scalars.csv

@@ -166,7 +166,7 @@ def test_damage_is_noticed_and_the_checkpoint_before_is_used(
     fetched = Mirror(f"file://{tmp_path}/mirror", "exp").fetch(request_for(tmp_path / "there"))
     assert fetched is not None
     assert (fetched.folder / "weights/last.pt").read_bytes().startswith(b"state of step 10")
-    assert "is damaged: its sha256 differs. Using the checkpoint before it." in caplog.text
+    assert "is damaged: its sha256 differs from the manifest's. Using the checkpoint before it." in caplog.text
     damage(tmp_path, manifests.read(remote, 1))
     with pytest.raises(CheckpointError, match="so nothing was started"):
         Mirror(f"file://{tmp_path}/mirror", "exp").fetch(request_for(tmp_path / "elsewhere"))

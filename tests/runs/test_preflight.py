@@ -95,7 +95,7 @@ def test_a_disk_too_small_for_checkpoints_is_refused_and_one_too_small_for_all_f
         check_disk(tmp_path, need)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(free=5_000_000_000))
     assert check_disk(tmp_path, need) == "disk 5.0 GB free, about 8.0 GB needed"
-    assert "some of them will not be written" in caplog.text
+    assert "best.pt and checkpoints that are kept, such as epoch_024.pt, may not be written" in caplog.text
     # Files that are replaced need no additional space.
     (tmp_path / "last.pt").write_bytes(b"")
     with (tmp_path / "last.pt").open("r+b") as file:

@@ -58,7 +58,7 @@ class FaultyOptions(ToyOptions):
 
     device: str = option("cpu", "cpu, or a GPU", change="exact")
     log_every: int = option(4, "steps between two log lines", change="exact")
-    save_every_steps: int = option(6, "most steps between two checkpoints", change="exact")
+    save_every_steps: int = option(6, "maximum number of steps between two checkpoints", change="exact")
     log_to: tuple[str, ...] = option(("none",), "loggers", change="exact")
     no_preflight: bool = option(True, "skip the checks of the machine", change="call")
 

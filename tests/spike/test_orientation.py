@@ -12,7 +12,7 @@ from tests.spike.recipe import simulate
 def test_correlations_match_the_golden_ones(case):
     spikes, light_sum = simulate(case["params"])
     found = compare_with_frame(spikes.mean(axis=0), light_sum / case["params"]["T"] / 255)
-    assert found.r == pytest.approx(case["r"], abs=1e-6)
+    assert found.correlation == pytest.approx(case["r"], abs=1e-6)
     assert (found.mean_rate, found.mean_blur, found.gain) == pytest.approx(
         (case["mean_rate"], case["mean_blur"], case["gain"]), abs=1e-6
     )

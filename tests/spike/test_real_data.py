@@ -54,7 +54,7 @@ def test_every_stream_matches_its_frame(tree):
     for clips in (train, test):
         for frame in range(len(clips.frames)):
             found = orientation_of(clips, frame)
-            assert found.problem == "" and found.r["identity"] > 0.95
+            assert found.problem == "" and found.correlation["identity"] > 0.95
 
 
 def test_the_blurry_input_has_the_published_score(tree):

@@ -1,4 +1,4 @@
-"""The test picture of the yolov7-data goldens, and how near to a golden picture is near enough."""
+"""The test image of the yolov7-data goldens, and how near to a golden image is near enough."""
 
 from collections.abc import Mapping
 

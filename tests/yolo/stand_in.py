@@ -10,10 +10,10 @@ NUM_CLASSES = 80
 SPLITS = ("train2017", "val2017")
 
 
-def write_fake_coco(folder: Path, *, size: int, num_pictures: Mapping[str, int], lists: bool = False) -> None:
+def write_fake_coco(folder: Path, *, size: int, num_images: Mapping[str, int], lists: bool = False) -> None:
     """Write images to `images/<split>`, labels to `labels/<split>`; with `lists` also `<split>.txt`, as in YOLOv7."""
     rng = np.random.default_rng(size)
-    for split, count in num_pictures.items():
+    for split, count in num_images.items():
         assert split in SPLITS
         names = [f"{number:012}" for number in range(count)]
         for name in names:

@@ -12,7 +12,7 @@ import torch
 from flatout.yolo.commands import flags
 from flatout.yolo.predict.files import is_video_name
 from tests.golden_cases import golden_cases
-from tests.yolo.predict.small_sources import picture, write_video
+from tests.yolo.predict.small_sources import make_image, write_video
 from tests.yolo.script_runs import Ended, Scripts
 from tests.yolo.stand_in import write_fake_coco
 from tests.yolo.typed_commands import BUILT, Typed, commands
@@ -26,9 +26,9 @@ HAS_GPU = torch.cuda.is_available()
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory) -> Iterator[Scripts]:
     folder = tmp_path_factory.mktemp("checkout")
-    write_fake_coco(folder / "coco320", size=320, num_pictures={"train2017": 4, "val2017": 2})
-    write_fake_coco(folder / "coco640", size=640, num_pictures={"train2017": 1, "val2017": 1})
-    write_fake_coco(folder / "coco", size=640, num_pictures={"train2017": 1, "val2017": 1}, lists=True)
+    write_fake_coco(folder / "coco320", size=320, num_images={"train2017": 4, "val2017": 2})
+    write_fake_coco(folder / "coco640", size=640, num_images={"train2017": 1, "val2017": 1})
+    write_fake_coco(folder / "coco", size=640, num_images={"train2017": 1, "val2017": 1}, lists=True)
     with Scripts(folder) as scripts:
         yield scripts
 
@@ -113,7 +113,7 @@ def run_detect(typed: Typed, scripts: Scripts) -> None:
     for weights in options.weights:
         provide(scripts, Path(weights))
     source = scripts.folder / options.source
-    (write_video(source, 2) if is_video_name(options.source) else cv2.imwrite(str(source), picture(0, (640, 480))))
+    (write_video(source, 2) if is_video_name(options.source) else cv2.imwrite(str(source), make_image(0, (640, 480))))
     ended = scripts.run(typed.script, typed.words, typed.env)
     assert ended.code == 0, ended.output
     assert (newest_run(scripts.folder / options.project, options.name) / source.name).is_file()

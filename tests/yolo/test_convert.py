@@ -14,7 +14,7 @@ from flatout.yolo.weights import read_weights, save_weights
 from tests.golden_cases import SHIPPED
 from tests.yolo.model.test_converted import filled
 from tests.yolo.model.test_info import DEEP
-from tests.yolo.model.test_network import picture
+from tests.yolo.model.test_network import random_images
 from tests.yolo.test_load import narrow_config, weights_of
 from tests.yolo.weights.pickle_bytes import checkpoint, dict_of, network, torch_file
 
@@ -86,7 +86,7 @@ def test_the_deploy_form_gives_the_boxes_of_the_moving_average(ending, trained, 
     training, deployed = load_network(trained).network, load_network(done.out).network
     assert deployed.config == to_deploy(training).config
     assert deployed.names == ["bolt", "nut"]
-    x = picture(side_px=128)
+    x = random_images(side_px=128)
     torch.testing.assert_close(deployed(x).decoded, training(x).decoded, rtol=1e-4, atol=1e-3)
     assert torch.equal(deployed.head.anchor_grid, training.head.anchor_grid)
     assert done.agreement.exact < 1e-9

@@ -15,7 +15,7 @@ from flatout.yolo.metrics import IOU_THRESHOLDS, score_classes
 from flatout.yolo.metrics.confusion_file import read_confusion
 from flatout.yolo.model.layers import Predictions
 from flatout.yolo.nms import NmsConfig
-from tests.reference.plain_evaluation import matched_by_loops, to_picture_by_hand
+from tests.reference.plain_evaluation import matched_by_loops, to_image_by_hand
 from tests.reference.plain_nms import plain_nms
 from tests.yolo.detection_batch import make_anchors, make_map
 from tests.yolo.small_sets import files_of
@@ -90,9 +90,9 @@ def by_hand(answers: list[Answer], input_hws: list[tuple[int, int]], config: Nms
             own = answer.targets_T6[answer.targets_T6[:, 0] == number].numpy()
             centre, half = own[:, 2:4] * (width, height), own[:, 4:] * (width, height) / 2
             corners = np.concatenate((centre - half, centre + half), 1).astype(np.float32)
-            label_m5 = np.concatenate((own[:, 1:2], to_picture_by_hand(corners, shape)), 1)
+            label_m5 = np.concatenate((own[:, 1:2], to_image_by_hand(corners, shape)), 1)
             row_n6 = found_n6.numpy().copy()
-            row_n6[:, :4] = to_picture_by_hand(row_n6[:, :4], shape)
+            row_n6[:, :4] = to_image_by_hand(row_n6[:, :4], shape)
             right.append(matched_by_loops(torch.from_numpy(row_n6), torch.from_numpy(label_m5), IOU_THRESHOLDS))
             rows.append(row_n6)
             labels.append(own[:, 1])

@@ -355,7 +355,7 @@ def test_an_unsupported_flag_is_refused_by_name(words):
 
 
 def test_the_help_marks_exactly_the_flags_that_are_refused():
-    refused = {action.dest for action in flags.train_parser()._actions if "refused" in (action.help or "")}
+    refused = {action.dest for action in flags.train_parser()._actions if "not supported" in (action.help or "")}
     assert refused == set(flags._REASONS)
     for dest in refused:
         other = {bool: True, int: 4}.get(type(getattr(TrainOptions(), dest)), "x")

@@ -15,8 +15,8 @@ from flatout.yolo.model.network import build_network
 def operations() -> Counter[bench.Operation]:
     network = build_network(load_config("yolov7-tiny")).train()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    pictures = torch.rand(2, 3, 64, 64, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
-    return bench.record(network, pictures)
+    images = torch.rand(2, 3, 64, 64, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    return bench.record(network, images)
 
 
 def of_kind(operations: Counter[bench.Operation], kind: str) -> Counter[bench.Operation]:

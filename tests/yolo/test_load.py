@@ -15,7 +15,7 @@ from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.network import Network
 from flatout.yolo.weights import Weights, read_weights, save_safetensors, save_weights
 from tests.golden_cases import SHIPPED
-from tests.yolo.model.test_network import narrow, picture
+from tests.yolo.model.test_network import narrow, random_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -62,7 +62,7 @@ def test_a_saved_network_is_loaded_unchanged(network, ending, tmp_path):
     loaded, weights = load_network(saved(tmp_path / f"x.{ending}", weights_of(network)))
     assert not loaded.training
     assert (loaded.names, loaded.config) == (network.names, network.config)
-    assert torch.equal(loaded(picture()).decoded, network(picture()).decoded)
+    assert torch.equal(loaded(random_images()).decoded, network(random_images()).decoded)
     assert weights.nc == 3
     # Its tensors share no memory with the weights, and can be trained.
     assert all(parameter.requires_grad for parameter in loaded.parameters())
@@ -86,7 +86,7 @@ def test_tensors_alone_need_a_config_and_determine_the_number_of_classes(network
         load_network(path)
     loaded = load_network(path, cfg=narrow_config(tmp_path, "yolov7-tiny")).network
     assert loaded.names == ["0", "1", "2"]
-    assert torch.equal(loaded(picture()).decoded, network(picture()).decoded)
+    assert torch.equal(loaded(random_images()).decoded, network(random_images()).decoded)
 
 
 @torch.no_grad()
@@ -94,7 +94,7 @@ def test_a_fused_state_gives_a_fused_network(network, tmp_path):
     plain = fused(network)
     loaded = load_network(saved(tmp_path / "x.pt", replace(weights_of(network), state=plain.state_dict()))).network
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in loaded.modules())
-    assert torch.equal(loaded(picture()).decoded, plain(picture()).decoded)
+    assert torch.equal(loaded(random_images()).decoded, plain(random_images()).decoded)
 
 
 def test_weights_of_another_network_are_refused_with_numbers_and_examples(network, tmp_path):

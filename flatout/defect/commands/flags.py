@@ -43,7 +43,8 @@ def options_from(given: Mapping[str, Any], model: type[Options]) -> Options:
     if path is not None:
         content = load_yaml(path)
         if content is not None and not isinstance(content, dict):
-            raise ConfigError(f"{path}: expected one `name: value` per line.")
+            found = "a list" if isinstance(content, list) else f"only the value {content!r:.50}"
+            raise ConfigError(f"{path}: expected one `name: value` per line, found {found}. Is this the right file?")
         values = {str(key): value for key, value in (content or {}).items()}
         build_config(values, model, where=str(path))  # so that mistakes in the file are reported with its name
     given = {name: _ranges(value) if name == "amplitudes" else value for name, value in given.items()}

@@ -29,8 +29,8 @@ class DefectCommand(TrainCommand):
         parser, defaults = FlagParser(prog, self.description, self.epilog), self.model()
         add_config(parser)
         own, of_runs = own_and_run_options(self.model)
-        parser.add_flags("the training", flags_of(self.model, own, converts=False, underscores=True), defaults)
-        parser.add_flags("its run, as in every job", flags_of(self.model, of_runs, converts=False), defaults)
+        parser.add_flags("training options", flags_of(self.model, own, converts=False, underscores=True), defaults)
+        parser.add_flags("run options, the same for every job", flags_of(self.model, of_runs, converts=False), defaults)
         return parser
 
     def options(self, given: Given) -> TrainOptions:

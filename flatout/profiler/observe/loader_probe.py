@@ -40,7 +40,7 @@ class WorkerTables:
         want(self.rows()["timeline"], True)
 
     def rows(self) -> np.ndarray:
-        """WORKER_DTYPE [workers], live."""
+        """The workers' tables as one array that shows later changes, WORKER_DTYPE [workers]."""
         return np.asarray(self._memory.numpy().view(WORKER_DTYPE))
 
     def snapshot(self) -> np.ndarray:

@@ -136,4 +136,4 @@ def _is_in_optimizer(frame: FrameType | None) -> bool:
 def source_text(where: str) -> str:
     """The source line at file:line, without its indentation; empty if it cannot be found."""
     file, _, line = where.rpartition(":")
-    return getline(file, int(line)).strip()
+    return getline(file, int(line)).strip() if line.isdecimal() else ""

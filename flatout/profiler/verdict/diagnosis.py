@@ -19,7 +19,7 @@ from flatout.profiler.verdict.rules_host import ASSIGNER, device_bottlenecks, ho
 from flatout.profiler.verdict.rules_input import input_bottlenecks
 
 MIN_GAIN = 1.03
-"""Remedies with a smaller predicted gain are not offered."""
+"""Remedies with a smaller predicted gain are not offered, nor those whose gain is small for its uncertainty."""
 
 LARGE_SHARE = 0.25
 """If this fraction of the step is unexplained, or has a cause without a remedy, the network is not called the cause."""
@@ -164,7 +164,7 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
     return Verdict(
         cause=NOTHING,
         sentence=(
-            f"Nothing is worth changing: no known remedy would gain more than {100 * (MIN_GAIN - 1):.0f} %. "
+            f"Nothing is worth changing: no known remedy is likely to gain {100 * (MIN_GAIN - 1):.0f} % or more. "
             f"{number(1e3 * n.images / n.step_ms)} img/s is the speed of this network {_network_speed(n)}."
         ),
         evidence=[

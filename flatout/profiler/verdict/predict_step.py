@@ -23,7 +23,7 @@ MIN_WAIT_SHARE = 0.03
 
 @dataclass(frozen=True)
 class StepNumbers:
-    """Sums over a measurement; all times are milliseconds per step."""
+    """Times and counts derived from a measurement; unless stated otherwise, times are means in ms per step."""
 
     m: Measurement
 
@@ -378,7 +378,7 @@ def remedy_of_end_to_end(n: StepNumbers, trial: EndToEndTrial) -> Remedy:
 
 
 def bottleneck_of_end_to_end(n: StepNumbers, trial: EndToEndTrial, remedy: Remedy) -> Bottleneck:
-    """An end-to-end trial as a bottleneck of its own, for a training in which nothing else is found."""
+    """An end-to-end trial as a bottleneck of its own, used when no other bottleneck has a worthwhile remedy."""
     return Bottleneck(
         cause=trial.what,
         sentence=(

@@ -24,13 +24,15 @@ class LoggerSpec(NamedTuple):
     home: str
     """'module:class' of a `Callback`, which raises ConfigError if it cannot be used."""
     needs: str = ""
-    """The package that must be installed."""
+    """The module that must be importable."""
+    package: str = ""
+    """What pip installs for it, if it has another name."""
 
 
 LOGGERS = {
     "tensorboard": LoggerSpec("flatout.runs.loggers.tensorboard:TensorBoard", needs="tensorboard"),
     "wandb": LoggerSpec("flatout.runs.loggers.weights_and_biases:WeightsAndBiases", needs="wandb"),
-    "mlflow": LoggerSpec("flatout.runs.loggers.mlflow_tracking:MLflow", needs="mlflow"),
+    "mlflow": LoggerSpec("flatout.runs.loggers.mlflow_tracking:MLflow", needs="mlflow", package="mlflow-skinny"),
     "csv": LoggerSpec("flatout.runs.loggers.plain_csv:PlainCsv"),
 }
 DEFAULT, NONE = "tensorboard", "none"
@@ -56,7 +58,8 @@ def choose_loggers(names: Sequence[LogTo], **settings: Mapping[str, Any]) -> lis
     for name, spec in chosen.items():
         if not _is_installed(spec):
             raise ConfigError(
-                f"{name} is not installed: python -m pip install {spec.needs}, or choose another logger with --log-to."
+                f"{name} is not installed: python -m pip install {spec.package or spec.needs}, or choose another "
+                "logger with --log-to."
             )
     return [resolve_name(spec.home)(**settings.get(name, {})) for name, spec in chosen.items()]
 

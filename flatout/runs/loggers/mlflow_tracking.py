@@ -1,4 +1,4 @@
-"""Logger for MLflow (pip install mlflow). Logs to MLFLOW_TRACKING_URI, else to MLflow's default store.
+"""Logger for MLflow (pip install mlflow-skinny). Logs to MLFLOW_TRACKING_URI, else to MLflow's default store.
 
 A continued run keeps its MLflow id, which is stored in the run folder.
 """

@@ -145,7 +145,7 @@ def _download(remote: RemoteFolder, manifest: Manifest, scratch: Path) -> None:
         target = scratch / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if remote.download(file.key, target) != file.sha256:
-            raise RemoteError(f"{remote.url}/{file.key} is damaged: its sha256 differs.")
+            raise RemoteError(f"{remote.url}/{file.key} is damaged: its sha256 differs from the manifest's.")
 
 
 def _move(scratch: Path, folder: Path) -> Path:

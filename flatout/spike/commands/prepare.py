@@ -71,7 +71,10 @@ def _check(output: Path, splits: list[str], spike_hw: list[int] | None) -> int:
             frame = next(index for index, each in enumerate(clips.frames) if each.sequence == number)
             found = orientation_of(clips, frame)
             bad += bool(found.problem)
-            text = found.problem or f"fits its frame (correlation {found.r['identity']:.2f}, gain {found.gain:.2f})"
+            text = (
+                found.problem
+                or f"fits its frame (correlation {found.correlation['identity']:.2f}, gain {found.gain:.2f})"
+            )
             print(f"{split}/{facts.name}: {text}")
     return 3 if bad else 0
 

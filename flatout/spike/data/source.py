@@ -120,7 +120,7 @@ class ClipSource:
         return self._files.where(item)
 
     def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
-        """Replace clips that have an unreadable file by other clips: a frame of another scene would not fit."""
+        """Replace whole clips that have an unreadable file, because a single frame of another scene would not fit."""
         is_bad_N = unreadable.is_bad_N[self._files.of_frames(self._clips.windows_NL)].any(1)
         is_bad_M, clip_M = is_bad_N[indices], indices.copy()
         clip_M[is_bad_M] = unreadable.substitutes(np.flatnonzero(is_bad_M), indices[is_bad_M], is_bad_N)

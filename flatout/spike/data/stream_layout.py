@@ -229,7 +229,7 @@ ORIENTATIONS = ("identity", "flipud", "fliplr", "rot180")
 class Orientation(NamedTuple):
     """Correlations of the spike rate with the blurry frame, by orientation."""
 
-    r: dict[str, float]
+    correlation: dict[str, float]
     mean_rate: float
     mean_blur: float
 
@@ -241,19 +241,20 @@ class Orientation(NamedTuple):
     @property
     def problem(self) -> str:
         """Description of the mismatch; empty if the stream matches the frame."""
-        others = {name: value for name, value in self.r.items() if name != "identity"}
+        stored = self.correlation["identity"]
+        others = {name: value for name, value in self.correlation.items() if name != "identity"}
         best = max(others, key=lambda name: others[name])
-        if not self.r["identity"] >= MIN_CORRELATION:
+        if not stored >= MIN_CORRELATION:
             better = f" {best} fits better ({others[best]:.2f})." if others[best] >= MIN_CORRELATION else ""
             return (
-                f"spikes do not look like their frame (correlation {self.r['identity']:.2f}, expected 0.9 or more): "
+                f"spikes do not look like their frame (correlation {stored:.2f}, expected 0.9 or more): "
                 f"SPIKE_H, SPIKE_W, SPIKE_FORMAT or SPIKE_FLIPUD is wrong, or frames and streams do not belong "
                 f"together.{better}"
             )
-        if self.r["identity"] < others[best] + MIN_LEAD:
+        if stored < others[best] + MIN_LEAD:
             return (
                 f"with {best} the spikes match their frame as well ({others[best]:.2f}) as without "
-                f"({self.r['identity']:.2f}): check SPIKE_FLIPUD, or use a frame with more structure."
+                f"({stored:.2f}): check SPIKE_FLIPUD, or use a frame with more structure."
             )
         return ""
 
@@ -261,8 +262,8 @@ class Orientation(NamedTuple):
 def compare_with_frame(rate_HW: np.ndarray, blur_HW: np.ndarray) -> Orientation:
     """Correlate spikes with their frame. `rate_HW`: mean of the spikes; `blur_HW`: grey frame of that size in 0..1."""
     oriented = (rate_HW, rate_HW[::-1], rate_HW[:, ::-1], rate_HW[::-1, ::-1])
-    r = {name: _pearson(rate, blur_HW) for name, rate in zip(ORIENTATIONS, oriented, strict=True)}
-    return Orientation(r, float(rate_HW.mean()), float(blur_HW.mean()))
+    correlation = {name: _pearson(rate, blur_HW) for name, rate in zip(ORIENTATIONS, oriented, strict=True)}
+    return Orientation(correlation, float(rate_HW.mean()), float(blur_HW.mean()))
 
 
 def grey_at(frame_HW3: np.ndarray, shape_hw: tuple[int, int]) -> np.ndarray:

@@ -162,7 +162,8 @@ def may_be_visible(
 
 
 class _ToCanvas(NamedTuple):
-    """From coordinates relative to an image to pixels of the canvas on which it is a tile, for G tiles; float32."""
+    """Maps coordinates relative to an image to pixels of the canvas that it is a tile of, clipped to that canvas; one
+    map for each of G tiles, float32."""
 
     size_G2: np.ndarray
     origin_G2: np.ndarray

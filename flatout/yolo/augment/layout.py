@@ -69,7 +69,7 @@ def check_scanned_size(image: np.ndarray, wh_2: np.ndarray) -> np.ndarray:
     if image.shape != (wh_2[1], wh_2[0], 3):
         raise DecodeError(
             f"the image is {image.shape[1]} x {image.shape[0]} and not {wh_2[0]} x {wh_2[1]}, as its size in the data "
-            "set's scan requires: the file has changed since. Scan again."
+            "set's scan requires: the file has changed since. Run the command again: it scans changed files."
         )
     return image
 

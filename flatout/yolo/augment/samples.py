@@ -60,6 +60,7 @@ class ResizedImages:
         return self._paths[index]
 
     def decode(self, index: int) -> np.ndarray:
+        """Decode and resize image `index`."""
         with clock.stage("decode"):
             decoded = read_usable(self._paths[index], at_least_px=self._at_least_px)
         with clock.stage("resize"):

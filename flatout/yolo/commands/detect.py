@@ -5,9 +5,8 @@ import sys
 from pathlib import PurePath
 
 from flatout.cli import show_log
+from flatout.errors import CTRL_C_CODE
 from flatout.yolo.commands.flags import detect_options, detect_parser
-
-INTERRUPTED = 130
 
 
 def main(argv: list[str]) -> int:
@@ -26,4 +25,4 @@ def main(argv: list[str]) -> int:
 
     result = detect(options)
     print(result)
-    return INTERRUPTED if result.interrupted else 0
+    return CTRL_C_CODE if result.interrupted else 0

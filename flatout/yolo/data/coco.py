@@ -43,12 +43,15 @@ class CocoSet(NamedTuple):
 
 def coco_names(path: str) -> tuple[str, ...]:
     """The class names in the order of their ids."""
-    return tuple(str(category["name"]) for category in categories_by_id(load_json(path)))
+    return tuple(str(category["name"]) for category in categories_by_id(load_json(path), path))
 
 
-def categories_by_id(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The categories that have `id` and `name`, in the order of their ids; DataError if there are none."""
-    return sorted(_categories(content), key=lambda category: category["id"])
+def categories_by_id(content: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    """The categories that have `id` and `name`, in the order of their ids; DataError if there are none.
+
+    `path` is for error messages only.
+    """
+    return sorted(_categories(content, path), key=lambda category: category["id"])
 
 
 def read_coco(path: str, names: Sequence[str]) -> CocoSet:
@@ -59,10 +62,10 @@ def read_coco(path: str, names: Sequence[str]) -> CocoSet:
     content = load_json(path)
     class_of = _class_numbers(content, names, path)
     by_image: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for annotation in listed(content, "annotations"):
+    for annotation in listed(content, "annotations", path):
         if not annotation.get("iscrowd"):
             by_image[annotation.get("image_id")].append(annotation)
-    images = listed(content, "images")
+    images = listed(content, "images", path)
     folder = image_folder(path, images)
     rows = sorted(
         (os.path.join(folder, str(image.get("file_name"))), _size(image, path), image.get("id")) for image in images
@@ -121,25 +124,26 @@ def load_json(path: str) -> dict[str, Any]:
     return content
 
 
-def listed(content: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """The records under a key of a COCO file; DataError if the value is not a list."""
+def listed(content: dict[str, Any], key: str, path: str) -> list[dict[str, Any]]:
+    """The records under a key of a COCO file; DataError, with its `path`, if the value is not a list."""
     value = content[key]
     if not isinstance(value, list):
-        raise DataError(f"COCO file: {key} is not a list. Export the file again.")
+        raise DataError(f"{path}: {key} of this COCO file is not a list. Export it again.")
     return [item for item in value if isinstance(item, dict)]
 
 
-def _categories(content: dict[str, Any]) -> list[dict[str, Any]]:
-    found = [each for each in listed(content, "categories") if isinstance(each.get("id"), int) and "name" in each]
+def _categories(content: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    records = listed(content, "categories", path)
+    found = [each for each in records if isinstance(each.get("id"), int) and "name" in each]
     if not found:
-        raise DataError("COCO file: it has no categories with id and name. Export the file again.")
+        raise DataError(f"{path}: this COCO file has no categories with id and name. Export it again.")
     return found
 
 
 def _class_numbers(content: dict[str, Any], names: Sequence[str], path: str) -> dict[int, int]:
     places = {name.strip().lower(): number for number, name in enumerate(names)}
     numbers = {}
-    for category in _categories(content):
+    for category in _categories(content, path):
         name = str(category["name"]).strip().lower()
         if name not in places:
             raise DataError(
@@ -246,7 +250,7 @@ class _Scale(NamedTuple):
 def resized_annotations(content: dict[str, Any], size_of: SizeOf, *, path: str) -> dict[str, Any]:
     """The content of an annotation file, scaled to the new sizes; `path` is for error messages only."""
     images, scales = [], {}
-    for image in listed(content, "images"):
+    for image in listed(content, "images", path):
         size_wh = size_of(image)
         if size_wh is None:
             continue
@@ -254,7 +258,7 @@ def resized_annotations(content: dict[str, Any], size_of: SizeOf, *, path: str) 
         scales[image.get("id")] = _scale(image, size_wh, path)
     annotations = [
         _resized(annotation, scales[annotation.get("image_id")])
-        for annotation in listed(content, "annotations")
+        for annotation in listed(content, "annotations", path)
         if annotation.get("image_id") in scales
     ]
     return {**content, "images": images, "annotations": annotations}

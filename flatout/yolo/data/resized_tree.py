@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flatout import __version__
-from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, ResourceError
+from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, ResourceError, counted
 from flatout.feed import DecodeError, Feed, FeedConfig, Field, Plan, SampleSource
 from flatout.images import MAX_MISSING, Header, check_size, decode, header_of, read_bytes, read_facts
 from flatout.progress import progress
@@ -117,7 +117,7 @@ def write_resized(
     workers: int | str = "cpu*1.0",
     show_progress: bool = False,
 ) -> ResizedSet:
-    """Make the tree, or the missing part of it.
+    """Write a copy of a data set with resized images, or what is missing of it.
 
     Raises DataError if more than 1 % of the images cannot be read, after everything else is written; Interrupted after
     a signal, and then the same call continues.
@@ -143,9 +143,10 @@ def write_resized(
         raise ResourceError(
             f"{out}: cannot be written: {error.strerror or error}. Fix this, then run the same command again."
         ) from None
-    if len(outcome.skipped) > MAX_UNREADABLE * (outcome.num_images + len(outcome.skipped)):
+    num_skipped = len(outcome.skipped)
+    if num_skipped > MAX_UNREADABLE * (outcome.num_images + num_skipped):
         raise DataError(
-            f"{len(outcome.skipped)} of {outcome.num_images + len(outcome.skipped)} images cannot be read, such as "
+            f"{num_skipped} of {counted(outcome.num_images + num_skipped, 'image')} cannot be read, such as "
             f"{_examples(outcome.skipped)}. All others are in {outcome.data}; {out / SETTINGS} lists the missing ones."
         )
     return outcome
@@ -270,7 +271,9 @@ def find_source(data: DataSet) -> SourceDataSet:
             entries = [_entry(data, split, entry) for entry in data.entries[split]]
             images = [image for entry in entries for image in entry.images]
             if images and not any(map(os.path.exists, images)):
-                raise DataError(f"{data.file}: {split}: none of the {len(images)} images exists, such as {images[0]}.")
+                raise DataError(
+                    f"{data.file}: {split}: no image exists ({len(images)} are listed), such as {images[0]}."
+                )
         except DataError as error:
             if split != "test":
                 raise
@@ -408,8 +411,9 @@ class ResizedTree:
         num_kept = len(self._tasks) - len(missing)
         if num_kept:
             logger.info(
-                "%s: %d of %d images are already there, %d to go.", self._out, num_kept, len(self._tasks), len(missing)
-            )
+                "%s: %d of %s already there, %d to go.",
+                self._out, num_kept, counted(len(self._tasks), "image"), len(missing),
+            )  # fmt: skip
         if missing:
             self._data.unlink(missing_ok=True)
         self._make_folders(missing)
@@ -447,8 +451,8 @@ class ResizedTree:
         known = {task.image_out for task in self._tasks}
         if leftovers := [path for path in find_images(folders).paths if path not in known]:
             logger.warning(
-                "%d images in the copy are no longer in the source, such as %s. Delete them, or training will use "
-                "them.", len(leftovers), leftovers[0],
+                "The copy still has %s that the source no longer has, such as %s. Delete what is left over, or "
+                "training will use it.", counted(len(leftovers), "image"), leftovers[0],
             )  # fmt: skip
 
     def place(self, path: str) -> str:
@@ -475,8 +479,8 @@ class ResizedTree:
         free = shutil.disk_usage(self._out).free
         if needed > free:
             raise ResourceError(
-                f"{self._out}: {len(tasks)} images need about {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are "
-                "free. Free some space, or choose another disk with --out."
+                f"{self._out}: about {needed / 1e9:.2f} GB are needed for {counted(len(tasks), 'image')}, but only "
+                f"{free / 1e9:.2f} GB are free. Free some space, or choose another disk with --out."
             )
 
     def _entry_out(self, split: Split, entry: Entry, skipped: Mapping[str, str]) -> str:
@@ -512,7 +516,7 @@ class ResizedTree:
         return self._out / f"{prefix}{os.path.basename(entry.path)}"
 
     def _yaml_text(self, splits: Mapping[Split, Sequence[str]]) -> str:
-        """The new data YAML. Values are written as JSON, which is valid YAML and keeps names from becoming numbers."""
+        """The new data YAML. Values are written as JSON, a subset of YAML, so that a class named 1 or no stays text."""
         written = self._source.data.written
         named = {
             split: self._from_yaml(found[1])
@@ -560,7 +564,7 @@ class ResizedTree:
     def _write_json(self, path: str, place: str, entries: Sequence[Entry]) -> None:
         """Scale an annotation file and write it to `place`; `entries` are those of its split."""
         content = load_json(path)
-        records = listed(content, "images")
+        records = listed(content, "images", path)
         if any(entry.path == path for entry in entries):
             folder = image_folder(path, records)
             known = {
@@ -576,18 +580,20 @@ class ResizedTree:
 
         def size_of(image: dict[str, Any]) -> tuple[int, int] | None:
             name = str(image.get("file_name"))
-            return _size_of_file(known[name]) if name in known else self._size_by_rule(image)
+            return _size_of_file(known[name]) if name in known else self._size_by_rule(image, path)
 
         resized = resized_annotations(content, size_of, path=path)
         _make_folder(os.path.dirname(place))
         write_atomically(place, json.dumps(resized).encode(), time_ns=os.stat(path).st_mtime_ns)
 
-    def _size_by_rule(self, image: dict[str, Any]) -> tuple[int, int]:
-        """New size of an image that is in the annotation file but not in the split."""
+    def _size_by_rule(self, image: dict[str, Any], path: str) -> tuple[int, int]:
+        """New size of an image that is in the annotation file `path` but not in the split."""
         try:
             height, width = target_hw((int(image["height"]), int(image["width"])), self._config)
         except (KeyError, TypeError, ValueError, ZeroDivisionError):
-            raise DataError(f"COCO file: image {image.get('file_name')!r} has no width and height.") from None
+            raise DataError(
+                f"{path}: image {image.get('file_name')!r} has no width and height. Export the file again."
+            ) from None
         return width, height
 
 

@@ -34,6 +34,7 @@ from flatout.yolo.evaluate.validation_input import ValidationBatch, open_validat
 from flatout.yolo.find_file import find_file
 from flatout.yolo.load_network import load_network
 from flatout.yolo.loss import LossParts
+from flatout.yolo.loss.losses import ITEM_NAMES
 from flatout.yolo.metrics import LOSSES, Evaluation, Evaluator
 from flatout.yolo.metrics.confusion_file import write_confusion
 from flatout.yolo.metrics.match import Matches
@@ -189,7 +190,7 @@ class Evaluate:
             for batch in batches.epoch(0):
                 predictions = forward(batch.images)
                 if loss is not None:
-                    losses.append(loss(predictions.raw, batch.targets_T6).items[: len(LOSSES)])
+                    losses.append(loss(predictions.raw, batch.targets_T6).items)
                 begin_s = _now_s(batch.images.device)
                 found = non_max_suppression(predictions.decoded, nms, labels=labels_for_nms(batch) if hybrid else None)
                 suppress_s += _now_s(batch.images.device) - begin_s
@@ -247,7 +248,10 @@ def labels_for_nms(batch: ValidationBatch) -> list[Tensor]:
 
 def _mean_losses(losses: list[Tensor]) -> dict[str, float]:
     """Mean losses by name. The host waits for the device, once."""
-    means = torch.stack(losses).mean(0).tolist() if losses else [0.0] * len(LOSSES)
+    if not losses:
+        return dict.fromkeys(LOSSES, 0.0)
+    all_items = torch.stack(losses)
+    means = torch.stack([all_items[:, ITEM_NAMES.index(name)] for name in LOSSES], dim=1).mean(0).tolist()
     return dict(zip(LOSSES, means, strict=True))
 
 

@@ -11,7 +11,9 @@ Form = Literal["raw", "grid", "onnx-nms", "tensorrt-nms", "tensorrt-nms-corners"
 plugin, whose input are centres and sizes (--end2end) or corners (--include-nms)."""
 
 FORMATS = ("torchscript", "onnx")
-"""All formats; both are written by default."""
+"""All formats."""
+DEFAULT_FORMATS = ("torchscript", "onnx")
+"""Written without --formats. A list of its own, so that a further format is not written unasked."""
 REFUSED_FORMATS = {
     "coreml": "flatout does not write CoreML files; convert the TorchScript file with coremltools, on a Mac",
     "lite": "PyTorch Mobile is discontinued, and torch no longer writes its files; use onnx or torchscript",
@@ -47,7 +49,7 @@ class ExportOptions:
     int8: bool = False
 
     # Ours
-    formats: tuple[str, ...] = FORMATS
+    formats: tuple[str, ...] = DEFAULT_FORMATS
     cfg: str = ""
     """Model config, for weights that contain none."""
     out: str = ""

@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 # Differences and their limits
 
+REMEDY = (
+    "Try without --simplify or with another --opset. If that does not help, please report a bug, with this message and "
+    "the output of flatout doctor --json."
+)
 MAX_BOX = 1e-4
 """Limit for box coordinates, as a share of the input's longer side: 0.064 px at 640."""
 MAX_SCORE = 1e-3
@@ -100,7 +104,7 @@ def check_same(found: np.ndarray, expected: np.ndarray, what: str) -> None:
     if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-5, atol=1e-4):
         raise ParityError(
             f"{what}: ONNX Runtime gives {_summary(found)}, torch gives {_summary(expected)} from the same boxes, so "
-            "nothing was written. Try without --simplify or with another --opset, and report it."
+            f"nothing was written. {REMEDY}"
         )
 
 
@@ -109,7 +113,7 @@ def check_within(difference: Difference, limit: Difference, what: str) -> None:
     if not difference.is_within(limit):
         raise ParityError(
             f"{what}: differs from its network by {difference.text(limit)}, so nothing was written. "
-            "Check that all weights are finite, try without --simplify or with another --opset, and report it."
+            f"Check that all weights are finite. {REMEDY}"
         )
 
 

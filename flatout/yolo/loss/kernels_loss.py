@@ -58,7 +58,10 @@ def class_share(heads_p, image, HEADS: tl.constexpr, CLASSES: tl.constexpr):
 
 @triton.jit
 def group_of(image, layer, LAYERS: tl.constexpr, HEADS: tl.constexpr):
-    """Group in which a match is counted: its layer, or with several heads its head and layer."""
+    """Group in which a match is counted: its layer, or with several heads its head and layer.
+
+    With several heads, `image` numbers pairs of an image and a head: `image % HEADS` is the head.
+    """
     group = layer
     if HEADS > 0:
         group = image % HEADS * LAYERS + layer

@@ -100,6 +100,10 @@ def default_balance(num_layers: int) -> tuple[float, ...]:
 # Results
 
 
+ITEM_NAMES = ("box", "obj", "cls", "total")
+"""Names of `LossParts.items`, in their order."""
+
+
 class LossParts(NamedTuple):
     """A loss and its parts, on the device of the maps; reading a value makes the host wait."""
 

@@ -372,7 +372,7 @@ def fit(file: Path, content: dict[str, Any], names: Sequence[str], images: Image
     known, chosen = {image.image_id for image in coco_images.values()}, set(category_ids)
     if not any(
         each.get("image_id") in known and each.get("category_id") in chosen and not each.get("iscrowd")
-        for each in listed(content, "annotations")
+        for each in listed(content, "annotations", str(file))
     ):
         raise DataError(f"{file}: it has no object of these classes in any of {counted(len(images), 'image')}.")
     remarks = [f"COCO AP, with the annotations of {file}:"]
@@ -415,7 +415,7 @@ def _normalised(name: object) -> str:
 def _categories(file: Path, content: dict[str, Any], names: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
     """The category id of each class, and the names of the categories that are not classes."""
     ids: dict[str, int] = {}
-    for category in categories_by_id(content):
+    for category in categories_by_id(content, str(file)):
         if ids.setdefault(_normalised(category["name"]), category["id"]) != category["id"]:
             raise DataError(
                 f"{file}: two categories are named {category['name']!r}, so classes cannot be identified by name."
@@ -437,7 +437,7 @@ def _categories(file: Path, content: dict[str, Any], names: Sequence[str]) -> tu
 
 def _coco_images(file: Path, content: dict[str, Any], images: ImageSet) -> dict[str, CocoImage]:
     by_stem: dict[str, list[dict[str, Any]]] = {}
-    for image in listed(content, "images"):
+    for image in listed(content, "images", str(file)):
         by_stem.setdefault(PurePath(str(image.get("file_name"))).stem, []).append(image)
     size_of = dict(zip(images.paths, images.size_wh_N2.tolist(), strict=True))
     found = {path: _matching_image(by_stem.get(PurePath(path).stem, []), path) for path in size_of}

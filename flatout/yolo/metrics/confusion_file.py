@@ -43,7 +43,7 @@ class Confusion:
 
     @property
     def fraction_CC(self) -> np.ndarray:
-        """Fractions of the true objects of each column, float64 [C, C]; 0 for a class without objects."""
+        """Each count divided by the number of true objects of its column, float64 [C, C]; 0 where there are none."""
         return np.asarray(self.count_CC / np.maximum(self.num_objects_C, 1e-12))
 
 

@@ -188,8 +188,9 @@ SCORES = (
 LOSSES = ("box", "obj", "cls")
 """Losses of a validation; in files their names are prefixed with `val_`."""
 
-YOLOV7_RESULTS = ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95", *(f"val_{name}" for name in LOSSES))
-"""Values of an evaluation in results.txt, the file of a study and evolve.txt; their order must not change."""
+YOLOV7_RESULTS = ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95", "val_box", "val_obj", "val_cls")
+"""Values of an evaluation in results.txt, the file of a study and evolve.txt. Written out, because other programs read
+them by position: a further loss must not add a column."""
 
 
 def headings() -> list[str]:

@@ -3,9 +3,9 @@
     detections + targets of a batch -> pixels of the original images -> matched on the device: a few bytes per detection
     all batches -> result(): one copy to the host, AP per class
 
-A detection is compared with the label of its image and class that it overlaps most, whether or not another detection
-has matched that label; each label is matched at most once. So no detection depends on another, and a whole batch is
-matched at once, on its own device.
+A detection is compared only with the label of its image and class that it overlaps most. If several detections choose
+the same label, the most confident one matches it; the others are not offered another label. So the choice of one
+detection does not depend on the others, and a whole batch is matched at once, on its own device.
 
 Dimension key:  B images   D detections, by descending score in each image   L labels   K overlap thresholds   T targets
                 P pairs of a detection and a label of its image   C classes   S confident detections

@@ -56,8 +56,8 @@ def describe(network: Network) -> ModelSummary:
 def count_gflops(network: Network) -> float:
     """Operations for one image of COUNTED_PX, in billions, two per multiply-add.
 
-    Counted are all convolutions that run in training, auxiliary ones included; four multiply-adds per value of a batch
-    norm; and one per upsampled value.
+    All convolutions that run in training are counted, auxiliary ones included, four multiply-adds per value of a batch
+    norm, and one per upsampled value.
     """
     spec = network.spec
     side = small_side(spec, max(int(network.stride.max()), 32))

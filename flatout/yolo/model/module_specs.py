@@ -123,7 +123,7 @@ class ModuleSpec(NamedTuple):
     takes_repeats: bool = False
     """Whether the repeat count is passed as an argument instead of repeating the module."""
     layers: int = 1
-    """How many pairs of convolution and batch norm it consists of, at most."""
+    """The largest number of pairs of convolution and batch norm that it can consist of."""
 
 
 REQUIRED = object()
@@ -279,10 +279,6 @@ def _upsample_shape(ins: Sequence[Shape], args: Args) -> Shape:
 
 def _no_weights(ins: Sequence[Shape], args: Args) -> int:
     return 0
-
-
-def _same(ins: Sequence[Shape], args: Args) -> Shape:
-    return ins[0]
 
 
 MODULE_SPECS = {

@@ -38,7 +38,9 @@ class HeadParams:
 def read_head_params(path: str | Path, *, num_heads: int) -> tuple[HeadParams, ...]:
     """Params of `head_0` to `head_{num_heads - 1}`; other keys are ignored. ConfigError names what is missing."""
     if not Path(path).exists():
-        raise MissingFileError(f"{path}: no such file. Use --head-params with a file of augmentation per head.")
+        raise MissingFileError(
+            f"{path}: no such file. Give --head-params a YAML file with the augmentation of each head."
+        )
     content = load_yaml(path)
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path}: head_0 and the other heads are missing. Every head needs {', '.join(_NAMES)}.")
@@ -138,7 +140,10 @@ def _groups(wanted: WantedHeads, num_classes: int) -> HeadConfig | None:
     if not wanted.num_heads:
         return None
     if wanted.num_heads > num_classes:
-        raise ConfigError(f"--heads {wanted.num_heads}: there are only {num_classes} classes, and each head needs one.")
+        raise ConfigError(
+            f"--heads {wanted.num_heads}: there are only {num_classes} classes, and each head needs at least one. "
+            f"Use --heads {num_classes} or fewer."
+        )
     return contiguous_heads(num_classes, wanted.num_heads)
 
 

@@ -76,7 +76,7 @@ class OutputNames:
     def stem(self, origin: Origin) -> str:
         """The name without ending, the same for every frame of a file."""
         if origin.number not in self._stem_of:
-            self._stem_of[origin.number] = self._free(origin.stem)
+            self._stem_of[origin.number] = self._unused_name(origin.stem)
         return self._stem_of[origin.number]
 
     def frame_stem(self, origin: Origin) -> str:
@@ -94,7 +94,7 @@ class OutputNames:
         suffix = ".mp4" if origin.kind == "stream" else PurePath(origin.path).suffix
         return f"{self.stem(origin)}{suffix}"
 
-    def _free(self, stem: str) -> str:
+    def _unused_name(self, stem: str) -> str:
         name, number = stem, 1
         while name in self._taken:
             number += 1

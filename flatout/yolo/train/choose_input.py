@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from flatout.feed import plan_workers
 from flatout.profiler import KEPT_DECODED, Demands
 
-StoreLocation = Literal["device", "ram", "off"]
+ImagePlace = Literal["device", "ram", "off"]
 """Where decoded images are kept; off: nowhere, files are decoded each time."""
 AUTO: Literal["auto"] = "auto"
 """`--workers auto`: as many workers as the input needs here, by measurement."""
@@ -153,7 +153,7 @@ class Costs:
 class InputSettings:
     """How an input is set up."""
 
-    keep: StoreLocation
+    keep: ImagePlace
     workers: int
     subsampled: bool = False
     """Keep images on the device as 4:2:0: half of the bytes, not quite the same pixels."""
@@ -229,7 +229,7 @@ def _by_rule(asked: Asked, machine: Machine, costs: Costs) -> Iterator[Choice]:
         if asked.fast:
             yield _device_fallback(asked, machine, costs)
         return
-    keep: StoreLocation = "ram" if asked.decodes_once or asked.cache_images else "off"
+    keep: ImagePlace = "ram" if asked.decodes_once or asked.cache_images else "off"
     yield _by_workers(keep, workers_by_rule(asked, machine, costs), asked, machine, costs, why)
 
 
@@ -267,7 +267,7 @@ def _by_measurement(asked: Asked, machine: Machine, costs: Costs, measured: Meas
 
 
 class _Candidate(NamedTuple):
-    keep: StoreLocation
+    keep: ImagePlace
     subsampled: bool
     workers: int
     step_ms: float
@@ -298,7 +298,7 @@ def _candidates(asked: Asked, machine: Machine, costs: Costs, measured: Measured
                 yield _Candidate(keep, subsampled, workers, step_ms)
 
 
-def _locations(asked: Asked, machine: Machine, costs: Costs) -> Iterator[StoreLocation]:
+def _locations(asked: Asked, machine: Machine, costs: Costs) -> Iterator[ImagePlace]:
     if (given := required_location(asked)) is not None:
         yield given
         return
@@ -316,7 +316,7 @@ def _locations(asked: Asked, machine: Machine, costs: Costs) -> Iterator[StoreLo
         yield "device"
 
 
-def required_location(asked: Asked) -> StoreLocation | None:
+def required_location(asked: Asked) -> ImagePlace | None:
     """Where the command says that images are kept; None: flatout chooses."""
     if asked.fast and asked.decodes_once:
         return None
@@ -324,7 +324,7 @@ def required_location(asked: Asked) -> StoreLocation | None:
 
 
 def _step_ms(
-    keep: StoreLocation,
+    keep: ImagePlace,
     subsampled: bool,
     workers: int,
     cores: float,
@@ -399,7 +399,7 @@ def _decodes_on_gpu(asked: Asked, machine: Machine, costs: Costs) -> bool:
 
 
 def _by_workers(
-    keep: StoreLocation,
+    keep: ImagePlace,
     workers: int,
     asked: Asked,
     machine: Machine,

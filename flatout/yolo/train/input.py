@@ -138,7 +138,8 @@ def open_input(images: ImageSet, config: InputConfig, choices: Sequence[Choice])
 def _try_open(
     opener: "_Opener", settings: InputSettings, after: InputSettings, stack: ExitStack
 ) -> DeviceBatches | None:  # fmt: skip
-    """The opened input, or None with a warning if it cannot be built."""
+    """The opened input, or None if it cannot be built: after a ConfigError with a warning, without one if the opener
+    itself returns None."""
     try:
         return opener.open(settings, stack)
     except ConfigError as error:

@@ -75,7 +75,8 @@ def check_anchors(head: Detect, images: ImageSet, *, size: int, threshold: float
 
 
 def set_anchors(head: Detect, anchors_A2: np.ndarray) -> None:
-    """Assign anchors in pixels, smallest first, to the levels from the finest to the coarsest."""
+    """Assign anchors in pixels to the levels, from the finest to the coarsest. The caller passes them sorted, smallest
+    first."""
     rising_LA2 = torch.tensor(anchors_A2, dtype=torch.float32).view(head.nl, head.na, 2)
     stride_L = head.stride
     by_stride = torch.argsort(stride_L)
@@ -324,7 +325,8 @@ def _memory(images: ImageSet, config: PreflightConfig) -> str:
     if share < 1:
         logger.warning(
             "Decoded images need %s, but half of the free memory is %s: about %.0f %% of them stay decoded, the others "
-            "are decoded in every epoch.", in_units(needed), in_units(int(STORE_SHARE * free)), 100 * share,
+            "are decoded in every epoch. A smaller --img-size, or closing other programs, lets more of them stay.",
+            in_units(needed), in_units(int(STORE_SHARE * free)), 100 * share,
         )  # fmt: skip
     return f"memory {in_units(free)} free, {in_units(needed)} for decoded images"
 

@@ -24,7 +24,7 @@ from flatout.yolo.augment.source import quad
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.hyp import Hyp
 from flatout.yolo.loss import LossParts, aux_ota_loss, ota_loss, ota_router_loss, plain_loss, plain_router_loss
-from flatout.yolo.loss.losses import LossConfig
+from flatout.yolo.loss.losses import ITEM_NAMES, LossConfig
 from flatout.yolo.loss.matches import Anchors
 from flatout.yolo.model.layers import Detect, IAuxDetect
 from flatout.yolo.multihead.layer import MultiHeadDetect
@@ -168,7 +168,7 @@ class LastBatch:
 class DetectionJob:
     """The training step of YOLOv7's networks, as the loop of flatout.engine calls it."""
 
-    item_names = ("box", "obj", "cls", "total")
+    item_names = ITEM_NAMES
 
     def __init__(self, config: StepConfig, loss: DetectionLoss, plots: BatchPlots | None = None) -> None:
         """`plots` keeps the first batches, to plot them later."""

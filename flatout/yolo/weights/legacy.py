@@ -149,6 +149,7 @@ class PickledModule(Built):
         """As pickled. Read only: it may be shared, cyclic or huge."""
 
     def build(self, state: object) -> None:
+        """Take the pickled attributes; Refusal if they are not a dict, or come a second time."""
         if type(state) is not dict or self.attributes:
             raise Refusal(f"its {self.type_name} has no attributes, or has them twice. {DAMAGED}")
         self.attributes = state

@@ -101,5 +101,5 @@ def test_it_is_only_for_images_on_the_device():
 
 def test_an_image_that_changed_since_the_scan_is_refused():
     images = Subsampled([pattern(20, 30, 0)], resized_wh(np.array([[30, 21]]), 30))
-    with pytest.raises(DecodeError, match=r"30 x 20 and not 30 x 21.*Scan again"):
+    with pytest.raises(DecodeError, match=r"30 x 20 and not 30 x 21.*it scans changed files"):
         images[0]

@@ -1,4 +1,4 @@
-"""Pictures rendered in torch are those of the CPU renderer, for the same draws."""
+"""Images rendered in torch are those of the CPU renderer, for the same draws."""
 
 import os
 import subprocess

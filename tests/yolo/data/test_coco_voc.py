@@ -135,7 +135,7 @@ def test_the_error_for_a_folder_that_is_not_a_data_set_says_what_to_give_instead
 )  # fmt: skip
 def test_a_file_that_is_not_a_coco_file_is_refused_with_a_reason(content, tmp_path):
     (tmp_path / "bad.json").write_bytes(content)
-    with pytest.raises(DataError, match=r"COCO|JSON|image"):
+    with pytest.raises(DataError, match=r"bad\.json: .*(COCO|JSON|image)"):
         read_coco(str(tmp_path / "bad.json"), NAMES)
 
 

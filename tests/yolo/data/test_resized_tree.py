@@ -349,7 +349,7 @@ def test_images_that_the_source_no_longer_has_are_named(source, tmp_path, caplog
     flatout.yolo.resize(data, tmp_path / "out", size=64)
     (source.folder / "images/train/bmp.bmp").unlink()
     flatout.yolo.resize(data, tmp_path / "out", size=64)
-    assert "1 images in the copy are no longer in the source" in caplog.text and "bmp.bmp" in caplog.text
+    assert "The copy still has 1 image that the source no longer has" in caplog.text and "bmp.bmp" in caplog.text
 
 
 # -- refused -------------------------------------------------------------------------------------------------------
@@ -426,7 +426,9 @@ def test_wrong_numbers_end_with_exit_code_2(words, said, data, tmp_path, capsys)
 def test_a_disk_that_is_too_small_is_noticed_before_the_first_image(data, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(resized_tree.shutil, "disk_usage", lambda path: usage(10, 10, 20_000))
-    with pytest.raises(ResourceError, match=r"12 images need about 0\.00 GB, but only 0\.00 GB are free\. Free some"):
+    with pytest.raises(
+        ResourceError, match=r"about 0\.00 GB are needed for 12 images, but only 0\.00 GB are free\. Free some"
+    ):
         flatout.yolo.resize(data, tmp_path / "out", size=64)
     assert not list((tmp_path / "out").rglob("*.jpg"))
     monkeypatch.undo()

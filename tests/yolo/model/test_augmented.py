@@ -5,7 +5,7 @@ import torch
 
 from flatout.yolo.model.layers import Predictions
 from flatout.yolo.model.network import PADDING, Ensemble, predict_augmented, resize_and_pad
-from tests.yolo.model.test_network import narrow, picture
+from tests.yolo.model.test_network import narrow, random_images
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_view_is_scaled_and_padded_on_the_right_and_at_the_bottom(size, scale,
 
 
 def test_a_view_of_the_same_scale_is_the_image_itself():
-    x = picture()
+    x = random_images()
     assert resize_and_pad(x, 1.0, 32) is x
 
 
@@ -56,7 +56,7 @@ def test_an_ensemble_concatenates_the_boxes_of_its_members():
     members = [narrow(name, nc=2).eval() for name in ("yolov7-tiny", "yolov7")]
     members[-1].names = ["bolt", "nut"]
     ensemble = Ensemble(members)
-    x = picture()
+    x = random_images()
     together = ensemble(x)
     assert torch.equal(together.decoded, torch.cat([member(x).decoded for member in members], 1))
     assert (together.raw, ensemble.names, ensemble.stride.tolist()) == ([], ["bolt", "nut"], [8, 16, 32])

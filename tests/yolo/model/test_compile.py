@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from flatout.yolo.model.network import build_network
-from tests.yolo.model.test_network import narrow, picture, trained_under_autocast
+from tests.yolo.model.test_network import narrow, random_images, trained_under_autocast
 from tests.yolo.model.test_spec import small
 
 CASES = [(name, training) for name in ("yolov7-tiny", "yolov7", "yolov7-w6") for training in (True, False)]
@@ -33,7 +33,7 @@ def test_a_network_is_one_graph(case, checks):
 
 def check_that_it_is_one_graph(name: str, training: bool) -> None:
     network = narrow(name, nc=2).train(training)
-    x = picture(side_px=128)
+    x = random_images(side_px=128)
     # A copy, so that both are in their first training step: batch norms update their statistics.
     compiled = torch.compile(copy.deepcopy(network), fullgraph=True, backend="eager")
     expected, found = network(x), compiled(x)

@@ -11,7 +11,7 @@ from flatout.yolo.model.network import Network, build_network
 from flatout.yolo.model.spec import parse_model
 from tests.yolo.golden_network import fill
 from tests.yolo.model.hostile_configs import config
-from tests.yolo.model.test_network import narrow, picture
+from tests.yolo.model.test_network import narrow, random_images
 
 NAMES = ["yolov7-tiny", "yolov7", "yolov7-w6"]
 
@@ -102,4 +102,4 @@ def test_fusing_twice_changes_nothing():
 def test_a_fused_network_has_no_batch_norm_left():
     network = fused(filled("yolov7"))
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in network.modules())
-    assert torch.isfinite(network(picture().double()).decoded).all()
+    assert torch.isfinite(network(random_images().double()).decoded).all()

@@ -22,7 +22,7 @@ def narrow(name: str, *, nc: int | None = None, seed: int = 0) -> Network:
     return build_network(config | {"width_multiple": 0.125}, nc=nc)
 
 
-def picture(batch: int = 2, side_px: int = 64) -> torch.Tensor:
+def random_images(batch: int = 2, side_px: int = 64) -> torch.Tensor:
     return torch.rand(batch, 3, side_px, side_px, generator=torch.Generator().manual_seed(1))
 
 
@@ -91,14 +91,14 @@ def test_a_network_built_on_the_meta_device_can_load_all_weights():
     empty.load_state_dict(made.state_dict(), assign=True)
     assert all(parameter.requires_grad for parameter in empty.parameters())
     for mode in (True, False):
-        outputs = [network.train(mode)(picture()) for network in (made, empty)]
+        outputs = [network.train(mode)(random_images()) for network in (made, empty)]
         raw = outputs if mode else [output.raw for output in outputs]
         assert all(torch.equal(one, other) for one, other in zip(*raw, strict=True))
 
 
 def test_training_gives_raw_maps_of_lead_and_auxiliary_levels_and_evaluation_boxes_of_the_lead():
     network = narrow("yolov7-w6", nc=4)
-    x = picture(side_px=128)
+    x = random_images(side_px=128)
     sides = [16, 8, 4, 2]
     raw = network.train()(x)
     assert [tuple(each.shape) for each in raw] == [(2, 3, side, side, 9) for side in sides * 2]
@@ -110,7 +110,7 @@ def test_training_gives_raw_maps_of_lead_and_auxiliary_levels_and_evaluation_box
 
 def test_auxiliary_rows_run_in_training_only():
     network = narrow("yolov7-w6")
-    x = picture(side_px=128)
+    x = random_images(side_px=128)
     assert rows_that_run(network.train(), x) == list(range(123))
     assert rows_that_run(network.eval(), x) == [*range(118), 122]
 
@@ -120,7 +120,7 @@ def test_auxiliary_rows_run_in_training_only():
 def test_channels_last_goes_through_every_row(name):
     """Outputs and gradients of every row: a map in the other layout would be copied at the next convolution."""
     network = narrow(name).to(memory_format=torch.channels_last)
-    x = picture(side_px=128).contiguous(memory_format=torch.channels_last)
+    x = random_images(side_px=128).contiguous(memory_format=torch.channels_last)
     other_layout: list[int] = []
 
     def note(index: int, y: torch.Tensor) -> None:
@@ -143,7 +143,7 @@ def test_no_layer_changes_its_input_in_place():
     for layer in network.model[:-1]:
         layer.register_forward_pre_hook(lambda module, inputs: versions.append((inputs[0], version_of(inputs[0]))))
     versions: list[tuple[object, list[int]]] = []
-    sum(output.square().mean() for output in network(picture())).backward()
+    sum(output.square().mean() for output in network(random_images())).backward()
     assert all(version_of(maps) == before for maps, before in versions)
 
 
@@ -154,7 +154,7 @@ def version_of(maps: torch.Tensor | list[torch.Tensor]) -> list[int]:
 def trained_under_autocast(network: Network) -> dict[str, torch.Tensor]:
     """Gradients of a step in bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
-        sum(level.square().mean() for level in network(picture())).backward()
+        sum(level.square().mean() for level in network(random_images())).backward()
     return {name: weight.grad for name, weight in network.named_parameters() if weight.grad is not None}
 
 

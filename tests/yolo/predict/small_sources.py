@@ -31,7 +31,7 @@ def confident_network(seed: int = 0) -> Network:
             module.momentum = None
             module.reset_running_stats()
     # Batch-norm statistics of images like those of the tests, so that its maps depend on the image.
-    images_B3HW = np.stack([picture(number, (64, 64)) for number in range(8)]).transpose(0, 3, 1, 2)
+    images_B3HW = np.stack([make_image(number, (64, 64)) for number in range(8)]).transpose(0, 3, 1, 2)
     network.train()
     network(torch.from_numpy(images_B3HW).float() / 255)
     level: Any
@@ -49,7 +49,7 @@ def weights_file(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def picture(seed: int, size_wh: tuple[int, int]) -> np.ndarray:
+def make_image(seed: int, size_wh: tuple[int, int]) -> np.ndarray:
     noise = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return cv2.resize(noise, size_wh, interpolation=cv2.INTER_CUBIC)
 
@@ -59,14 +59,14 @@ def write_images(folder: Path, count: int = 10, suffix: str = "png") -> list[Pat
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{number:02}.{suffix}" for number in range(count)]
     for number, path in enumerate(paths):
-        cv2.imwrite(str(path), picture(number, SIZES_WH[number % len(SIZES_WH)]))
+        cv2.imwrite(str(path), make_image(number, SIZES_WH[number % len(SIZES_WH)]))
     return paths
 
 
 def write_video(path: Path, num_frames: int = 6, *, size_wh: tuple[int, int] = (96, 64), fps: float = 12.0) -> Path:
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, size_wh)
     for number in range(num_frames):
-        writer.write(picture(number, size_wh))
+        writer.write(make_image(number, size_wh))
     writer.release()
     return path
 
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
         self.end_headers()
         for number in range(self.server.frames):
-            content = cv2.imencode(".jpg", picture(number, (96, 64)))[1].tobytes()
+            content = cv2.imencode(".jpg", make_image(number, (96, 64)))[1].tobytes()
             head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(content)}\r\n\r\n"
             self.wfile.write(head.encode() + content + b"\r\n")
         if self.server.stays:

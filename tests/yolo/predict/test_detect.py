@@ -25,7 +25,7 @@ from flatout.yolo.predict.results import load_networks, predictor_for
 from flatout.yolo.predict.results import results_of as in_order
 from flatout.yolo.weights import read_weights, save_weights
 from tests.reference.plain_detect import plain_detect
-from tests.yolo.predict.small_sources import NAMES, confident_network, frames_in, picture, write_images, write_video
+from tests.yolo.predict.small_sources import NAMES, confident_network, frames_in, make_image, write_images, write_video
 from tests.yolo.test_load import weights_of
 
 CPU = torch.device("cpu")
@@ -440,7 +440,7 @@ def test_update_does_not_touch_an_unfinished_training(place, tmp_path):
 
 
 def test_letters_grow_with_the_image(place):
-    small, large = (picture(0, size) for size in ((120, 90), (1600, 1200)))
+    small, large = (make_image(0, size) for size in ((120, 90), (1600, 1200)))
     widths = []
     for image in (small, large):
         box = np.array([[10, 20, image.shape[1] - 10, image.shape[0] - 10]], np.float32)

@@ -19,7 +19,7 @@ from flatout.yolo.predict.options import DetectOptions
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.streams import EVERY, TIMEOUT_MS, LiveFrames, Stream, without_password
 from tests.feed.injections import wait_until
-from tests.yolo.predict.small_sources import Server, frames_in, picture, serving
+from tests.yolo.predict.small_sources import Server, frames_in, make_image, serving
 
 QUICK_S = (0.02, 0.02)
 """Waits between attempts to reconnect."""
@@ -66,7 +66,7 @@ def test_a_late_reader_gets_the_newest_frame_not_the_next(monkeypatch):
 
 def sent_as(image_HWC: np.ndarray, num_frames: int) -> int:
     """The number of a frame in the stream, recognised by its pixels."""
-    apart = [np.abs(picture(number, (96, 64)).astype(int) - image_HWC).mean() for number in range(num_frames)]
+    apart = [np.abs(make_image(number, (96, 64)).astype(int) - image_HWC).mean() for number in range(num_frames)]
     return int(np.argmin(apart))
 
 

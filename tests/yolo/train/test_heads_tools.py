@@ -14,7 +14,7 @@ from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import train
 from tests.yolo.head_batches import make_groups
-from tests.yolo.model.test_network import narrow, picture
+from tests.yolo.model.test_network import narrow, random_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GROUPS = make_groups([[5, 0], [2], [1, 4, 3]], [1.0, 0.5, 2.0])
@@ -32,7 +32,7 @@ def heads(options: TrainOptions, tmp_path: Path) -> TrainOptions:
 def test_a_whole_network_is_one_graph(name, training):
     network = narrow(name, nc=8).train(training)
     torch.compiler.reset()
-    x = picture(side_px=64)
+    x = random_images(side_px=64)
     # Both in their first training step: batch norms update their statistics.
     compiled = torch.compile(copy.deepcopy(network), fullgraph=True, backend="eager")
     expected, found = network(x), compiled(x)

@@ -27,7 +27,8 @@ def test_a_collapse_is_reported_and_the_best_weights_are_kept(tmp_path: Path, ca
     _, stops = trained([0.4, 0.95, 0.0, 0.0], tmp_path)
     warnings = [message for message in caplog.messages if "collapsed" in message]
     assert warnings[0] == (
-        "Epoch 2 scored 0.000 after 0.950 in epoch 1: the training may have collapsed. best.pt is kept."
+        "Epoch 2 scored 0.000 after 0.950 in epoch 1: the training may have collapsed. best.pt is kept. If the next "
+        "epochs are no better, stop, and train again with a lower learning rate."
     )
     assert best_epoch_in(tmp_path) == 1
     assert not any(stops)

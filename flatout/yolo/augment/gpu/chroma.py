@@ -40,7 +40,7 @@ class Subsampled:
         if image.shape != (height, width, 3):
             raise DecodeError(
                 f"image {index} is {image.shape[1]} x {image.shape[0]} and not {width} x {height}, as its size in the "
-                "data set's scan requires: the file has changed since. Scan again."
+                "data set's scan requires: the file has changed since. Run the command again: it scans changed files."
             )
         return subsample(image)
 

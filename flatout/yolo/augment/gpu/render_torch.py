@@ -104,7 +104,8 @@ def to_bgr(y: Tensor, cb: Tensor, cr: Tensor) -> Tensor:
 
 
 def fetch_bgr(data: Tensor, at: Tensor, colour_at: Tensor) -> Tensor:
-    """Pixels whose brightness is at `at` and whose colour is at `colour_at`, int32 [..., 3]."""
+    """BGR pixels from subsampled `data`, int32 [..., 3]: `at` and `colour_at` index their brightness and the first of
+    their two colour differences."""
     return to_bgr(data[at], data[colour_at], data[colour_at + 1])
 
 

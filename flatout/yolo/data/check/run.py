@@ -43,7 +43,7 @@ class CheckConfig:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All findings, errors first."""
+    """The result of a check: facts, findings (errors first) and counts."""
 
     facts: SetFacts
     findings: list[Finding]

@@ -108,7 +108,7 @@ def _source_of_confusion(confusion: Confusion, where: str) -> Source:
 
 def _source_of_coco(content: dict[str, Any], where: str) -> Source:
     """The source of a COCO file, without its images. Crowds count, as in the fork; classes are numbered by id."""
-    categories = categories_by_id(content)
+    categories = categories_by_id(content, where)
     number = {category["id"]: index for index, category in enumerate(categories)}
 
     def read() -> BoxTable:
