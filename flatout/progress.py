@@ -110,10 +110,16 @@ class StepProgress:
         """Start with steps that earlier processes have done, which do not count for the speed."""
         self._pace = Pace(done, self._clock())
 
-    def advance(self, done: int, figures: Mapping[str, str] | None = None) -> None:
-        """Report that `done` steps are done; `figures` are shown after the step as 'box 0.0413  lr 9.2e-03'."""
+    def update(self, done: int, *, steady_step_s: float | None = None) -> float:
+        """Record that `done` steps are done; returns the expected seconds of the others.
+
+        `steady_step_s` is the time of a step at the end of this interval, when one-off costs are over."""
+        self._pace.update(done, self._clock(), steady_step_s)
+        return self._pace.seconds_for(self._total - done) or 0.0
+
+    def show(self, done: int, figures: Mapping[str, str] | None = None) -> None:
+        """Show that `done` steps are done; `figures` are shown after the step as 'box 0.0413  lr 9.2e-03'."""
         now_s = self._clock()
-        self._pace.update(done, now_s)
         texts = [f"{name} {value}" for name, value in (figures or {}).items()]
         if self._bar is not None:
             progress, task = self._bar
@@ -122,6 +128,11 @@ class StepProgress:
         elif self._is_due(done, now_s):
             self._logged_s = now_s
             logger.info("%s", step_line(self._title, done, self._total, texts, self._pace))
+
+    def advance(self, done: int, figures: Mapping[str, str] | None = None) -> None:
+        """Record and show that `done` steps are done."""
+        self.update(done)
+        self.show(done, figures)
 
     def say(self, text: str) -> None:
         """Write a log line; above the bar if both are on the terminal."""
@@ -149,25 +160,31 @@ class Pace:
     """Estimates the time of the remaining steps, including regular pauses but not one-time costs.
 
     The first interval of a process includes its start, in which kernels are chosen, compiled and captured: it gives
-    only an upper bound. Later, a typical step is the median of the latest intervals, and the rest of an interval is a
-    pause: validations recur and count, a single pause much longer than all others does not.
+    only an upper bound, unless the time of a step at its end is known. Later, a typical step is the median of the
+    latest intervals, and the rest of an interval is a pause: validations recur and count, a single pause much longer
+    than all others does not.
     """
 
     def __init__(self, done: int, now_s: float) -> None:
         self._done, self._now_s = done, now_s
         self._first_step_s: float | None = None
+        self._is_first_steady = False
+        """Whether the time of the first interval's steps is without one-off costs."""
         self._latest: deque[tuple[float, float]] = deque()
         """Seconds, and seconds per step, of the latest intervals after the first."""
         self._pauses_s: list[float] = []
         self._num_steps = 0
 
-    def update(self, done: int, now_s: float) -> None:
+    def update(self, done: int, now_s: float, steady_step_s: float | None = None) -> None:
         num_steps, seconds = done - self._done, max(0.0, now_s - self._now_s)
         if num_steps <= 0:
             return
         self._done, self._now_s = done, now_s
         if self._first_step_s is None:
-            self._first_step_s = seconds / num_steps
+            self._is_first_steady = steady_step_s is not None
+            self._first_step_s = (
+                seconds / num_steps if steady_step_s is None else min(steady_step_s, seconds / num_steps)
+            )
             return
         self._latest.append((seconds, seconds / num_steps))
         while len(self._latest) > _MIN_INTERVALS and sum(spent_s for spent_s, _ in self._latest) > _WINDOW_S:
@@ -178,13 +195,13 @@ class Pace:
     @property
     def is_bound(self) -> bool:
         """Whether `seconds_for` is an upper bound rather than an estimate."""
-        return not self._latest
+        return not self._latest and not self._is_first_steady
 
     def seconds_for(self, num_steps: int) -> float | None:
         """The expected time of this many steps; None before the first interval."""
         if self._first_step_s is None:
             return None
-        per_step_s = self._first_step_s if self.is_bound else self._step_s + self._paused_s / self._num_steps
+        per_step_s = self._step_s + self._paused_s / self._num_steps if self._latest else self._first_step_s
         return max(0, num_steps) * per_step_s
 
     @property

@@ -35,6 +35,9 @@ class IntervalStats(NamedTuple):
     """Steps done in the whole training, by all processes."""
     steps_left: int = 0
     """Steps left in the whole training."""
+    steady_ms: float = 0.0
+    """Mean time of a step in the second half of this interval: without the one-off costs of a start, such as compiling
+    kernels and capturing graphs."""
 
 
 class EpochReport(NamedTuple):

@@ -27,6 +27,7 @@ class Meter:
         self._names = names
         self.lrs: tuple[float, ...] = ()
         self._speed = (0.0, 0.0, 0.0)
+        self._steady_ms = 0.0
         self.begin_epoch()
         self.begin_interval()
 
@@ -38,8 +39,9 @@ class Meter:
 
     def begin_interval(self) -> None:
         self._began = time.perf_counter()
-        self._steps = self._samples = 0
+        self._samples = 0
         self._waited = 0.0
+        self._step_ends: list[float] = []
 
     def waited(self, seconds: float) -> None:
         self._waited += seconds
@@ -47,7 +49,7 @@ class Meter:
 
     def count(self, num_samples: int) -> None:
         """Count a step whose work has been queued on the device."""
-        self._steps += 1
+        self._step_ends.append(time.perf_counter())
         self._num_steps += 1
         self._samples += num_samples
         self._num_samples += num_samples
@@ -64,14 +66,17 @@ class Meter:
 
     def end_interval(self, epoch: int, step: int, *, steps_done: int, steps_left: int) -> IntervalStats:
         """Statistics of the interval that ends here; one without steps repeats the speed of the interval before."""
-        seconds = max(time.perf_counter() - self._began, 1e-9)
+        now = time.perf_counter()
+        seconds = max(now - self._began, 1e-9)
         self._seconds += seconds
-        if self._steps:
-            per_step_ms = 1e3 / self._steps
+        if ends := self._step_ends:
+            per_step_ms = 1e3 / len(ends)
             self._speed = (seconds * per_step_ms, self._waited * per_step_ms, self._samples / seconds)
+            half = len(ends) // 2
+            self._steady_ms = 1e3 * (now - (ends[half - 1] if half else self._began)) / (len(ends) - half)
         self.begin_interval()
         lr = self.lrs[0] if self.lrs else 0.0
-        return IntervalStats(epoch, step, self.means(), lr, *self._speed, steps_done, steps_left)
+        return IntervalStats(epoch, step, self.means(), lr, *self._speed, steps_done, steps_left, self._steady_ms)
 
     def report(self) -> EpochReport:
         per_step_ms = 1e3 / max(1, self._num_steps)

@@ -308,8 +308,8 @@ class _Training:
         settings = recipe.compute_settings()
 
         def on_interval(stats: IntervalStats) -> None:
-            left_s = stats.step_ms / 1e3 * stats.steps_left
-            progress.advance(stats.steps_done, recipe.figures(stats) | self._spending.figures(left_s))
+            left_s = progress.update(stats.steps_done, steady_step_s=stats.steady_ms / 1e3)
+            progress.show(stats.steps_done, recipe.figures(stats) | self._spending.figures(left_s))
             recipe.hint(stats)
 
         return Loop(

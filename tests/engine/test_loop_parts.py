@@ -158,6 +158,20 @@ class TestLogAndMeter:
         assert meter.report().items == {"loss": 2.0}
         assert meter.report().num_bad == 1
 
+    def test_a_slow_start_does_not_count_for_steady_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now_s = 100.0
+        monkeypatch.setattr("flatout.engine.meter.time.perf_counter", lambda: now_s)
+        meter = Meter(("loss",))
+        for duration_s in [5.0, 3.0, 0.01, 0.01, 0.01, 0.01]:
+            now_s += duration_s
+            meter.count(4)
+        stats = meter.end_interval(0, 6, steps_done=6, steps_left=94)
+        assert stats.step_ms == pytest.approx(8040 / 6)
+        assert stats.steady_ms == pytest.approx(10)
+        now_s += 0.2
+        meter.count(4)
+        assert meter.end_interval(0, 7, steps_done=7, steps_left=93).steady_ms == pytest.approx(200)
+
 
 class TestCompiling:
     def test_auto_compiles_only_when_the_run_is_long_enough(self) -> None:

@@ -109,6 +109,22 @@ def test_the_start_of_a_process_is_not_extrapolated():
     assert pace.seconds_for(50_000) == pytest.approx(550, rel=0.01)
 
 
+def test_the_first_line_knows_how_long_steps_take_once_the_start_is_over():
+    """292 images, 100 epochs: the first 19 steps took 2.5 s, the other 1881 took 20 s with their validations."""
+    pace = Pace(0, 0.0)
+    pace.update(19, 2.5, steady_step_s=0.0055)
+    assert not pace.is_bound
+    assert 10 <= pace.seconds_for(1881) <= 40
+    pace.update(38, 2.7, steady_step_s=0.0055)
+    assert 10 <= pace.seconds_for(1862) <= 40
+
+
+def test_a_step_at_the_end_of_the_first_interval_is_no_longer_than_the_mean():
+    pace = Pace(0, 0.0)
+    pace.update(10, 1.0, steady_step_s=0.5)
+    assert pace.seconds_for(10) == 1.0
+
+
 def test_a_single_pause_is_not_extrapolated_and_a_recurring_one_is():
     pace, done, now_s = Pace(0, 0.0), 0, 0.0
     for interval in range(1, 41):
