@@ -125,7 +125,7 @@ def test_a_crash_is_retried_and_a_mistake_is_not(machine: Machine) -> None:
     (machine.work / "over").unlink()
     code, output = machine.run(5, 5, 5)
     assert code == 5 and machine.num_trainings() == 3
-    assert output.count("retrying in") == 2 and "the third attempt ended with exit code 5; giving up" in output
+    assert output.count("retrying in") == 2 and output.count("ended with exit code 5") == 3
     code, output = machine.run(2)
     assert code == 2 and machine.num_trainings() == 1
     assert machine.calls[-1] == "end 2", "a rented machine costs money whether or not it works"

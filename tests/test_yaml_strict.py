@@ -198,9 +198,9 @@ def billion_laughs() -> str:
     ],
 )
 def test_bombs_are_refused_in_time(bomb, expected):
-    start = time.monotonic()
+    start = time.process_time()  # of this process alone, on a busy machine too
     assert expected in message(bomb)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_nesting_up_to_the_limit_is_read():

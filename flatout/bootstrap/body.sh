@@ -60,7 +60,7 @@ install
 for wait in 10 60 0; do
     run
     case $code in 0 | 2 | 3 | 4 | 6 | 75) break ;; esac
-    [ "$wait" != 0 ] || { say "the third attempt ended with exit code $code; giving up"; break; }
+    [ "$wait" != 0 ] || break
     say "training ended with exit code $code; retrying in $wait s"
     sleep "$wait"
 done

@@ -167,7 +167,7 @@ def test_another_environment_is_logged_and_is_not_an_error(toys: Toys, interrupt
         (("--resume", "nowhere/last.pt"), 4, r"--resume nowhere/last\.pt: no such file\. Give a run folder or .*"),
         (("--resume", "/proc"), 4, r"/proc: not part of a run .* use --weights\."),
         (("--resume",), 4, r"/.*: no last\*\.pt below this folder\. Name a run: --resume RUN"),
-        (("--no-memory", "1:3"), 5, r"out of GPU memory with 12 .* use --batch-size \d+, .*"),
+        (("--no-memory", "1:3"), 5, r"out of GPU memory with 12 .* use a batch size of \d+, .*"),
         (
             ("--poison-loss", ALL_OF_EPOCH_1), 6,
             r"Loss, gradients or weights are not finite \(.*\)\. .* or use a smaller learning rate\.",
