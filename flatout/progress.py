@@ -118,9 +118,14 @@ class StepProgress:
         return self._pace.seconds_for(self._total - done) or 0.0
 
     def show(self, done: int, figures: Mapping[str, str] | None = None) -> None:
-        """Show that `done` steps are done; `figures` are shown after the step as 'box 0.0413  lr 9.2e-03'."""
+        """Show that `done` steps are done; `figures` are shown after the step as 'box 0.0413  lr 9.2e-03'.
+
+        A name that ends with an equals sign is shown without a space: 'loss=0.0413'.
+        """
         now_s = self._clock()
-        texts = [f"{name} {value}" for name, value in (figures or {}).items()]
+        texts = [
+            f"{name}{'' if not name or name.endswith('=') else ' '}{value}" for name, value in (figures or {}).items()
+        ]
         if self._bar is not None:
             progress, task = self._bar
             left = eta_text(self._pace.seconds_for(self._total - done), is_bound=self._pace.is_bound)

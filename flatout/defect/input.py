@@ -80,7 +80,15 @@ def find_images(config: ImagesConfig) -> TrainingImages:
     if config.hard_negatives:
         folder = config.hard_negative_folder or root_of(config.folder) / "train" / HARD_NEGATIVES
         hard = list_images(folder, config.img_format)
-    return TrainingImages(Strips([*images, *hard]), len(images))
+    strips = Strips([*images, *hard])
+    if strips.equal_planes:
+        logger.warning(
+            "%s: its three planes are equal (a grey file fills all three), so target and both references are the same "
+            "image. Painted defects are then the only difference between them: set shift_px, noise and edge_noise to "
+            "what your references differ by, or give files of three planes.",
+            strips.equal_planes,
+        )
+    return TrainingImages(strips, len(images))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from flatout.defect.data.find import EXTENSIONS
 from flatout.defect.data.items import read_canonical
 from flatout.defect.demo_data import STRIP_HW
 from flatout.defect.evaluate.evaluate import FINE, HeatMapper
-from flatout.defect.evaluate.scores import Detection, detect
+from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, Detection, detect
 from flatout.defect.options import CPU, PATCH_OF_TYPE, Network, TestOptions, TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.plots import overlay
@@ -42,7 +42,7 @@ class Inspected:
     heat: np.ndarray
     """float32 [H, W]: probability of a defect."""
     detections: tuple[Detection, ...]
-    """Local maxima of the heat map, (y, x, score) each, highest first."""
+    """Local maxima of the heat map at or above the threshold, (y, x, score) each, highest first."""
     planes: np.ndarray = field(repr=False)
     """[3, H, W] in 0..255: target, ref1, ref2."""
     path: str = ""
@@ -60,6 +60,7 @@ class Inspector:
         """See `flatout.defect.load`."""
         self._device = device
         self._mappers: dict[tuple[int, int], HeatMapper] = {}
+        self._threshold = DEFAULT_THRESHOLD
         self._fresh = {"network": str(path_or_network)} if str(path_or_network) in get_args(Network) else {}
         self.weights = None if self._fresh else Path(path_or_network)
         """The weights file; after `train`, the best weights of the run. None for an untrained network."""
@@ -97,11 +98,14 @@ class Inspector:
         values = {"model_path": str(self._with_weights()), "test_path": str(data), "gpu_id": self._gpu_id(), **options}
         return predict(build_config(values, TestOptions, where="evaluate()"))
 
-    def predict(self, images: Given | Sequence[Given]) -> list[Inspected]:
-        """Heat maps and detections of a file, of all images of a folder, of planes, or of a sequence of these."""
+    def predict(self, images: Given | Sequence[Given], *, threshold: float | None = None) -> list[Inspected]:
+        """Heat maps and detections of a file, of all images of a folder, of planes, or of a sequence of these.
+
+        `threshold`: lowest score of a detection; None: the one in the weights, or 0.5 if they have none.
+        """
         self._with_weights()  # fail before any image is read
         several = [images] if isinstance(images, str | Path | np.ndarray) else list(images)
-        return [self._inspect(planes_CHW, path) for each in several for planes_CHW, path in _planes_of(each)]
+        return [self._inspect(planes_CHW, path, threshold) for each in several for planes_CHW, path in _planes_of(each)]
 
     def export(self, size_hw: tuple[int, int] = STRIP_HW, **options: Any) -> "Exported":
         """Export as an ONNX file for images of a size; `options` are those of `flatout.defect.export.export_file`."""
@@ -109,15 +113,18 @@ class Inspector:
 
         return export_file(self._with_weights(), size_hw, **options)
 
-    def _inspect(self, planes_CHW: np.ndarray, path: str) -> Inspected:
+    def _inspect(self, planes_CHW: np.ndarray, path: str, threshold: float | None) -> Inspected:
         shape_hw = planes_CHW.shape[1], planes_CHW.shape[2]
         if shape_hw not in self._mappers:
             self._mappers[shape_hw] = self._mapper(shape_hw)
         heat_HW = self._mappers[shape_hw](planes_CHW)
-        return Inspected(heat=heat_HW, detections=tuple(detect(heat_HW, FINE)), planes=planes_CHW, path=path)
+        least = self._threshold if threshold is None else threshold
+        found = tuple(each for each in detect(heat_HW, FINE) if each.score >= least)
+        return Inspected(heat=heat_HW, detections=found, planes=planes_CHW, path=path)
 
     def _mapper(self, shape_hw: tuple[int, int]) -> HeatMapper:
         network, weights = load_network(self._with_weights())
+        self._threshold = DEFAULT_THRESHOLD if weights.threshold is None else weights.threshold
         device = choose_device(self._device)
         network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return HeatMapper(network, Grid.over(shape_hw, weights.patch or PATCH_OF_TYPE["strip"], None), device)

@@ -8,6 +8,7 @@ Tensor names match published checkpoints of this architecture, so that those can
 Dimension key:  B samples   C channels   H W patch, multiples of 32
 """
 
+import math
 from itertools import pairwise
 from typing import Literal
 
@@ -43,6 +44,53 @@ class DefectNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.decoder(*self.encoder(x))
         return logits
+
+    @property
+    def last_layer(self) -> nn.Conv2d:
+        """The convolution that gives the logits."""
+        (layer,) = (module for module in self.decoder.fin_out.modules() if isinstance(module, nn.Conv2d))
+        return layer
+
+    def predict_prior(self, probability: float) -> None:
+        """Set the bias of the last layer so that an untrained network gives defects about this probability.
+
+        Defects are rare: otherwise the first epochs go into a bias that says so, which can push all features to zero.
+        """
+        margin = math.log(probability / (1 - probability))
+        with torch.no_grad():
+            assert self.last_layer.bias is not None
+            self.last_layer.bias.copy_(torch.tensor([-margin / 2, margin / 2]))
+
+
+# What can be wrong with a trained network
+
+DEAD_SHARE = 0.5
+"""Share of the defect pixels without any feature from which on the last layer counts as dead."""
+CONSTANT_MARGIN = 1e-3
+"""Difference of logits below which the output counts as constant: 0.025 % in probability."""
+
+
+@torch.inference_mode()
+def last_layer_problem(network: DefectNet, x_BCHW: Tensor, is_defect_BHW: Tensor) -> str:
+    """Why a network in evaluation mode cannot distinguish defects in these patches; empty if nothing is wrong.
+
+    Features before the last layer are never negative. Where all of them are zero, its output is its bias, whatever the
+    image shows, and no gradient reaches the layers before it.
+    """
+    features: list[Tensor] = []
+    hook = network.last_layer.register_forward_pre_hook(lambda _, args: features.append(args[0]))
+    try:
+        logits_B2HW = network(x_BCHW).float()
+    finally:
+        hook.remove()
+    margin_BHW = logits_B2HW[:, 1] - logits_B2HW[:, 0]
+    if float(margin_BHW.max() - margin_BHW.min()) < CONSTANT_MARGIN:
+        return f"it predicts {float(torch.sigmoid(margin_BHW.mean())):.4f} for every pixel, with and without a defect"
+    dead_BHW = (features[0] <= 0).all(1)
+    share = float(dead_BHW[is_defect_BHW].float().mean()) if is_defect_BHW.any() else 0.0
+    if share > DEAD_SHARE:
+        return f"all inputs of its last layer are 0 at {share:.0%} of the pixels of painted defects"
+    return ""
 
 
 class Encoder(nn.Module):

@@ -40,7 +40,9 @@ class TrainOptions(RunOptions):
         None, "side of a patch in pixels, a multiple of 32 (default: 128, or the size that image_type implies)"
     )
     bs: int = option(16, "batch size: samples per step, summed over all GPUs")
-    lr: float = option(1e-3, "learning rate of Adam; divided by 5 after 80 %% and again after 90 %% of the epochs")
+    lr: float = option(
+        1e-3, "learning rate of Adam; divided by 5 after 80 %% and again after 90 %% of three or more epochs"
+    )
     epochs: int = option(30, "passes over the training images")
     gpu_id: int | None = option(None, "old name of --device: the number of a GPU, or -1 for the CPU", change="exact")
     checkpoint_path: str = option("", "old name of --project", change="exact", metavar="FOLDER")
@@ -98,9 +100,18 @@ class TrainOptions(RunOptions):
     board_shapes: tuple[BoardShape, ...] = option(
         ("blob",), "with defect_mode board: the shapes to paint, each equally often"
     )
-    min_target_only: int = option(1, "minimum number of defects of a sample that are in target alone: 0 or 1")
+    min_target_only: int = option(
+        1,
+        "minimum number of defects that are in target alone, of a sample with defects: 0 or 1; with 0, about a third "
+        "of these samples have an empty label",
+    )
     defect_share: float = option(
         0.5, "share of samples with defects, among those that are neither hard negatives nor samples with lines"
+    )
+    defect_prior: float = option(
+        0.01,
+        "probability of a defect that a new network predicts at every pixel before it is trained; 0: the bias of the "
+        "last layer is random, as in older trainers",
     )
     alpha_background: float = option(1.0, "weight of background pixels in the loss")
     alpha_defect: float = option(1.0, "weight of defect pixels in the loss")
@@ -153,6 +164,8 @@ class TrainOptions(RunOptions):
         yield from too_small(
             self, 0, "cache_size", "group_images", "alpha_background", "alpha_defect", "gamma_start", underscores=True
         )
+        if not 0 <= self.defect_prior < 1:
+            yield f"--defect_prior {self.defect_prior} must be from 0 to below 1"
         if self.lr <= 0:
             yield f"--lr {self.lr} must be above 0"
         if self.patch % 32 or self.patch < 32:
@@ -228,6 +241,9 @@ class TestOptions:
         "",
         "CSV file with the columns dead_x and dead_y: the heat map is set to 0 in a box around each of these pixels",
         metavar="FILE",
+    )
+    all_detections: bool = option(
+        False, "list detections below the threshold too, up to 50 per image; good images then have some"
     )
     save_maps: bool = option(True, "write a heat map per image, as float32 TIFF")
     save_pictures: bool = option(True, "write a plot per image: its planes, their differences and the heat map")

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from flatout.defect.data.find import EvaluationImage, list_images, list_split
-from flatout.defect.data.items import read_canonical
+from flatout.defect.data.items import are_equal, read_canonical
 from flatout.defect.evaluate.evaluate import EvaluatedImage, HeatMapper, evaluate_images
 from flatout.defect.evaluate.scores import DefectEvaluation
 from flatout.defect.options import PATCH_OF_TYPE, TestOptions
 from flatout.defect.patches import Grid
 from flatout.defect.plots import result_png
 from flatout.defect.weights import DefectWeights, load_network
-from flatout.errors import ConfigError, DataError, ResourceError
+from flatout.errors import ConfigError, DataError, ResourceError, counted
 from flatout.feed import DecodeError
 from flatout.ranks import choose_device
 
@@ -47,11 +47,13 @@ def predict(options: TestOptions) -> DefectEvaluation:
         use_masks=options.use_ground_truth_mask,
         dead_xy_K2=read_dead_pixels(options.dead_pixels) if options.dead_pixels else None,
         threshold=options.threshold if options.threshold is not None else weights.threshold,
-        observers=[writer],
+        observers=[writer, _EqualPlanes()],
     )
     writer.finish(result)
     rate = len(images) / max(result.seconds, 1e-9)
-    logger.info("%d images, %.1f per second with reading and writing: %s", len(images), rate, options.output_dir)
+    logger.info(
+        "%s, %.1f per second with reading and writing: %s", counted(len(images), "image"), rate, options.output_dir
+    )
     return result
 
 
@@ -117,12 +119,31 @@ class _Writer:
 
     def finish(self, result: DefectEvaluation) -> None:
         ranked = sorted(self._detections, key=lambda row: -row[3])
+        if not self._options.all_detections:
+            ranked = [row for row in ranked if row[3] >= result.threshold]
         _write_table(self._folder / "detections.csv", ("image", "y", "x", "score"), ranked)
         # Relative paths, as in detections.csv, because good and defective images may have the same file name.
         rows = [asdict(row) | {"name": name} for row, name in zip(result.rows, self._names, strict=True)]
         _write_table(self._folder / "images.csv", tuple(rows[0]), [tuple(row.values()) for row in rows])
         scores = result.scores() | {f"recall@{num}": value for num, value in result.recalls().items()}
         (self._folder / "results.json").write_text(json.dumps(scores, indent=1) + "\n")
+
+
+class _EqualPlanes:
+    """Warns once of images in which nothing can be found, because target is the same as both references."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def __call__(self, evaluated: EvaluatedImage) -> None:
+        if not self._has_warned and are_equal(evaluated.planes_CHW):
+            self._has_warned = True
+            logger.warning(
+                "%s: its three planes are equal (a grey file fills all three), so target is the same as both "
+                "references, and no defect can be found. Give files of three planes: target, ref1 and ref2. "
+                "`flatout defect check` lists all such files.",
+                evaluated.image.path,
+            )
 
 
 def _write_table(path: Path, names: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:

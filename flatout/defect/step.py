@@ -21,10 +21,15 @@ DROPS = (0.8, 0.9)
 """Fractions of the epochs after which the learning rate is reduced."""
 DROP = 0.2
 """Factor of each reduction."""
+SHORT_EPOCHS = 2
+"""Trainings of up to this many epochs keep the learning rate: both reductions would come at once, after at most one
+epoch, and the only epoch of a trial would be trained with a twenty-fifth of the rate."""
 
 
 def learning_rate(lr: float, epoch: int, epochs: int) -> float:
     """`lr`, reduced to a fifth from epoch int(0.8 epochs) on, and to a fifth of that from int(0.9 epochs) on."""
+    if epochs <= SHORT_EPOCHS:
+        return lr
     return lr * DROP ** sum(epoch >= int(share * epochs) for share in DROPS)
 
 

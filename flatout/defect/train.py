@@ -17,11 +17,11 @@ from torch import Tensor
 from flatout.clock import clock
 from flatout.config import read_config
 from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth_folder
-from flatout.defect.data.items import Strips
+from flatout.defect.data.items import MAX_GREY, Strips
 from flatout.defect.evaluate.evaluate import HeatMapper, evaluate_images
 from flatout.defect.evaluate.scores import DefectEvaluation
 from flatout.defect.input import ImagesConfig, InputConfig, SamplesConfig, find_images, make_recipe, open_input
-from flatout.defect.model import DefectNet
+from flatout.defect.model import DefectNet, last_layer_problem
 from flatout.defect.options import RENAMED_OPTIONS, TrainOptions
 from flatout.defect.step import DefectJob, StepConfig, StepwiseSchedule
 from flatout.defect.synth.pool import amplitudes_of
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 ADAM_BETA = 0.9
 EXAMPLES = 8
-"""Samples of the first batch that are plotted."""
+"""Samples of the first batch that are plotted, and on which the trained network is checked."""
 
 
 class TrainResult(RunResult):
@@ -117,8 +117,9 @@ class DefectRecipe(Recipe):
     def build(self, run: RunContext, saved: Sections | None) -> Model:
         self._run, options = run, self.options
         self._examples: tuple[Tensor, Tensor] | None = None
+        self._probe: tuple[Tensor, Tensor] | None = None
         self._validation_store: Store | None = None
-        network = self._make_network().to(self.device)
+        network = self._network = self._make_network().to(self.device)
         if options.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parameters = list(network.parameters())
@@ -173,12 +174,16 @@ class DefectRecipe(Recipe):
         """Write examples.png: samples of the first batch, the first thing to look at. Waits for the device."""
         if self._examples is None:
             return
-        (images, masks), self._examples = self._examples, None
+        images, masks = (part.float().cpu() for part in self._examples)
+        self._examples, self._probe = None, (images, masks)
+        path = self._run.folder / "examples.png"
+        # A run that was interrupted in its first epoch has none yet.
+        if path.exists() and self._run.continues:
+            return
         with suppress(ImportError, OSError):
             from flatout.defect.plots import examples_png
 
-            path = self._run.folder / "examples.png"
-            examples_png(images.float().cpu().numpy(), masks.cpu().numpy()[:, 0], path)
+            examples_png(images.numpy()[:EXAMPLES], masks.numpy()[:EXAMPLES, 0], path)
 
     def plot(self, folder: Path) -> None:
         from flatout.charts import plot_columns
@@ -187,10 +192,31 @@ class DefectRecipe(Recipe):
             folder / "results.csv", ("loss", "pixel_AP", "pixel_best_F1", "recall@1FP"), folder / "results.png"
         )
 
+    def finished(self, folder: Path) -> None:
+        if (problem := self._last_layer_problem()) is not None:
+            logger.warning(
+                "This network cannot find defects: %s. Train again with another --seed, a lower --lr or more --epochs.",
+                problem,
+            )
+
+    def _last_layer_problem(self) -> str | None:
+        """Check the trained network on samples of the first batch; None if nothing is wrong, or no batch was kept."""
+        if self._probe is None:
+            return None
+        images, masks = self._probe
+        # A copy, because the network itself may be compiled.
+        with torch.random.fork_rng(devices=[]):
+            network = DefectNet(self._network.version, self._network.base)
+        network.load_state_dict(self._network.state_dict())
+        network.to(self.device).eval()
+        most = masks.flatten(1).sum(1).argsort(descending=True)[:EXAMPLES]
+        x, is_defect = images[most].to(self.device) / MAX_GREY, masks[most, 0].to(self.device) > 0
+        return last_layer_problem(network, x, is_defect) or None
+
     def _keep_examples(self, epoch: int, step: int, batch: DeviceBatch) -> None:
-        """Keep some samples of the first batch on the device, until they are plotted."""
-        if self._run.plots and epoch == 0 and step == 0:
-            self._examples = batch["images"][:EXAMPLES].clone(), batch["masks"][:EXAMPLES].clone()
+        """Keep the first batch of this process on the device, until samples of it are plotted."""
+        if self._run.plots and self._examples is None and self._probe is None:
+            self._examples = batch["images"].clone(), batch["masks"].clone()
 
     def _fingerprint(self) -> str:
         """A digest that changes when an image is added or removed, or when the size of its file changes."""
@@ -205,6 +231,8 @@ class DefectRecipe(Recipe):
         options, grid = self.options, self._samples.grid
         if not options.weights:
             network = DefectNet(options.network, options.base_width)
+            if options.defect_prior:
+                network.predict_prior(options.defect_prior)
         else:
             network, found = load_network(options.weights)
             if (found.version, found.base) != (options.network, options.base_width):

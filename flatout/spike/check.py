@@ -98,7 +98,7 @@ def orientation_of(clips: ClipSet, frame: int) -> Orientation:
     layout = clips.layout_of(frame)
     spikes = decode(map_stream(clips.frames[frame].spike, layout), layout)
     blur = grey_at(read_frame(clips.frames[frame].blur), (layout.height, layout.width))
-    return compare_with_frame(spikes.mean(axis=0), blur)
+    return compare_with_frame(spikes.mean(axis=0), blur, flipud=layout.flipud)
 
 
 class CheckFailed(Exception):

@@ -450,12 +450,17 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> SpikeConfig:
     """
     values = load_yaml(path)
     values = {} if values is None else values
-    for override in overrides:
-        _override(values, override)
-    config = build_config(values, SpikeConfig, where=str(path))
+    config = config_from(values, overrides, where=str(path))
     for note in notes(values if isinstance(values, dict) else {}, config):
         logger.warning("%s: %s", path, note)
     return config
+
+
+def config_from(values: Any, overrides: Sequence[str] = (), *, where: str) -> SpikeConfig:
+    """As `load_config`, from the content of a file, which is changed by the overrides."""
+    for override in overrides:
+        _override(values, override)
+    return build_config(values, SpikeConfig, where=where)
 
 
 def _override(values: Any, text: str) -> None:

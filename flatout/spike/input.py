@@ -146,7 +146,7 @@ def loading_summary(plan: LoaderPlan, lang: Literal["en", "zh"]) -> Iterator[str
 def hint(wait_ms: float, step_ms: float) -> str:
     """How much a perfect loader would gain at most, and which settings to change if that is much."""
     gain = 100 * wait_ms / max(step_ms - wait_ms, 1e-9)
-    text = f"data_time {wait_ms:.1f} ms of {step_ms:.1f} ms: at most {gain:.0f} % faster with a perfect loader"
+    text = f"data_time={wait_ms:.1f}ms of {step_ms:.1f}ms: at most {gain:.0f} % faster with a perfect loader"
     if wait_ms > HIGH_MS:
         return f"{text}. Try TOTAL_WORKERS: cpu*0.9, TRAIN_PREFETCH_FACTOR: 6, and USE_RAM_CACHE: true."
     if wait_ms >= LOW_MS:

@@ -6,7 +6,7 @@ Dimension key:  N clips   L frames of a clip
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from flatout.config import build_config
 from flatout.engine import DTYPES, default_fast_amp
 from flatout.errors import CheckpointError, DataError
 from flatout.ranks import choose_device
-from flatout.spike.config import SpikeConfig
+from flatout.spike.config import SpikeConfig, config_from
 from flatout.spike.data.clip_set import ClipSet, clips_of, open_clips, validation_split
 from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, files_by_stem
 from flatout.spike.evaluate import DeblurEvaluation, RestoredBatch, Restorer, evaluate
@@ -28,6 +27,9 @@ from flatout.spike.visuals import as_bytes, side_by_side, write_image, write_vid
 from flatout.spike.weights import load_network
 
 logger = logging.getLogger(__name__)
+
+USED_KEYS = ("DATA.", "TEST.", "MODEL.CHANNELS_LAST")
+"""Keys of a config that matter once a network is trained; the network itself is that of the weights."""
 
 
 class DeblurPredictor(NamedTuple):
@@ -52,12 +54,22 @@ class PredictedFolder:
 
 
 def load_predictor(
-    weights: Path, device: str, config: SpikeConfig | None = None, *, tiles: Mapping[str, int] | None = None
+    weights: Path,
+    device: str,
+    config: SpikeConfig | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    tiles: Mapping[str, int] | None = None,
 ) -> DeblurPredictor:
-    """Load weights. `config` replaces the config in the file, except for the network; `tiles` replaces keys of TEST."""
+    """Load weights. `config` replaces the config in the file, except for the network; `tiles` replaces keys of TEST.
+
+    `overrides`, in the form that `--set` takes, replace keys of the config in the file; `config` has them already.
+    """
     network, metadata = load_network(weights)
     if config is None:
-        config = build_config(metadata["config"], SpikeConfig, where=f"{weights}, config")
+        config = config_from(metadata["config"], overrides, where=f"{weights}, config")
+    for text in (text for text in overrides if not text.startswith(USED_KEYS)):
+        logger.warning("--set %s has no effect here: only DATA, TEST and MODEL.CHANNELS_LAST are used.", text)
     if network.spec["model"]["USE_SPIKE"] and config.DATA.channels != network.spec["channels"]:
         raise CheckpointError(
             f"{weights} was trained with {network.spec['channels']} spike channels, but DATA.NUM_VOXEL_BINS (or K) "

@@ -197,6 +197,55 @@ def test_the_demo_trains_and_shows_what_it_found(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "test/bright_spots/0001_result.png").exists()
 
 
+def test_the_demo_on_the_cpu_is_small_although_there_is_a_gpu(tmp_path, monkeypatch):
+    """`--gpu_id -1` on a machine with a GPU must not start the training that was sized for the GPU."""
+    from flatout import ranks
+    from flatout.defect import train as training
+    from flatout.defect.commands import demo
+
+    monkeypatch.setattr(ranks, "choose_device", lambda device: torch.device(device or "cuda"))
+    monkeypatch.setattr(training, "train", lambda options: pytest.fail(str(options.base_width)))
+    for words, size in ((["--gpu_id", "-1"], demo.ON_CPU), ([], demo.ON_GPU)):
+        with pytest.raises(pytest.fail.Exception, match=rf"^{size.base_width}$"):
+            main(["defect", "demo", "--out", str(tmp_path / str(size.base_width)), *words])
+
+
+def test_only_detections_that_reach_the_threshold_are_listed(data, weights, tmp_path, capsys):
+    def listed(*more):
+        words = [
+            "--model_path",
+            str(weights),
+            "--test_path",
+            str(data),
+            "--output_dir",
+            str(tmp_path),
+            "--gpu_id",
+            "-1",
+        ]
+        assert main(["defect", "predict", *words, *more]) == 0
+        rows = {row["name"]: int(row["num_detections"]) for row in csv.DictReader((tmp_path / "images.csv").open())}
+        return [float(row["score"]) for row in csv.DictReader((tmp_path / "detections.csv").open())], rows
+
+    scores, _ = listed("--all_detections")
+    middle = sorted(scores)[len(scores) // 2]
+    capsys.readouterr()
+    above, rows = listed("--threshold", str(middle))
+    assert above == [score for score in scores if score >= middle] and 0 < len(above) < len(scores)
+    assert sum(rows.values()) == len(above), "images.csv counts what detections.csv lists"
+    assert f"2 images, {len(above)} detection" in capsys.readouterr().out
+    assert listed("--threshold", "1.1") == ([], dict.fromkeys(rows, 0))
+    assert listed("--threshold", "1.1", "--all_detections")[0] == scores
+
+
+def test_images_without_references_are_explained_once(weights, tmp_path, caplog):
+    for number in range(2):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), generate_strip(number, (80, 64))[0].astype(np.uint8))
+    words = ["--model_path", str(weights), "--test_path", str(tmp_path), "--output_dir", str(tmp_path / "out")]
+    assert main(["defect", "predict", *words, "--gpu_id", "-1", "--img_format", "png_jpg"]) == 0
+    (message,) = [text for text in caplog.messages if "planes are equal" in text]
+    assert message.startswith(f"{tmp_path / '0.png'}: ") and "no defect can be found" in message
+
+
 def test_demo_data_is_kept_and_other_files_are_left_alone(data, tmp_path):
     before = (data / "train/good/0000.tiff").stat().st_mtime_ns
     small_data(data)

@@ -5,6 +5,7 @@ import pytest
 
 import flatout.defect
 from flatout.defect.data.items import read_canonical
+from flatout.defect.weights import load_network
 from flatout.errors import CheckpointError, ConfigError, DataError
 from tests.defect.small_runs import small_data
 
@@ -32,6 +33,10 @@ def test_files_folders_and_arrays_give_the_same(trained):
             np.testing.assert_array_equal(one.heat, other.heat)
             assert one.detections == other.detections
     result = from_folder[0]
+    least = load_network(model.weights)[1].threshold
+    everything = model.predict(folder, threshold=0)[0].detections
+    assert result.detections == tuple(each for each in everything if each.score >= least)
+    assert model.predict(folder, threshold=1.1)[0].detections == ()
     assert result.path == str(paths[0]) and result.heat.dtype == np.float32
     assert result.heat.shape == result.planes.shape[1:] and 0 <= result.heat.min() <= result.heat.max() <= 1
     assert result.draw().shape == (*result.heat.shape, 3)

@@ -1,5 +1,6 @@
 """Networks, loss and schedules reproduce the published numbers."""
 
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.defect.model import DefectNet
+from flatout.defect.model import DefectNet, last_layer_problem
 from flatout.defect.step import StepwiseSchedule, focal_gamma, focal_loss
 from flatout.defect.weights import load_network
 from flatout.errors import CheckpointError, ConfigError
@@ -125,6 +126,52 @@ def test_rates_and_gammas_follow_the_golden_schedule(case):
     assert [schedule(epoch, 0).lrs[0] for epoch in range(epochs)] == pytest.approx(record["lr"], abs=1e-12)
     gammas = [focal_gamma(record["gamma_start"], record["gamma_end"], epoch, epochs) for epoch in range(epochs)]
     assert gammas == pytest.approx(record["gamma"], abs=1e-12)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_trials_of_one_and_two_epochs_keep_the_learning_rate(epochs):
+    schedule = StepwiseSchedule(1e-3, epochs)
+    assert [schedule(epoch, 0).lrs[0] for epoch in range(epochs)] == [1e-3] * epochs
+
+
+def test_longer_trainings_keep_their_schedule():
+    schedule = StepwiseSchedule(1.0, 3)
+    assert [schedule(epoch, 0).lrs[0] for epoch in range(3)] == [1.0, 1.0, 0.2**2]
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_prior_changes_only_the_bias_of_the_last_layer(version):
+    torch.manual_seed(0)
+    before = DefectNet(version, 8)
+    torch.manual_seed(0)
+    network = DefectNet(version, 8)
+    network.predict_prior(0.01)
+    changed = [name for name, tensor in network.state_dict().items() if not tensor.equal(before.state_dict()[name])]
+    (bias,) = (network.state_dict()[name] for name in changed)
+    assert float(bias[1] - bias[0]) == pytest.approx(math.log(0.01 / 0.99), abs=1e-6)
+    with torch.no_grad():
+        network.last_layer.weight.zero_()
+        heat = torch.softmax(network.eval()(torch.rand(1, 3, 32, 32)), 1)[:, 1]
+    assert heat.mean().item() == pytest.approx(0.01, abs=1e-6)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_dead_last_layer_is_noticed(version):
+    torch.manual_seed(0)
+    network = DefectNet(version, 8).eval()
+    x = torch.rand(2, 3, 32, 32)
+    is_defect = torch.zeros(2, 32, 32, dtype=torch.bool)
+    is_defect[:, 5:9, 5:9] = True
+    assert last_layer_problem(network, x, is_defect) == ""
+    features = network.decoder.get_submodule("db4")
+    hook = features.register_forward_hook(lambda module, given, out: out * ~is_defect[:, None])
+    problem = last_layer_problem(network, x, is_defect)
+    assert problem == "all inputs of its last layer are 0 at 100% of the pixels of painted defects"
+    assert last_layer_problem(network, x, torch.zeros_like(is_defect)) == "", "without defects nothing can be said"
+    hook.remove()
+    with torch.no_grad():
+        network.last_layer.weight.zero_()
+    assert "for every pixel" in last_layer_problem(network, x, is_defect)
 
 
 class Tolerance(NamedTuple):

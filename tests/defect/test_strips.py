@@ -124,6 +124,23 @@ def test_pages_of_a_tiff_are_planes():
     assert canonical(decode(content))[:, 0, 0].tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("names", "there"),
+    [
+        (["README", "a.md"], "; it holds .md files and files without an extension."),
+        (["README"], "; it holds files without an extension."),
+        (["a.md", "b.txt", ".hidden"], "; it holds .md, .txt files."),
+        ([], "."),
+    ],
+)
+def test_a_folder_without_images_says_what_it_holds(tmp_path, names, there):
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(DataError) as caught:
+        list_images(tmp_path, "tiff")
+    assert str(caught.value) == f"{tmp_path}: no .tiff or .tif files{there}"
+
+
 def test_blue_of_a_png_is_target_and_grey_fills_all_planes():
     blue_green_red = np.dstack([np.full((8, 9), value, np.uint8) for value in (10, 20, 30)])
     assert canonical(decode(cv2.imencode(".png", blue_green_red)[1].tobytes()))[:, 0, 0].tolist() == [10, 20, 30]

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from flatout.defect.data.items import Strips
 from flatout.defect.demo_data import generate_strip, write_strip
 from flatout.defect.evaluate.scores import rank_scores
 from flatout.defect.input import GroupedOrder, find_images, make_recipe, open_input
+from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
 from flatout.defect.source import PatchSource
 from flatout.defect.step import focal_loss
@@ -89,6 +91,61 @@ def test_stopped_anywhere_and_continued_it_ends_with_the_same_weights(after, dat
     for name, tensor in tensors_of(again.folder).items():
         assert torch.equal(tensor, expected[name]), name
     assert (again.folder / "results.csv").read_text() == (unbroken.folder / "results.csv").read_text()
+
+
+def test_a_run_that_was_stopped_in_its_first_epoch_still_gets_its_examples(data, tmp_path):
+    options = small_options(data, tmp_path)
+    first = train(replace(options, stop_after=1))
+    assert not (first.folder / "examples.png").exists()
+    again = train(options)
+    assert (again.folder / "examples.png").stat().st_size > 0
+
+
+def test_examples_of_the_first_batch_are_not_replaced_by_a_resumed_run(data, tmp_path, unbroken):
+    options = small_options(data, tmp_path)
+    train(replace(options, stop_after=7))
+    again = train(options)
+    assert (again.folder / "examples.png").read_bytes() == (unbroken.folder / "examples.png").read_bytes()
+
+
+def test_a_new_training_starts_from_the_prior_and_one_from_weights_does_not(data, tmp_path, unbroken):
+    def first_bias(**changes):
+        options = small_options(data, tmp_path, lr=1e-12, epochs=1, **changes)
+        return tensors_of(train(options).folder)["decoder.fin_out.0.bias"]
+
+    assert float(first_bias(name="prior").diff()) == pytest.approx(np.log(0.01 / 0.99), abs=1e-4)
+    random = float(first_bias(name="random", defect_prior=0.0).diff())
+    assert abs(random) < 1
+    trained = tensors_of(unbroken.folder)["decoder.fin_out.0.bias"]
+    found = first_bias(name="weights", weights=str(unbroken.folder / "weights/last.pt"))
+    torch.testing.assert_close(found, trained, rtol=0, atol=1e-4)
+
+
+def test_a_network_that_finds_nothing_is_named_at_the_end(data, tmp_path, caplog, monkeypatch):
+    def dead(network, probability):
+        with torch.no_grad():
+            network.last_layer.weight.zero_()
+
+    monkeypatch.setattr(DefectNet, "predict_prior", dead)
+    caplog.set_level("INFO", "flatout")
+    train(small_options(data, tmp_path, lr=1e-12, epochs=1))
+    closing = caplog.messages[[text.startswith("Results are in") for text in caplog.messages].index(True) :]
+    assert any(text.startswith("This network cannot find defects: it predicts 0.") for text in closing)
+
+
+def test_a_network_that_learns_is_not_accused(unbroken, data, tmp_path, caplog):
+    train(small_options(data, tmp_path))
+    assert not any("cannot find defects" in text for text in caplog.messages)
+
+
+def test_grey_training_images_are_explained(tmp_path, caplog):
+    good = tmp_path / "grey/train/good"
+    good.mkdir(parents=True)
+    for number in range(2):
+        cv2.imwrite(str(good / f"{number}.png"), generate_strip(number, (80, 64))[0].astype(np.uint8))
+    find_images(images_config(TrainOptions(training_dataset_path=str(good), img_format="png_jpg")))
+    (message,) = caplog.messages
+    assert message.startswith(f"{good / '0.png'}: its three planes are equal (a grey file fills all three)")
 
 
 def test_after_a_signal_it_is_saved_and_the_same_call_continues(data, unbroken, tmp_path, monkeypatch):

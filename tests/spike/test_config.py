@@ -92,6 +92,9 @@ def test_old_worker_keys_are_used_without_a_dataloader_section(tmp_path):
 def test_shipped_configs_are_read_train_on_rates_and_survive_writing(path, tmp_path, caplog):
     import yaml
 
+    # The cache of the guide; what a machine can spare beyond it is for its user to decide.
+    assert load_config(path).DATA.CACHE_SIZE_GB <= 4
+
     with caplog.at_level(logging.WARNING):
         config = load_config(path)
     assert not caplog.records
@@ -154,5 +157,6 @@ def test_small_batches_have_slots_for_all_workers():
 def test_hints_follow_the_thresholds_of_the_guide_and_state_the_upper_bound():
     assert "at most 100 % faster" in hint(60, 120)
     assert "cpu*0.9" in hint(60, 120)
+    assert hint(60, 120).startswith("data_time=60.0ms of 120.0ms: ")
     assert "USE_RAM_CACHE" in hint(30, 120)
     assert hint(1, 101).endswith("at most 1 % faster with a perfect loader.")

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from flatout.__main__ import main
 from flatout.spike.config import DataConfig
-from flatout.spike.data.clip_set import NoSamples, open_training, shared_sequences
+from flatout.spike.data.clip_set import NoSamples, open_clips, open_training, shared_sequences
 from flatout.spike.data.prepare import PrepareConfig, TreeError, make_validation, prepare, validation_names
 from tests.golden_cases import golden_cases
 
@@ -74,6 +75,50 @@ def test_a_missing_root_and_a_folder_in_the_way_are_reported(tmp_path):
     )
     with pytest.raises(TreeError, match="real folder where a link"):
         prepare(config)
+
+
+def raw_of(demo: Path, root: Path) -> list[str]:
+    """The demo data set as raw data, the spike folders as links to another disk; returns arguments of `prepare`."""
+    for split in ("train", "test"):
+        for scene in (demo.parent / split).iterdir():
+            shutil.copytree(scene / "spike", root / "disk" / split / scene.name)
+            (root / "spikes" / split / scene.name).mkdir(parents=True)
+            (root / "spikes" / split / scene.name / "spike").symlink_to(root / "disk" / split / scene.name)
+            for part in ("blur", "sharp"):
+                shutil.copytree(scene / part, root / "rgb" / split / scene.name / part)
+    return ["--spike_root", str(root / "spikes"), "--blur_root", str(root / "rgb"), "--output", str(root / "out")]
+
+
+@pytest.mark.parametrize("links", [["--use_symlinks"], []], ids=["links", "copies"])
+def test_the_size_of_spike_frames_is_not_lost(demo, tmp_path, links, capsys):
+    """config.yaml is above the spikes of the raw data set, not in the folders that are linked or copied."""
+    words = raw_of(demo, tmp_path)
+    shutil.copy(demo.parent / "config.yaml", tmp_path / "spikes")
+    assert main(["spike", "prepare", *words, *links, "--check"]) == 0
+    assert capsys.readouterr().out.count("fits its frame") == 3
+    shutil.rmtree(tmp_path / "spikes")
+    train, _ = open_training(DataConfig(ROOT=str(tmp_path / "out"), CLIP_LEN=3, CROP_SIZE=16))
+    assert {each.spike_hw for each in train.sequences} == {(16, 32)}
+
+
+def test_a_config_beside_the_links_counts(demo, tmp_path):
+    words = raw_of(demo, tmp_path)
+    assert main(["spike", "prepare", *words, "--use_symlinks"]) == 0
+    shutil.copy(demo.parent / "config.yaml", tmp_path / "out/train")
+    train = open_clips(DataConfig(ROOT=str(tmp_path / "out"), CLIP_LEN=3), "train", scored=False)
+    assert {each.spike_hw for each in train.sequences} == {(16, 32)}
+
+
+def test_check_names_the_flags_of_prepare(demo, tmp_path, capsys):
+    words = [*raw_of(demo, tmp_path), "--use_symlinks", "--check"]
+    assert main(["spike", "prepare", *words]) == 3
+    error = capsys.readouterr().err
+    assert "--spike_hw H W" in error and "SPIKE_H" not in error
+    assert main(["spike", "prepare", *words, "--spike_hw", "32", "16"]) == 3
+    assert "--spike_hw (in a training: SPIKE_H, SPIKE_W) or SPIKE_FORMAT is wrong" in capsys.readouterr().out
+    assert main(["spike", "prepare", *words, "--spike_hw", "0", "16"]) == 2
+    assert "--spike_hw 0 16: both must be 1 or more" in capsys.readouterr().err
+    assert main(["spike", "prepare", *words, "--spike_hw", "16", "32"]) == 0
 
 
 @pytest.mark.parametrize("case", golden_cases("spike/val_split.json"))

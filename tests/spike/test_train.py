@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from flatout.safefiles import atomic
 from flatout.safefiles.container import read_container
 from flatout.spike.config import ModelConfig, SpikeConfig, load_config
 from flatout.spike.model import Clip, DeblurNet
-from flatout.spike.predict import load_predictor
+from flatout.spike.predict import load_predictor, predict_folder
 from flatout.spike.train import TrainOptions, train
 from tests.spike.test_source import damaged_tree
 
@@ -146,6 +147,48 @@ def test_weights_score_and_deblur_through_the_commands(demo, trained, tmp_path, 
     assert (tmp_path / "out/side_by_side/000001.png").is_file()
 
 
+def test_predict_takes_the_size_of_spike_frames_from_beside_the_spikes(demo, trained, tmp_path):
+    """Frames and spikes in unrelated folders: config.yaml is above the spikes, as it was in the training."""
+    scene = demo.parent / "test/scene_00"
+    shutil.copytree(scene / "blur", tmp_path / "frames")
+    shutil.copytree(scene / "spike", tmp_path / "camera/day/spike")
+    shutil.copy(demo.parent / "config.yaml", tmp_path / "camera")
+    done = predict_folder(
+        load_predictor(trained / "ckpts/best.pt", "cpu"),
+        tmp_path / "frames", tmp_path / "camera/day/spike", tmp_path / "out", video=False, compare=False,
+    )  # fmt: skip
+    assert done.frames == 6
+
+
+def test_set_without_config_changes_the_config_in_the_weights(demo, trained, tmp_path, capsys, caplog):
+    scene, weights = demo.parent / "test/scene_00", str(trained / "ckpts/best.pt")
+    words = ["--weights", weights, "--device", "cpu", "--set"]
+    folders = ["--input_blur", str(scene / "blur"), "--input_spike", str(scene / "spike")]
+    folders += ["--output", str(tmp_path / "out")]
+    assert main(["spike", "predict", *words, "DATA.SPIKE_T=3", *folders]) == 3
+    assert "SPIKE_T=3" in capsys.readouterr().err
+    assert main(["spike", "test", *words, "DATA.ROOT=nowhere", "--split", "test"]) == 3
+    assert "DATA.ROOT=nowhere" in capsys.readouterr().err
+    assert main(["spike", "test", *words, "DATA.NO_SUCH=1"]) == 2
+    assert "NO_SUCH" in capsys.readouterr().err
+    predictor = load_predictor(Path(weights), "cpu", overrides=["TEST.TILE_SIZE=64", "TRAIN.EPOCHS=3"])
+    assert predictor.config.TEST.TILE_SIZE == 64
+    assert [text for text in caplog.messages if "--set" in text] == [
+        "--set TRAIN.EPOCHS=3 has no effect here: only DATA, TEST and MODEL.CHANNELS_LAST are used."
+    ]
+
+
+def test_the_progress_line_has_the_tokens_of_the_guide(demo, tmp_path, caplog):
+    caplog.set_level("INFO", "flatout")
+    train(config_for(demo, tmp_path / "run", "TRAIN.EPOCHS=1"), on_cpu(log_every=1))
+    line = [text for text in caplog.messages if text.startswith("train  ")][-1]
+    shown = re.sub(r"\d+", "N", line)
+    assert "  loss=N.N  lr=N.Ne" in shown and "  data_time=N.Nms  step=N.Nms  N.N samples/s  " in shown
+    page = (Path(__file__).parents[2] / "docs/spike.md").read_text()
+    (example,) = [line for line in page.splitlines() if line.startswith("train  ")]
+    assert re.sub(r"[-\d]+", "N", example).split() == re.sub(r"[-\d]+", "N", line).split()
+
+
 def test_wrong_weights_are_exit_code_4(demo, tmp_path, capsys):
     (tmp_path / "x.pt").write_bytes(b"nothing")
     assert main(["spike", "test", "--weights", str(tmp_path / "x.pt"), "--device", "cpu"]) == 4
@@ -159,7 +202,7 @@ def test_check_passes_on_valid_data_and_fails_on_a_flipped_stream(demo, capsys):
     assert out.count("[PASS]") == 7
     assert "(1, 2, 3, 32, 64)" in out and "(1, 2, 4, 16, 32)" in out
     assert main([*words, "--set", "DATA.SPIKE_FLIPUD=false"]) == 3
-    assert "flipud fits better" in capsys.readouterr().out
+    assert "spikes are upside down" in (out := capsys.readouterr().out) and "Set DATA.SPIKE_FLIPUD: true." in out
 
 
 def test_exposure_times_come_from_an_align_log(demo, tmp_path, capsys):

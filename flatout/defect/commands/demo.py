@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     from flatout.ranks import choose_device
 
     show_log()
-    options = TrainOptions(gpu_id=args.gpu_id)
+    options = TrainOptions(gpu_id=args.gpu_id).with_current_names()
     size = ON_GPU if choose_device(options.device).type == "cuda" else ON_CPU
     began_s = time.monotonic()
     data = write_demo_data(args.out / "data", DemoDataConfig(images=size.images))

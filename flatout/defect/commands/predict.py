@@ -2,10 +2,11 @@
 
 from flatout.defect.commands.flags import evaluation_parser, options_from
 from flatout.defect.options import TestOptions
+from flatout.errors import counted
 
 DESCRIPTION = """\
 Run a network over the images of a folder. Writes a heat map (float32 TIFF) and a plot per image, and one table with the
-detections of all images, highest score first.
+detections of all images that reach the threshold, highest score first.
 """
 EPILOG = """\
 example:
@@ -26,5 +27,9 @@ def main(argv: list[str]) -> int:
     from flatout.defect.predict import predict
 
     result = predict(options)
-    print(f"{len(result.rows)} images: {options.output_dir}/detections.csv")
+    num = sum(row.num_detections for row in result.rows)
+    print(
+        f"{counted(len(result.rows), 'image')}, {counted(num, 'detection')} at or above {result.threshold:.4g}: "
+        f"{options.output_dir}/detections.csv"
+    )
     return 0

@@ -42,8 +42,13 @@ def list_images(folder: str | Path, img_format: ImgFormat) -> list[Path]:
         raise DataError(f"{folder}: no such folder.")
     found = [path for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS[img_format] and path.is_file()]
     if not found:
-        others = sorted({path.suffix.lower() for path in folder.iterdir() if path.is_file() and path.suffix})
-        there = f"; it holds {', '.join(others)} files" if others else ""
+        suffixes = {
+            path.suffix.lower() for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")
+        }
+        others = sorted(suffixes - {""})
+        kinds = [f"{', '.join(others)} files"] if others else []
+        kinds += ["files without an extension"] if "" in suffixes else []
+        there = f"; it holds {' and '.join(kinds)}" if kinds else ""
         known = {extension for extensions in EXTENSIONS.values() for extension in extensions}
         advice = " Choose their format with --img_format." if known.intersection(others) else ""
         raise DataError(f"{folder}: no {' or '.join(EXTENSIONS[img_format])} files{there}.{advice}")

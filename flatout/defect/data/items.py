@@ -83,6 +83,8 @@ class Strips:
     def __init__(self, paths: Sequence[str | Path], *, shape_hw: tuple[int, int] | None = None) -> None:
         """`shape_hw`: the size that every image must have; None: that of the first readable image, which is decoded."""
         self._paths = [str(path) for path in paths]
+        self.equal_planes = ""
+        """Path of the first readable image, if it was decoded here and its planes are equal; else empty."""
         self.shape_hw = shape_hw or self._shape_of_first()
 
     def __len__(self) -> int:
@@ -119,11 +121,14 @@ class Strips:
         errors: list[Exception] = []
         for path in self._paths:
             try:
-                _, height, width = read_canonical(path).shape
+                planes_CHW = read_canonical(path)
             except (OSError, DecodeError) as error:
                 errors.append(error)
             else:
-                return height, width
+                self.equal_planes = path if are_equal(planes_CHW) else ""
+                return planes_CHW.shape[1], planes_CHW.shape[2]
+        if len(errors) == 1:
+            raise DataError(f"The only image cannot be read: {errors[0]}")
         raise DataError(f"None of {len(self._paths)} images can be read; the first: {errors[0]}")
 
 
@@ -133,6 +138,11 @@ def read_canonical(path: str | Path) -> np.ndarray:
         return canonical(read_stored(path))
     except DecodeError as error:
         raise DecodeError(f"{path}: {error}") from None
+
+
+def are_equal(planes_CHW: np.ndarray) -> bool:
+    """Whether all planes are the same, as those of a grey PNG or JPEG are."""
+    return bool((planes_CHW == planes_CHW[:1]).all())
 
 
 def read_mask(path: str | Path) -> np.ndarray:

@@ -7,6 +7,7 @@ Dimension key:  C planes   H W image   K dead pixels   T tiles   P patch side   
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ def evaluate_images(
         for observer in observers:
             observer(EvaluatedImage(image, planes_CHW, heat_HW, mask_HW, found))
     labelled = [row for row in tally.rows if row.is_defective is not None]
-    return DefectEvaluation(
+    result = DefectEvaluation(
         pixels=pixels.ranking(),
         images=rank_scores(
             np.array([row.is_defective for row in labelled], np.bool_), np.array([row.peak for row in labelled])
@@ -101,6 +102,8 @@ def evaluate_images(
         seconds=time.monotonic() - began_s,
         chosen_threshold=threshold,
     )
+    # The threshold is known only now, if it is the one with the best F1.
+    return replace(result, rows=tally.rows_at(result.threshold))
 
 
 class _Tally:
@@ -108,9 +111,20 @@ class _Tally:
 
     def __init__(self) -> None:
         self.rows: list[ImageRow] = []
+        """One per image, without the numbers of detections."""
         self.image_detections: list[ImageDetections] = []
         self.hits: list[tuple[float, int | None]] = []
         self._num_defects = 0
+        self._found: list[list[tuple[float, int | None]]] = []
+        """For every image, the score of each detection and the defect that it hits."""
+
+    def rows_at(self, threshold: float) -> list[ImageRow]:
+        """The rows, with the numbers of detections at or above a threshold."""
+        rows = []
+        for row, found in zip(self.rows, self._found, strict=True):
+            on = [defect for score, defect in found if score >= threshold]
+            rows.append(replace(row, num_found=len(set(on) - {None}), num_detections=len(on)))
+        return rows
 
     def add(
         self, image: EvaluationImage, heat_HW: np.ndarray, mask_HW: np.ndarray | None, found: list[Detection]
@@ -131,10 +145,11 @@ class _Tally:
                 is_defective=None if mask_HW is None else bool(mask_HW.any()),
                 peak=float(heat_HW.max()),
                 num_defects=num_defects,
-                num_found=len({defect for defect in on if defect is not None}),
-                num_detections=len(found),
+                num_found=0,
+                num_detections=0,
             )
         )
+        self._found.append([(each.score, defect) for each, defect in zip(found, on, strict=True)])
 
 
 def number_defects(mask_HW: np.ndarray) -> tuple[np.ndarray, int]:

@@ -233,8 +233,9 @@ class ImageRow:
     """Largest probability, which is the score of the image."""
     num_defects: int
     num_found: int
-    """Number of its defects that a detection hits."""
+    """Number of its defects that a detection at or above the threshold hits."""
     num_detections: int
+    """Number of detections at or above the threshold."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ def add_config(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
     )  # fmt: skip
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="override a key of the YAML file, as in TRAIN.EPOCHS=3; can be given several times",
+        help=f"override a key of {'the YAML file' if required else 'that config'}, as in "
+        f"{'TRAIN.EPOCHS=3' if required else 'TEST.TILE_SIZE=512'}; can be given several times",
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
 
     config = load_config(args.config, args.set) if args.config else None
     given = {key: value for key, value in tiles.items() if value is not None}
-    predictor = load_predictor(args.weights, args.device, config, tiles=given)
+    predictor = load_predictor(args.weights, args.device, config, overrides=args.set, tiles=given)
     done = predict_folder(
         predictor, args.input_blur, args.input_spike, args.output, video=args.video, compare=args.side_by_side
     )

@@ -30,6 +30,8 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     if args.val_ratio is not None and not 0 < args.val_ratio < 1:
         raise ConfigError(f"--val_ratio {args.val_ratio}: it must be between 0 and 1.")
+    if args.spike_hw is not None and min(args.spike_hw) < 1:
+        raise ConfigError(f"--spike_hw {' '.join(map(str, args.spike_hw))}: both must be 1 or more.")
     show_log()
     # Imported here so that help and argument errors do not load NumPy.
     from flatout.spike.data.prepare import PrepareConfig, make_validation, prepare
@@ -58,23 +60,29 @@ def main(argv: list[str]) -> int:
 
 def _check(output: Path, splits: list[str], spike_hw: list[int] | None) -> int:
     """Compare one stream of every sequence with its frame; returns the exit code."""
+    from flatout.errors import DataError
     from flatout.spike.check import orientation_of
     from flatout.spike.config import DataConfig
     from flatout.spike.data.clip_set import open_clips
+    from flatout.spike.data.stream_layout import StreamError
 
     height, width = spike_hw or (None, None)
     data = DataConfig(ROOT=str(output), CLIP_LEN=1, SPIKE_H=height, SPIKE_W=width)
     bad = 0
     for split in splits:
-        clips = open_clips(data, split, scored=True)
+        try:
+            clips = open_clips(data, split, scored=True)
+        except StreamError as error:
+            raise DataError(
+                f"{error.what} Give the size of spike frames with --spike_hw H W, or as spike_h and spike_w in a "
+                "config.yaml beside the spikes."
+            ) from None
         for number, facts in enumerate(clips.sequences):
             frame = next(index for index, each in enumerate(clips.frames) if each.sequence == number)
             found = orientation_of(clips, frame)
-            bad += bool(found.problem)
-            text = (
-                found.problem
-                or f"fits its frame (correlation {found.correlation['identity']:.2f}, gain {found.gain:.2f})"
-            )
+            problem = found.problem_for("--spike_hw (in a training: SPIKE_H, SPIKE_W)")
+            bad += bool(problem)
+            text = problem or f"fits its frame (correlation {found.correlation['identity']:.2f}, gain {found.gain:.2f})"
             print(f"{split}/{facts.name}: {text}")
     return 3 if bad else 0
 

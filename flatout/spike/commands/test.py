@@ -28,7 +28,8 @@ def main(argv: list[str]) -> int:
     from flatout.spike.predict import load_predictor, score_split
 
     config = load_config(args.config, args.set) if args.config else None
-    found = score_split(load_predictor(args.weights, args.device, config), args.split, args.output)
+    predictor = load_predictor(args.weights, args.device, config, overrides=args.set)
+    found = score_split(predictor, args.split, args.output)
     print(found)
     print(
         f"As defined by the early S-VRT code (not comparable with papers): psnr_rgb {found.ref_psnr_rgb:.2f}, "

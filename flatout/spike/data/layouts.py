@@ -37,7 +37,8 @@ def stream_layouts(config: DataConfig, kept: Sequence[SequenceFrames]) -> dict[P
     paths = [each.spike[stem] for each, stems in kept for stem in stems]
     chosen = [paths[number] for number in np.unique(np.linspace(0, len(paths) - 1, FILES_EXAMINED).astype(int))]
     content = highest_content([content_of(path) for path in chosen])
-    sidecars = {each.folder: find_geometry(each.folder / config.SPIKE_DIR) for each, _ in kept}
+    # From the files themselves: `predict` is given frames and spikes in unrelated folders.
+    sidecars = {each.folder: find_geometry(each.spike[stems[0]].parent) for each, stems in kept}
     layouts = {
         each.spike[stem]: decide_layout(
             os.stat(each.spike[stem]).st_size,

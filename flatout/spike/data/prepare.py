@@ -23,7 +23,7 @@ import numpy as np
 from flatout.errors import ConfigError, DataError
 from flatout.spike.data.decode import map_stream
 from flatout.spike.data.frames import read_frame
-from flatout.spike.data.stream_layout import Layout, StreamSettings, decide_layout
+from flatout.spike.data.stream_layout import Layout, StreamSettings, decide_layout, find_geometry, write_geometry
 from flatout.spike.data.tree import IMAGE_EXTS, files_by_stem
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,9 @@ def _place_folders(config: PrepareConfig, split: str, done: Prepared) -> None:
         assert sequence is not None
         for part, source in parts.items():
             _place(source, config.output / split / sequence / part, link=config.use_symlinks, copy=shutil.copytree)
+        # Beside the links or copies: the raw data set's own config.yaml is above a folder that may not be linked.
+        if shape_hw := find_geometry(parts["spike"]):
+            write_geometry(config.output / split / sequence, shape_hw)
         done.created.setdefault(split, {})[sequence] = _count(config.output / split / sequence)
 
 
@@ -114,7 +117,7 @@ def _cut_streams(config: PrepareConfig, split: str, done: Prepared) -> None:
                 _place(source, path, link=config.use_symlinks, copy=shutil.copyfile)
             (target / "spike" / f"{name}.dat").write_bytes(cut(clip, frame, layout, config.exposure).tobytes())
         # The geometry differs between the splits of this data set, so it is stored with the spikes.
-        (target / "config.yaml").write_text(f"spike_h: {layout.height}\nspike_w: {layout.width}\n")
+        write_geometry(target, (layout.height, layout.width))
         num_blurry = len(files_by_stem(clip.blur, IMAGE_EXTS))
         done.created.setdefault(split, {})[clip.name] = FrameCounts(num_blurry, len(frames))
 

@@ -8,6 +8,7 @@ Dimension key:  H W spike frame
 """
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +90,11 @@ class Layout:
 class StreamError(DataError):
     """A spike file that does not fit the expected layout. `kind`: empty, reshape or not_binary."""
 
-    def __init__(self, text: str, *, kind: str, hints: Sequence[tuple[int, int, int]] = ()) -> None:
-        super().__init__(f"{BEGIN}: {text}")
+    def __init__(self, text: str, *, kind: str, hints: Sequence[tuple[int, int, int]] = (), remedy: str = "") -> None:
+        super().__init__(f"{BEGIN}: {text}{f' {remedy}' if remedy else ''}")
         self.kind = kind
+        self.what = f"{BEGIN}: {text}"
+        """The message without the keys of a config to set, for commands that have flags instead."""
         self.hints = list(hints)
         """(height, width, frames) of known geometries that would fit as bit-packed data."""
 
@@ -117,8 +120,11 @@ def decide_layout(
         if layout is not None:
             return layout
     raise StreamError(
-        _unfit(where, size, settings, height, width), kind="reshape", hints=fitting_geometries(size)
-    )  # fmt: skip
+        _unfit(where, size, settings, height, width),
+        kind="reshape",
+        hints=fitting_geometries(size),
+        remedy="Set DATA.SPIKE_H, SPIKE_W and SPIKE_FORMAT (and omit SPIKE_T unless you are sure).",
+    )
 
 
 def highest_content(contents: Sequence[Content]) -> Content:
@@ -195,7 +201,7 @@ def _unfit(where: str, size: int, settings: StreamSettings, height: int, width: 
     odd = " (a packed frame needs height * width to be a multiple of 8)" if height * width % 8 else ""
     return (
         f"{where} has {size} bytes; tried {settings.format} {height} x {width}{expected}: {rest}{odd}. "
-        f"{_hints_text(size)} Set DATA.SPIKE_H, SPIKE_W and SPIKE_FORMAT (and omit SPIKE_T unless you are sure)."
+        f"{_hints_text(size)}"
     )
 
 
@@ -232,6 +238,8 @@ class Orientation(NamedTuple):
     correlation: dict[str, float]
     mean_rate: float
     mean_blur: float
+    flipud: bool | None = None
+    """Whether the rows of the stream were read bottom-up; None if that is not known."""
 
     @property
     def gain(self) -> float:
@@ -240,30 +248,51 @@ class Orientation(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """Description of the mismatch; empty if the stream matches the frame."""
+        """Description of the mismatch, in terms of the keys of a config; empty if the stream matches the frame."""
+        return self.problem_for("SPIKE_H, SPIKE_W")
+
+    def problem_for(self, size_setting: str) -> str:
+        """As `problem`; `size_setting` is what the reader sets the size of spike frames with."""
         stored = self.correlation["identity"]
         others = {name: value for name, value in self.correlation.items() if name != "identity"}
         best = max(others, key=lambda name: others[name])
+        if others[best] >= max(MIN_CORRELATION, stored + MIN_LEAD):
+            return (
+                f"spikes are {TURNED[best]}: as they are read now they do not match their frame (correlation "
+                f"{stored:.2f}), {UNTURNED[best]} they do ({others[best]:.2f}). {self._remedy(best)}"
+            )
         if not stored >= MIN_CORRELATION:
-            better = f" {best} fits better ({others[best]:.2f})." if others[best] >= MIN_CORRELATION else ""
             return (
                 f"spikes do not look like their frame (correlation {stored:.2f}, expected 0.9 or more): "
-                f"SPIKE_H, SPIKE_W, SPIKE_FORMAT or SPIKE_FLIPUD is wrong, or frames and streams do not belong "
-                f"together.{better}"
+                f"{size_setting} or SPIKE_FORMAT is wrong, or frames and streams do not belong together."
             )
         if stored < others[best] + MIN_LEAD:
             return (
-                f"with {best} the spikes match their frame as well ({others[best]:.2f}) as without "
-                f"({stored:.2f}): check SPIKE_FLIPUD, or use a frame with more structure."
+                f"spikes match their frame as well {UNTURNED[best]} ({others[best]:.2f}) as they do now "
+                f"({stored:.2f}), so this frame cannot tell. Check SPIKE_FLIPUD with a frame of more structure."
             )
         return ""
 
+    def _remedy(self, best: str) -> str:
+        if best != "flipud":
+            return "Turn the frames or the streams: no key of the config does that."
+        if self.flipud is None:
+            return "Set DATA.SPIKE_FLIPUD to the opposite value."
+        return f"Set DATA.SPIKE_FLIPUD: {'false' if self.flipud else 'true'}."
 
-def compare_with_frame(rate_HW: np.ndarray, blur_HW: np.ndarray) -> Orientation:
-    """Correlate spikes with their frame. `rate_HW`: mean of the spikes; `blur_HW`: grey frame of that size in 0..1."""
+
+TURNED = {"flipud": "upside down", "fliplr": "mirrored from left to right", "rot180": "turned by 180 degrees"}
+UNTURNED = {"flipud": "flipped vertically", "fliplr": "mirrored back", "rot180": "turned back"}
+
+
+def compare_with_frame(rate_HW: np.ndarray, blur_HW: np.ndarray, *, flipud: bool | None = None) -> Orientation:
+    """Correlate spikes with their frame. `rate_HW`: mean of the spikes; `blur_HW`: grey frame of that size in 0..1.
+
+    `flipud`: whether the rows of the stream were read bottom-up, for the advice.
+    """
     oriented = (rate_HW, rate_HW[::-1], rate_HW[:, ::-1], rate_HW[::-1, ::-1])
     correlation = {name: _pearson(rate, blur_HW) for name, rate in zip(ORIENTATIONS, oriented, strict=True)}
-    return Orientation(correlation, float(rate_HW.mean()), float(blur_HW.mean()))
+    return Orientation(correlation, float(rate_HW.mean()), float(blur_HW.mean()), flipud)
 
 
 def grey_at(frame_HW3: np.ndarray, shape_hw: tuple[int, int]) -> np.ndarray:
@@ -288,12 +317,19 @@ MAX_DEPTH = 8
 
 
 def find_geometry(folder: Path) -> tuple[int, int] | None:
-    """(height, width) from the nearest config.yaml that has both; links are followed to the original files."""
-    start = folder.resolve()
-    for above in (start, *start.parents)[:MAX_DEPTH]:
-        if (above / NAME).is_file() and (found := _geometry_in(above / NAME)):
-            return found
+    """(height, width) from the nearest config.yaml that has both: above the folder as given, else above the folder that
+    a link leads to."""
+    given, original = Path(os.path.abspath(folder)), folder.resolve()
+    for start in dict.fromkeys((given, original)):
+        for above in (start, *start.parents)[:MAX_DEPTH]:
+            if (above / NAME).is_file() and (found := _geometry_in(above / NAME)):
+                return found
     return None
+
+
+def write_geometry(folder: Path, shape_hw: tuple[int, int]) -> None:
+    """Write a config.yaml that `find_geometry` finds for everything below the folder."""
+    (folder / NAME).write_text(f"spike_h: {shape_hw[0]}\nspike_w: {shape_hw[1]}\n")
 
 
 def _geometry_in(path: Path) -> tuple[int, int] | None:

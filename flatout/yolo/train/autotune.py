@@ -176,7 +176,6 @@ def this_machine(config: InputConfig) -> Machine:
         ram_free_bytes=machine.memory().free,
         gpu_free_bytes=torch.cuda.mem_get_info(config.device)[0] if on_gpu else None,
         nvjpeg=on_gpu and importlib.util.find_spec("torchvision") is not None,
-        ranks=config.world.size,
         ranks_here=config.world.ranks_here,
     )
 

@@ -96,9 +96,8 @@ class Machine:
     """Free memory of this rank's GPU; None: it trains on the CPU."""
     nvjpeg: bool = False
     """Whether the GPU can probably decode JPEG files."""
-    ranks: int = 1
     ranks_here: int = 1
-    """Ranks on this machine."""
+    """Ranks on this machine; those on other machines have cores of their own."""
 
     @property
     def has_gpu(self) -> bool:
@@ -290,7 +289,7 @@ def _best(candidates: list[_Candidate]) -> _Candidate:
 
 
 def _candidates(asked: Asked, machine: Machine, costs: Costs, measured: Measured) -> Iterator[_Candidate]:
-    cores = max(1.0, machine.cores / machine.ranks)
+    cores = max(1.0, machine.cores / machine.ranks_here)
     for keep in _locations(asked, machine, costs):
         for subsampled in (False, True) if keep == "device" and asked.store_420 else (False,):
             for workers in range(min(int(cores), most_workers(asked, machine, costs)) + 1):

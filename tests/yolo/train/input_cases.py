@@ -69,7 +69,6 @@ def machine_of(gpu_gb: int | None, cores: int, *, ranks: int = 1) -> Machine:
         ram_free_bytes=64 * GB,
         gpu_free_bytes=None if gpu_gb is None else gpu_gb * GB,
         nvjpeg=gpu_gb is not None,
-        ranks=ranks,
         ranks_here=ranks,
     )
 

@@ -141,6 +141,19 @@ def test_workers_auto_may_use_every_core_and_a_number_is_the_most(images, config
     assert num_workers("auto", 64, World()) == 4, "by rule: 80 % of the cores"
 
 
+def test_ranks_on_other_machines_do_not_take_cores_from_this_one(config, options, monkeypatch):
+    """Sixteen ranks on two machines of 16 cores: eight ranks share the cores of a machine, so each has two."""
+    monkeypatch.setattr(machine, "cores", lambda: machine.Cores(16, 16, None, 16))
+
+    def first(world):
+        here = replace(this_machine(replace(config, world=world)), ram_free_bytes=0)
+        return choose_input(replace(options, workers="auto").asked, here, costs_of(200, GPU))[0]
+
+    on_two_machines, on_one = first(World(0, 16, 0, 8)), first(World(0, 8, 0, 8))
+    assert on_two_machines == on_one
+    assert on_two_machines.settings.workers == 2
+
+
 def test_a_run_too_short_to_measure_follows_a_rule_and_says_so(images, config, options, monkeypatch, caplog):
     monkeypatch.setattr(machine, "cores", lambda: machine.Cores(6, 6, None, 6))
     monkeypatch.setattr(autotune, "measure", lambda *_, **__: pytest.fail("measured"))
