@@ -116,6 +116,10 @@ def replay(
     had it. `device` is "cpu", the number of a GPU, or "" for a GPU if the run used one. Raises ConfigError if there is
     no such run or step, DataError if images or labels have changed, unless `allow_data_change` is set.
     """
+    from flatout.yolo.find_file import find_run
+
+    run = find_run(run)
+    # Imported late, so that the error for a mistyped folder does not wait for torch.
     from flatout.yolo.replays.losses import replay_with_losses
     from flatout.yolo.replays.run import ReplayRun
 
@@ -136,6 +140,10 @@ def appearances(
 
     `file` is the path of a training image or the end of it, `epochs` limits the search. Raises as `replay` does.
     """
+    from flatout.yolo.find_file import find_run
+
+    run = find_run(run)
+    # Imported late, as above.
     from flatout.yolo.replays.appearances import appearances
     from flatout.yolo.replays.run import ReplayRun
 

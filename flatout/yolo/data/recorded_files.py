@@ -93,7 +93,10 @@ def digest(files: list[RecordedFile]) -> str:
 
 
 def changes_since(recorded: list[RecordedFile], images: ImageSet) -> Changes:
-    """What has changed since the files were recorded."""
+    """What has changed since the files were recorded. A data set that was moved or copied is the same one: if all names
+    are equal, and in the same order, folders are not compared."""
+    if [Path(file.path).name for file in recorded] == [Path(path).name for path in images.paths]:
+        recorded = [file._replace(path=path) for file, path in zip(recorded, images.paths, strict=True)]
     now = {file.path: file for file in describe_files(images)}
     before = {file.path: file for file in recorded}
     changed = {path: "removed, or no longer usable" for path in before if path not in now}

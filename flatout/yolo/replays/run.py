@@ -31,7 +31,7 @@ from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.recorded_files import Changes, changes_since, digest, read_files
 from flatout.yolo.data.scan import ScanConfig
-from flatout.yolo.find_file import find_file
+from flatout.yolo.find_file import find_file, find_run
 from flatout.yolo.load_network import network_of
 from flatout.yolo.model.network import Network
 from flatout.yolo.multihead.training import class_aware
@@ -45,7 +45,6 @@ from flatout.yolo.weights import read_weights
 
 logger = logging.getLogger(__name__)
 
-OPTIONS_NAME = "opt.yaml"
 MAX_NAMED = 5
 """Files named in a message."""
 
@@ -86,7 +85,7 @@ class ReplayRun:
 
         ConfigError if `run` is no run folder of flatout yolo, DataError if its data has changed.
         """
-        self.folder = _folder_of(Path(run))
+        self.folder = find_run(run)
         self.options, self.hyp = read_options(self.folder)
         self.recorded: RecordedSteps = read_steps(self.folder)
         self.data = require_valid(open_data_set(_find_data(data or self.options.data, self.folder)))
@@ -251,17 +250,6 @@ class ReplayRun:
             maps=[] if options.image_weights else None,
             versions={},
         )
-
-
-def _folder_of(path: Path) -> Path:
-    """The run folder that `path` is, or is in."""
-    for folder in (path, path.parent, path.parent.parent):
-        if (folder / OPTIONS_NAME).is_file():
-            return folder
-    what = "there is no such folder" if not path.exists() else f"there is no {OPTIONS_NAME} in it"
-    raise ConfigError(
-        f"{path}: not a run of flatout yolo: {what}. Give the folder that the training wrote, such as runs/train/exp."
-    )
 
 
 def _find_data(data: str, folder: Path) -> str | Path:

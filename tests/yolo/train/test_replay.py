@@ -183,6 +183,16 @@ def test_removed_and_new_images_are_named(own_run: Path, own_files: Path):
     assert str(first) not in str(raised.value)
 
 
+def test_a_data_set_that_was_moved_is_the_same(own_run: Path, own_files: Path):
+    moved = own_files.with_name("moved")
+    own_files.rename(moved)
+    (data,) = (moved / "data").glob("*.yaml")
+    data.write_text(data.read_text().replace(str(own_files), str(moved)))
+    with pytest.raises(ConfigError, match="give the data with --data FILE"):
+        replayed_pixels(own_run, 0, 1)
+    assert replayed_pixels(own_run, 0, 1, data=data).identical
+
+
 def test_a_file_that_was_unreadable_in_the_training_is_replaced_again(own_files: Path, tmp_path: Path, seen: Seen):
     path = sorted((own_files / "data/images/train").glob("*.jpg"))[5]
     content = path.read_bytes()
@@ -445,3 +455,13 @@ def test_a_batch_of_16_takes_less_than_two_seconds(files: Path, tmp_path: Path):
         flatout.yolo.replay(run, epoch=0, step=1).save(tmp_path / str(attempt))
         took_s.append(time.perf_counter() - began)
     assert min(took_s) < 2, f"{took_s} s, load {os.getloadavg()}"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("way", ["classic", "fast", "device"])
+def test_a_run_on_a_gpu_is_replayed_on_it_and_without_it_the_difference_is_explained(way: str, options: TrainOptions):
+    run = run_of(replace(options, epochs=1, device="0", **WAYS[way]))
+    assert replayed_pixels(run, 0, 1).identical
+    without = replayed_pixels(run, 0, 1, device="cpu")
+    assert without.identical or "without a GPU it is not bit-equal" in without.comparison.text
