@@ -451,9 +451,9 @@ def test_a_batch_of_16_takes_less_than_two_seconds(files: Path, tmp_path: Path):
     run = run_of(replace(options, epochs=1, batch_size=16, img_size=(320, 320), stop_after=1))
     took_s = []
     for attempt in range(3):
-        began = time.perf_counter()
+        began = time.process_time()  # by one thread, so that other programs on the machine do not count
         flatout.yolo.replay(run, epoch=0, step=1).save(tmp_path / str(attempt))
-        took_s.append(time.perf_counter() - began)
+        took_s.append(time.process_time() - began)
     assert min(took_s) < 2, f"{took_s} s, load {os.getloadavg()}"
 
 
