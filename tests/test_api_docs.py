@@ -56,6 +56,7 @@ def test_every_block_is_run_below():
         "Results for other tools",
         "Train, evaluate, export",
         "Smaller copies of a data set",
+        "What the network saw",
         "Defects and spikes",
     )
     assert sum(len(blocks(heading)) for heading in headings) == PAGE.count("```python")
@@ -78,7 +79,7 @@ def test_training_evaluating_and_exporting(tmp_path, capsys):
     (tmp_path / "bolts.yaml").write_text(text)
     narrow_config(tmp_path, "yolov7-tiny").rename(tmp_path / "yolov7-tiny.yaml")  # a local file takes precedence
     train, export = blocks("Train, evaluate, export")
-    run(["import flatout.yolo", train, export], {})
+    run(["import flatout.yolo", train, export, *blocks("What the network saw")], {})
     assert "runs/train/bolts" in capsys.readouterr().out
     assert list((tmp_path / "runs/train/bolts/weights").glob("best*torchscript*"))
 

@@ -130,12 +130,19 @@ class Boxes(NamedTuple):
 
 
 def plot_batch(
-    images_BCHW: np.ndarray, targets_T6: np.ndarray, paths: Sequence[str], names: Sequence[str], file: Path
+    images_BCHW: np.ndarray,
+    targets_T6: np.ndarray,
+    paths: Sequence[str],
+    names: Sequence[str],
+    file: Path,
+    *,
+    most: int = MAX_IMAGES,
 ) -> Path:
-    """Plot images (uint8 RGB) with their targets (image, class, normalised cx, cy, w, h); `paths` may be empty."""
+    """Plot images (uint8 RGB), `most` of them at most, with their targets (image, class, normalised cx, cy, w, h);
+    `paths` may be empty."""
     height, width = images_BCHW.shape[2:]
     boxes = []
-    for number in range(min(MAX_IMAGES, len(images_BCHW))):
+    for number in range(min(most, len(images_BCHW))):
         own = targets_T6[targets_T6[:, 0] == number]
         centre, half = own[:, 2:4] * (width, height), own[:, 4:6] * (width, height) / 2
         boxes.append(Boxes(np.concatenate((centre - half, centre + half), 1), own[:, 1]))

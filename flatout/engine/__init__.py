@@ -12,6 +12,7 @@ Files:
     optim         Optimizers whose step can be skipped on the device, and the moving average of a network's weights
     reproducible  Reproducibility: versions, processor, threads
     step          One training step, from a batch on the device to updated weights: precision, batch norm, optimizer
+    step_hash     Hashes of what a step is trained on, made on the device and read many steps later
 """
 
 from typing import TYPE_CHECKING
@@ -28,5 +29,6 @@ if TYPE_CHECKING:
     from flatout.engine.optim import MovingAverage, make_optimizer, parameters_of
     from flatout.engine.reproducible import differences, environment, seed_all, set_determinism, warn_of_waiting_threads
     from flatout.engine.step import DTYPES, Amp, default_fast_amp
+    from flatout.engine.step_hash import HashedStep, hash_inputs
 
 __getattr__, __dir__ = face(__name__)

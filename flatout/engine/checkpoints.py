@@ -29,6 +29,10 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EX
 """Error numbers of file systems without hard links."""
 
 
+_BEFORE = "before_e*_s*.pt"
+"""Names of the files with the weights before a bad step."""
+
+
 class Checkpoint(NamedTuple):
     """The content of a checkpoint file, its path, and why newer files were skipped."""
 
@@ -139,7 +143,7 @@ class CheckpointStore:
         for path in (self.previous, self.newest):
             with suppress(FileNotFoundError):
                 path.replace(self._aside)
-        for leftover in (self._position, self._final):
+        for leftover in (self._position, self._final, *self._folder.glob(_BEFORE)):
             leftover.unlink(missing_ok=True)
 
     def write_note(self, name: str, content: object) -> Path:
@@ -148,6 +152,27 @@ class CheckpointStore:
         with suppress(OSError):
             path.write_text(json.dumps(content, indent=1))
         return path
+
+    def keep_before(self, epoch: int, step: int, sections: Mapping[str, object]) -> None:
+        """Keep the weights before a bad step, in place of those kept before another one; only a warning on errors."""
+        path = self._path_before(epoch, step)
+        try:
+            write_container(path, sections)
+        except ResourceError as error:
+            logger.warning("%s The weights before epoch %d, step %d are not kept.", error, epoch, step)
+            return
+        for other in self._folder.glob(_BEFORE):
+            if other != path:
+                with suppress(OSError):
+                    other.unlink()
+
+    def kept_before(self, epoch: int, step: int) -> Path | None:
+        """The file with the weights before a bad step; None if they were not kept."""
+        path = self._path_before(epoch, step)
+        return path if path.is_file() else None
+
+    def _path_before(self, epoch: int, step: int) -> Path:
+        return self._folder / f"before_e{epoch:03d}_s{step:04d}.pt"
 
     def _save(self, sections: Mapping[str, object]) -> None:
         keeps_old = not self._newest_is_bad and self.newest.exists()

@@ -23,13 +23,14 @@ from torch import nn
 
 from flatout.clock import clock
 from flatout.engine.callbacks import Callbacks, Saved
-from flatout.engine.checkpoints import CheckpointStore, load_on_all_ranks
+from flatout.engine.checkpoints import Checkpoint, CheckpointStore, load_on_all_ranks
 from flatout.engine.compile import CompileAuto
 from flatout.engine.job import Batches, EpochEnd, IntervalStats, Job, NoEpochEnd, Schedule
 from flatout.engine.meter import DivergenceGuard, Meter, StepLog
 from flatout.engine.optim import MovingAverage, apply_settings, load_optimizer
 from flatout.engine.reproducible import random_state, set_random_state
 from flatout.engine.step import Amp, Precision, Step
+from flatout.engine.step_hash import HashedStep, HashLog
 from flatout.errors import DivergedError, Interrupted, ResourceError
 from flatout.ranks import Interrupts, StopRequested, World
 from flatout.safefiles import ran_out_of_room
@@ -146,13 +147,18 @@ class Loop:
         stop_early: Callable[[], str | None] | None = None,
         between: Callable[[int, int], Callable[[], None] | None] | None = None,
         sample_name: Callable[[int], str] = str,
+        on_hashes: Callable[[list[HashedStep]], None] | None = None,
+        replay_command: Callable[[int, int], str] = lambda epoch, step: "",
     ) -> None:
         """`forward` is the network as it is called, compiled or wrapped for several ranks; `network` holds the weights.
 
         `on_interval` is called at every log interval. `stop_early` is called wherever a training may stop; it returns
         the reason to stop, or None. `between` is called after an optimizer step with the epoch and its steps done; it
         returns work to do before the next step, such as a validation within an epoch, or None. All ranks must return
-        alike, and the time of that work counts for no log interval. `sample_name` names a sample in messages."""
+        alike, and the time of that work counts for no log interval. `sample_name` names a sample in messages. With
+        `on_hashes` the inputs of every step are hashed on the device, and it is called with the hashes of past steps at
+        every log interval, on all ranks. `replay_command` returns the command that shows a step; empty: there is none.
+        """
         self.job, self.network, self.optimizer = job, network, optimizer
         self._epoch_end: EpochEnd = epoch_end or NoEpochEnd()
         self.schedule, self.batches, self.config = schedule, batches, config
@@ -166,6 +172,10 @@ class Loop:
         self._between = between
         self._compile_auto = CompileAuto(network) if config.compile_auto and self.world.size == 1 else None
         self._log = StepLog(len(job.item_names) + 2, config.log_every, device)
+        self._on_hashes, self._replay_command = on_hashes, replay_command
+        self._keep_before: tuple[int, int] | None = None
+        """The step whose state is kept before it is trained again, because it was bad the last time."""
+        self._hashes = HashLog(config.log_every, device) if on_hashes is not None else None
         self._meter = Meter(job.item_names)
         self._guard = DivergenceGuard(sample_name)
         self._training_step = Step(
@@ -253,12 +263,16 @@ class Loop:
                 self._save_and_stop(self._interrupts.requested)
 
     def _train_step(self, batch: Any) -> None:
+        if (self.epoch, self.step) == self._keep_before:
+            self._keep_state()
         settings = self.schedule(self.epoch, self.step)
         apply_settings(self.optimizer, settings)
         self._meter.lrs = settings.lrs
         try:
             with clock.stage("train.inputs"):
                 inputs = self.job.inputs(batch, self.epoch, self.step)
+                if self._hashes is not None:
+                    self._hashes.put(self.epoch, self.step, inputs)
             self._log.put(self._training_step.forward_backward(inputs, window_ends=settings.step_optimizer))
             if settings.step_optimizer:
                 self._log.set_flag(self._training_step.optimizer_step())
@@ -277,6 +291,7 @@ class Loop:
             self.world.tighten_timeouts()
         if self.step % self.config.log_every == 0:
             with clock.stage("train.log"):
+                self._report_hashes(HashLog.swap)
                 self._process_numbers(self._log.swap())
         if settings.step_optimizer:
             self._at_window_end()
@@ -302,14 +317,23 @@ class Loop:
     def _process_all_numbers(self) -> None:
         """Process the numbers of every step so far; waits for the device."""
         with clock.stage("train.drain"):
+            self._report_hashes(HashLog.drain)
             rows_NK = self._log.drain()
         with clock.stage("train.log"):
             self._process_numbers(rows_NK)
 
+    def _report_hashes(self, take: Callable[[HashLog], list[HashedStep]]) -> None:
+        """Pass on the hashes of past steps. Before their numbers are processed, which may end the training."""
+        if self._hashes is not None and self._on_hashes is not None:
+            self._on_hashes(take(self._hashes))
+
     def _roll_back(self) -> None:
         """Set everything back to the last good checkpoint; DivergedError if there is none or it has not helped."""
         saved = load_on_all_ranks(self.checkpoints, self.world)
-        if not self._guard.roll_back() or saved is None:
+        position = None if saved is None else saved.sections["training"]["position"]
+        to = None if position is None else (position["epoch"], position["step"])
+        self._keep_or_plan_to(saved, to)
+        if not self._guard.roll_back(to) or saved is None:
             tried = (
                 "There is no checkpoint to go back to."
                 if saved is None
@@ -317,7 +341,7 @@ class Loop:
             )
             raise DivergedError(
                 f"{self._guard.description()} {tried} Check these samples{self._list_of_samples()}, "
-                "or use a smaller learning rate."
+                f"or use a smaller learning rate.{self._advice_to_replay()}"
             )
         logger.warning("%s Going back to %s.", self._guard.description(), saved.path)
         self.load_sections(saved.sections)
@@ -327,7 +351,40 @@ class Loop:
         """Write all samples of the last bad steps to a file; returns its path as a remark, on the first rank."""
         if self.checkpoints is None or not self.world.is_first:
             return ""
-        return f" (full list: {self.checkpoints.write_note('diverged.json', self._guard.bad_samples())})"
+        steps = [bad | self._about_replay(bad["epoch"], bad["step"]) for bad in self._guard.bad_samples()]
+        return f" (full list: {self.checkpoints.write_note('diverged.json', steps)})"
+
+    def _about_replay(self, epoch: Any, step: Any) -> dict[str, object]:
+        """How to look at a bad step, for a JSON file."""
+        kept = self.checkpoints.kept_before(epoch, step) if self.checkpoints is not None else None
+        about: dict[str, object] = {} if kept is None else {"weights": kept.name}
+        command = self._replay_command(epoch, step)
+        return about | ({"command": command} if command else {})
+
+    def _advice_to_replay(self) -> str:
+        """The command that shows the first bad step, as a sentence; empty if there is none."""
+        bad = self._guard.first_bad
+        command = self._replay_command(bad.epoch, bad.step) if bad is not None else ""
+        return f" To see what the network saw in the first bad step: {command}" if command else ""
+
+    def _keep_or_plan_to(self, saved: Checkpoint | None, to: tuple[int, int] | None) -> None:
+        """Keep the weights before the first bad step: those of the checkpoint, if it was saved at that step or among
+        the bad ones, which change no weight; otherwise when that step is about to be trained again."""
+        if (bad := self._guard.first_bad) is None or saved is None or to is None:
+            return
+        self._keep_before = bad.epoch, bad.step
+        if to >= self._keep_before:
+            self._keep(self._keep_before, saved.sections)
+            self._keep_before = None
+
+    def _keep_state(self) -> None:
+        """Keep the weights as they are before a step that was bad the last time; waits for the device."""
+        if self.world.is_first:
+            self._keep((self.epoch, self.step), self.sections())
+
+    def _keep(self, position: tuple[int, int], sections: Mapping[str, Any]) -> None:
+        if self.checkpoints is not None and self.world.is_first:
+            self.checkpoints.keep_before(*position, {"weights": sections["weights"]})
 
     # Saving and stopping
 
@@ -480,6 +537,8 @@ class Loop:
         # Ended by patience, and no more epochs were requested since.
         self._is_over = training.get("over_at") == self.config.epochs
         self._log.drain()
+        if self._hashes is not None:
+            self._hashes.drain()
         self._meter.load_state_dict(training["meter"])
         self._epoch_end.load_state(training["job"])
         self._training_step.graphs.clear()

@@ -114,32 +114,28 @@ class Meter:
 # Numbers on the device
 
 
-class StepLog:
-    """Collects one row of K numbers per step, the last of them a flag; only `drain` waits for the device."""
+class DeviceRows:
+    """Collects one row of K numbers per step on the device; only `drain` waits for it."""
 
-    def __init__(self, num_columns: int, capacity: int, device: torch.device) -> None:
+    def __init__(
+        self, num_columns: int, capacity: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
         self._device = device
-        self._on_device = [torch.zeros(capacity, num_columns, device=device) for _ in range(2)]
-        self._on_host = [self._host_rows(capacity, num_columns) for _ in range(2)]
+        self._on_device = [torch.zeros(capacity, num_columns, dtype=dtype, device=device) for _ in range(2)]
+        pinned = device.type == "cuda"
+        self._on_host = [torch.zeros(capacity, num_columns, dtype=dtype, pin_memory=pinned) for _ in range(2)]
         self._copied: list[torch.cuda.Event | None] = [None, None]
         self._counts = [0, 0]
         self._side = 0
         """The buffer that is being filled."""
 
     def put(self, row_K: Tensor) -> None:
-        """Append the first K - 1 numbers of a step; at most `capacity` rows between two swaps."""
-        row = self._on_device[self._side][self._counts[self._side]]
-        row[:-1].copy_(row_K)
-        row[-1].zero_()
-        self._counts[self._side] += 1
-
-    def set_flag(self, flag: Tensor) -> None:
-        """Set the last column of the last row."""
-        self._on_device[self._side][self._counts[self._side] - 1, -1].copy_(flag)
+        """Append the numbers of a step; at most `capacity` rows between two swaps."""
+        self._next_row().copy_(row_K)
 
     def swap(self) -> np.ndarray:
-        """Swap the buffers and start copying the filled one to the host; returns the rows of the swap before, float64
-        [N, K]."""
+        """Swap the buffers and start copying the filled one to the host; returns the rows of the swap before, [N, K],
+        as a copy."""
         earlier = self._read(1 - self._side)
         self._begin_copy(self._side)
         self._side = 1 - self._side
@@ -148,6 +144,13 @@ class StepLog:
     def drain(self) -> np.ndarray:
         """All rows that were not returned yet, in order; waits for the device."""
         return np.concatenate((self.swap(), self.swap()))
+
+    def _next_row(self) -> Tensor:
+        self._counts[self._side] += 1
+        return self._last_row()
+
+    def _last_row(self) -> Tensor:
+        return self._on_device[self._side][self._counts[self._side] - 1]
 
     def _begin_copy(self, side: int) -> None:
         count = self._counts[side]
@@ -159,12 +162,26 @@ class StepLog:
     def _read(self, side: int) -> np.ndarray:
         if (event := self._copied[side]) is not None:
             event.synchronize()  # recorded an interval ago, so it has usually happened
-        rows_NK = self._on_host[side][: self._counts[side]].numpy().astype(np.float64)
+        rows_NK = self._on_host[side][: self._counts[side]].numpy().copy()
         self._counts[side] = 0
         return rows_NK
 
-    def _host_rows(self, capacity: int, num_columns: int) -> Tensor:
-        return torch.zeros(capacity, num_columns, pin_memory=self._device.type == "cuda")
+
+class StepLog(DeviceRows):
+    """Rows of K numbers, the last of them a flag; returned as float64."""
+
+    def put(self, row_K: Tensor) -> None:
+        """Append the first K - 1 numbers of a step; at most `capacity` rows between two swaps."""
+        row = self._next_row()
+        row[:-1].copy_(row_K)
+        row[-1].zero_()
+
+    def set_flag(self, flag: Tensor) -> None:
+        """Set the last column of the last row."""
+        self._last_row()[-1].copy_(flag)
+
+    def _read(self, side: int) -> np.ndarray:
+        return super()._read(side).astype(np.float64)
 
 
 # Divergence
@@ -203,6 +220,9 @@ class DivergenceGuard:
         self._bad_losses = 0
         self._bad_gradients = 0
         self._rollbacks = 0
+        self._streak: TrainedStep | None = None
+        self.first_bad: TrainedStep | None = None
+        """The first of the bad steps at which the training last counted as diverged; None if it never did."""
 
     def add_step(self, epoch: int, step: int, indices: np.ndarray, *, ends_window: bool = True) -> None:
         """Add a step that was queued; its flags come later."""
@@ -220,15 +240,20 @@ class DivergenceGuard:
             # Inside an accumulation window gradients are not checked, which does not mean that they are finite.
             if trained.ends_window:
                 self._bad_gradients = self._bad_gradients + 1 if bad_gradient else 0
+            self._streak = (self._streak or trained) if self._bad_losses or self._bad_gradients else None
             max_gradients = MAX_BAD_STEPS_FP16 if scaled else MAX_BAD_STEPS
-            diverged = diverged or self._bad_losses >= MAX_BAD_STEPS or self._bad_gradients >= max_gradients
+            if not diverged and (self._bad_losses >= MAX_BAD_STEPS or self._bad_gradients >= max_gradients):
+                diverged, self.first_bad = True, self._streak
         return diverged
 
-    def roll_back(self) -> bool:
-        """Count a return to an earlier checkpoint; False if there were too many."""
+    def roll_back(self, to: tuple[int, int] | None = None) -> bool:
+        """Count a return to the checkpoint before the step `to`; False if there were too many."""
         self._rollbacks += 1
         self._pending.clear()
         self._bad_losses = self._bad_gradients = 0
+        # A checkpoint that was saved among bad steps, which change no weight: what follows belongs to them.
+        first = self.first_bad
+        self._streak = first if first is not None and to is not None and to > (first.epoch, first.step) else None
         return self._rollbacks <= MAX_ROLLBACKS
 
     def description(self) -> str:
@@ -241,10 +266,12 @@ class DivergenceGuard:
         return f"Loss, gradients or weights are not finite ({steps or 'no single bad step'})."
 
     def bad_samples(self) -> list[dict[str, object]]:
-        """All samples of the last bad steps, for a JSON file."""
+        """All samples of the first and of the last bad steps, for a JSON file."""
+        first = [self.first_bad] if self.first_bad is not None else []
+        steps = {(bad.epoch, bad.step): bad for bad in (*first, *self._bad)}
         return [
             {"epoch": bad.epoch, "step": bad.step, "samples": bad.indices.tolist(), "names": self._names(bad)}
-            for bad in self._bad
+            for _, bad in sorted(steps.items())
         ]
 
     def _names(self, step: TrainedStep) -> list[str]:

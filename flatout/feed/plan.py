@@ -280,6 +280,11 @@ class EpochPlan:
                 "Use a smaller batch, or last='short' or last='pad'."
             )
 
+    @property
+    def order(self) -> np.ndarray:
+        """Sample indices in the order of the epoch, int64 [N]."""
+        return self._order_N
+
     def step(self, step: int) -> Step:
         """This rank's share of step `step`."""
         plan = self._plan

@@ -2,18 +2,19 @@
 
 Files:
 
-    budget     Time and cost of a training, over all processes that worked on it, and the budget that stops it
-    command    The command `flatout JOB train`, the same for every job
-    ends       Ends: the work after every epoch, and the end of a training with its callbacks, `--on-done` and run.log
-    folder     Run folders: which run a command starts or continues, and the text files that a run appends to
-    lock       The lock of a run folder, so that only one process trains in it at a time
-    options    The options that every job has, and which changes of options allow a run to be continued
-    preflight  Checks before a training starts: a usable GPU, enough disk space for its files, enough file descriptors
-    profiled   Short trainings for `flatout profile`, of any job: measured for some steps in a temporary folder
-    recipe     The interface between a job and a run: the job's `Recipe`, and the objects that are passed between them
-    run        A training run from options to finished files, the same for every job and resumable at any time
-    loggers/   Loggers: callbacks that send the numbers of a training to files or other programs
-    mirror/    Copies of a run behind a URL, from which another machine can continue it: `--mirror s3://bucket/folder`
+    budget       Time and cost of a training, over all processes that worked on it, and the budget that stops it
+    command      The command `flatout JOB train`, the same for every job
+    ends         Ends: the work after every epoch, and the end of a training with its callbacks, `--on-done` and run.log
+    folder       Run folders: which run a command starts or continues, and the text files that a run appends to
+    lock         The lock of a run folder, so that only one process trains in it at a time
+    options      The options that every job has, and which changes of options allow a run to be continued
+    preflight    Checks before a training starts: a usable GPU, enough disk space for its files, enough file descriptors
+    profiled     Short trainings for `flatout profile`, of any job: measured for some steps in a temporary folder
+    recipe       The interface between a job and a run: the job's `Recipe`, and the objects that are passed between them
+    run          A training run from options to finished files, the same for every job and resumable at any time
+    step_record  replay.jsonl of a run folder: how the input was made, and a hash of what the network saw in every step
+    loggers/     Loggers: callbacks that send the numbers of a training to files or other programs
+    mirror/      Copies of a run behind a URL, from which another machine can continue it: `--mirror s3://bucket/folder`
 """
 
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     )
     from flatout.runs.lock import Locked, RunLock
     from flatout.runs.loggers.choose import choose_loggers
+    from flatout.runs.mirror.snapshot import read_position
     from flatout.runs.options import (
         Compile,
         Identity,
@@ -62,5 +64,6 @@ if TYPE_CHECKING:
         ValidationResult,
         write_yaml,
     )
+    from flatout.runs.step_record import RecordedSteps, read_steps
 
 __getattr__, __dir__ = face(__name__)

@@ -304,6 +304,8 @@ class Records:
 
     def __init__(self, folder: Path, names: Sequence[str] = NAMES) -> None:
         self._files = {name: _AppendedFile(folder / name) for name in names}
+        self.num_truncated = 0
+        """How often the files were set back to an earlier length."""
 
     def line(self, name: str, text: str) -> None:
         """Append a line, such as a row of results.txt."""
@@ -339,6 +341,7 @@ class Records:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Truncate all files to their recorded lengths."""
+        self.num_truncated += 1
         for name, file in self._files.items():
             file.truncate(state["bytes"].get(name, 0))
 

@@ -282,6 +282,16 @@ class Recipe(ABC):
         """Further entries of the section "run" of a checkpoint, besides config, data, environment and seed."""
         return {}
 
+    def input_facts(self) -> Mapping[str, Any] | None:
+        """What is needed, besides the files of the run folder, to make the input of a step again, as JSON values; None:
+        steps are not recorded (`step_record`). Called after `open_batches`; the answer may change between epochs, but
+        not between None and facts."""
+        return None
+
+    def replay_command(self, folder: Path, epoch: int, step: int) -> str:
+        """The command that shows what the network saw in a step of the run; empty: there is none."""
+        return ""
+
     def state(self) -> dict[str, Any]:
         """State of the job that is kept between epochs and saved in checkpoints."""
         return {}

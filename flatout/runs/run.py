@@ -43,11 +43,12 @@ from flatout.ranks import Interrupts, World, choose_devices
 from flatout.ranks import world as ranks
 from flatout.runs.budget import Spending
 from flatout.runs.ends import EpochEnd, finishing, reporting_end
-from flatout.runs.folder import Records, RunFolder, RunRequest, choose_run, finished_run
+from flatout.runs.folder import NAMES, Records, RunFolder, RunRequest, choose_run, finished_run
 from flatout.runs.mirror import Mirror
 from flatout.runs.options import RunOptions, checkpoint_to_resume, options_to_resume, run_of
 from flatout.runs.preflight import check_descriptors, check_disk, check_gpus, disk_need
 from flatout.runs.recipe import DataFacts, Recipe, RunContext, RunResult, Seams
+from flatout.runs.step_record import STEPS_NAME, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +213,9 @@ class _Training:
         if self._seams.open_pass is not None:
             batches.open_pass = self._seams.open_pass
         steps = self._recipe.steps(batches)
-        records = context.stack.enter_context(Records(context.folder)) if self._is_first else None
+        # A job that does not record its steps has no file for them.
+        names = NAMES if self._recipe.input_facts() is None else (*NAMES, STEPS_NAME)
+        records = context.stack.enter_context(Records(context.folder, names)) if self._is_first else None
         epoch_end = self._epoch_end = EpochEnd(
             self._recipe,
             model,
@@ -224,7 +227,7 @@ class _Training:
         )
         # Only the first rank shows progress.
         progress = StepProgress(model.epochs * steps, stream=None if self._is_first else io.StringIO())
-        loop = self._loop(batches, steps, epoch_end, progress)
+        loop = self._loop(batches, steps, epoch_end, progress, self._step_record(records))
         if self._saved is None and records is not None:
             records.clear()
         self._begin(loop)
@@ -303,7 +306,21 @@ class _Training:
             **self._recipe.describe_run(),
         }
 
-    def _loop(self, batches: DeviceBatches, steps: int, epoch_end: EpochEnd, progress: StepProgress) -> Loop:
+    def _step_record(self, records: Records | None) -> StepRecord | None:
+        """Records what the network sees, if the job can make it again."""
+        recipe = self._recipe
+        if recipe.input_facts() is None:
+            return None
+        return StepRecord(records, self._context.world, lambda: recipe.input_facts() or {})
+
+    def _loop(
+        self,
+        batches: DeviceBatches,
+        steps: int,
+        epoch_end: EpochEnd,
+        progress: StepProgress,
+        step_record: StepRecord | None,
+    ) -> Loop:
         options, recipe, model = self._options, self._recipe, self._model
         settings = recipe.compute_settings()
 
@@ -343,6 +360,8 @@ class _Training:
             stop_early=self._spending.over if self._spending.has_budget else None,
             between=epoch_end.between,
             sample_name=batches.feed.source.where,
+            on_hashes=step_record,
+            replay_command=lambda epoch, step: recipe.replay_command(self._context.folder, epoch, step),
         )
 
     def _forward(self) -> nn.Module:

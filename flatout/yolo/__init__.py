@@ -34,6 +34,7 @@ Files:
     multihead/    Several heads on one backbone (1B4H): the groups of classes, the layer
     nms/          Non-maximum suppression, exactly as YOLOv7 does it, for a whole batch at once
     predict/      Detection in images, videos and streams: `detect.py`, and prediction in Python
+    replays/      Replays: the samples of any step of a recorded run, their matches and losses
     stages/       Training in stages: several trainings as one job, each from the best weights of the one before
     train/        Training a detector: everything about `train.py` that is not common to all runs (flatout.runs)
     weights/      Weights of a detection network: read from files of several formats, saved in ours
@@ -48,8 +49,10 @@ if TYPE_CHECKING:
     from flatout.yolo.data.resized_tree import ResizedSet
     from flatout.yolo.detector import Detector
     from flatout.yolo.predict.result import Result
+    from flatout.yolo.replays.appearances import Appearance
+    from flatout.yolo.replays.step import Replayed
 
-__all__ = ["Detector", "ResizedSet", "Result", "load", "resize"]
+__all__ = ["Appearance", "Detector", "Replayed", "ResizedSet", "Result", "appearances", "load", "replay", "resize"]
 
 
 def load(path_or_cfg: str | Path, *, device: str = "") -> "Detector":
@@ -93,6 +96,59 @@ def resize(
 
     config = ResizeConfig(size=size, stretch=stretch, enlarge=enlarge, quality=quality)
     return write_resized(found, out, config, workers=workers, show_progress=progress)
+
+
+def replay(
+    run: str | Path,
+    *,
+    epoch: int,
+    step: int,
+    losses: bool = True,
+    weights: str | Path = "",
+    data: str | Path = "",
+    device: str = "",
+    allow_data_change: bool = False,
+) -> "Replayed":
+    """Make the input of one step of a run again, like `flatout yolo replay`: images, targets, and where they come from.
+
+    `run` is a run folder; epochs and steps count from 0. With `losses`, matches and losses are computed with `weights`,
+    by default with the state that was saved nearest to the step. `data` is the data YAML, if it is not where the run
+    had it. `device` is "cpu", the number of a GPU, or "" for a GPU if the run used one. Raises ConfigError if there is
+    no such run or step, DataError if images or labels have changed, unless `allow_data_change` is set.
+    """
+    from flatout.yolo.find_file import find_run
+
+    run = find_run(run)
+    # Imported late, so that the error for a mistyped folder does not wait for torch.
+    from flatout.yolo.replays.losses import replay_with_losses
+    from flatout.yolo.replays.run import ReplayRun
+
+    opened = ReplayRun(run, data=str(data), device=device, allow_data_change=allow_data_change)
+    return replay_with_losses(opened, epoch, step, weights=str(weights), losses=losses)
+
+
+def appearances(
+    run: str | Path,
+    file: str | Path,
+    *,
+    epochs: range | None = None,
+    data: str | Path = "",
+    allow_data_change: bool = False,
+    progress: bool = False,
+) -> "list[Appearance]":
+    """In which steps of a run an image was shown, and how, like `flatout yolo replay --file`; no image is read.
+
+    `file` is the path of a training image or the end of it, `epochs` limits the search. Raises as `replay` does.
+    """
+    from flatout.yolo.find_file import find_run
+
+    run = find_run(run)
+    # Imported late, as above.
+    from flatout.yolo.replays.appearances import appearances
+    from flatout.yolo.replays.run import ReplayRun
+
+    opened = ReplayRun(run, data=str(data), device="cpu", allow_data_change=allow_data_change)
+    return appearances(opened, file, epochs=epochs, show_progress=progress)
 
 
 __getattr__, __dir__ = face(__name__)

@@ -17,6 +17,7 @@ COMMANDS = {
     "convert": Command("convert weights to safetensors, .pt or deploy form", "flatout.yolo.commands.convert"),
     "check": Command("check every file of a data set for what would spoil a training", "flatout.yolo.commands.check"),
     "resize": Command("copy a data set with smaller images, such as COCO at 320 px", "flatout.yolo.commands.resize"),
+    "replay": Command("show what the network saw in any step of a run", "flatout.yolo.commands.replay"),
     "stages": Command("train in several stages, for example to unfreeze gradually", "flatout.yolo.commands.stages"),
     "group": Command("assign classes to the heads of a multi-head network (1B4H)", "flatout.yolo.commands.group"),
     "demo-data": Command("generate a small data set to experiment with", "flatout.yolo.commands.demo_data"),

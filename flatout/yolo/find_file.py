@@ -176,3 +176,20 @@ def check_output_name(out: Path, *, force: bool) -> None:
         raise ConfigError(f"{out} already exists. Choose another name, or overwrite it with --force.")
     if not os.path.isdir(out.parent):
         raise ConfigError(f"{out}: its folder does not exist. Create it first, or choose another one.")
+
+
+# Run folders
+
+OPTIONS_NAME = "opt.yaml"
+
+
+def find_run(path: str | Path) -> Path:
+    """The run folder that `path` is, or is in; ConfigError if it is none. Does not import torch."""
+    path = Path(path)
+    for folder in (path, path.parent, path.parent.parent):
+        if (folder / OPTIONS_NAME).is_file():
+            return folder
+    what = f"there is no {OPTIONS_NAME} in it" if path.exists() else "there is no such folder"
+    raise ConfigError(
+        f"{path}: not a run of flatout yolo: {what}. Give the folder that the training wrote, such as runs/train/exp."
+    )

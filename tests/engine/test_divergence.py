@@ -80,3 +80,27 @@ def test_samples_are_those_of_the_step_even_after_the_slot_was_refilled():
 
 def test_weights_that_broke_without_a_bad_step_name_no_step():
     assert DivergenceGuard().description() == "Loss, gradients or weights are not finite (no single bad step)."
+
+
+def test_the_first_bad_step_is_where_the_streak_began_that_counts_as_diverged():
+    guard = DivergenceGuard()
+    assert not diverges(guard, [1, 0, 1])
+    assert guard.first_bad is None
+    for step in range(3, 8):
+        guard.add_step(0, step, np.arange(8))
+    assert guard.has_diverged(np.ones(5, bool), np.zeros(5, bool), scaled=False)
+    assert guard.first_bad is not None
+    assert (guard.first_bad.epoch, guard.first_bad.step) == (0, 2)
+    assert [bad["step"] for bad in guard.bad_samples()] == [2, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("to", "first_step"), [((0, 1), 5), ((0, 3), 2)])
+def test_a_streak_goes_on_after_a_return_to_a_checkpoint_that_was_saved_within_it(to: tuple[int, int], first_step: int):
+    guard = DivergenceGuard()
+    assert diverges(guard, [0, 0, 1, 1, 1])
+    assert guard.roll_back(to)
+    for step in range(5, 8):
+        guard.add_step(0, step, np.arange(8))
+    assert guard.has_diverged(np.ones(3, bool), np.zeros(3, bool), scaled=False)
+    assert guard.first_bad is not None
+    assert guard.first_bad.step == first_step

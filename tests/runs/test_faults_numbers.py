@@ -56,8 +56,11 @@ def test_a_permanent_fault_ends_the_training_and_names_the_samples(toys: Toys, t
     last = run.output.splitlines()[-1]
     assert last.startswith("flatout: Loss, gradients or weights are not finite (epoch 1 step ")
     listed = json.loads((tmp_path / "toy/weights/diverged.json").read_text())
-    assert len(listed) == 3
-    for bad in listed:
+    first, *others = listed
+    assert (first["epoch"], first["step"], len(others)) == (1, 0, 3)
+    assert first["weights"] == "before_e001_s0000.pt"
+    assert is_finite(tmp_path / "toy", first["weights"])
+    for bad in others:
         assert f"epoch 1 step {bad['step']}: samples {', '.join(bad['names'][:3])}, ..." in last
         assert f"epoch 1 step {bad['step']} samples {bad['samples']}" in run.output
         assert [re.sub(r"\D", "", name) for name in bad["names"]] == list(map(str, bad["samples"]))

@@ -125,7 +125,7 @@ class TrainingSourceBase:
         tiles_M29, is_bad_M29 = draws["tiles"].copy(), unreadable.among(draws["tiles"])
         is_changed_M = np.asarray(is_bad_M29.any((1, 2)))
         if is_changed_M.any():
-            is_read_M29 = self._tiles_read({name: drawn_M[is_changed_M] for name, drawn_M in draws.items()})
+            is_read_M29 = self.tiles_read({name: drawn_M[is_changed_M] for name, drawn_M in draws.items()})
             is_changed_M[is_changed_M] = (is_bad_M29[is_changed_M] & is_read_M29).any((1, 2))
         at_K = np.nonzero(is_bad_M29 & is_changed_M[:, None, None])
         tiles_M29[at_K] = unreadable.substitutes(at_K[0], tiles_M29[at_K], unreadable.is_bad_N)
@@ -142,7 +142,7 @@ class TrainingSourceBase:
         num_replaced_M = np.bincount(at_K[0], minlength=len(indices))
         return Substituted(tiles_M29[:, 0, 0], draws, num_replaced_M)
 
-    def _tiles_read(self, draws: Mapping[str, np.ndarray]) -> np.ndarray:
+    def tiles_read(self, draws: Mapping[str, np.ndarray]) -> np.ndarray:
         """Which tiles of samples are read: those that are visible or needed otherwise, bool [M, 2, 9]."""
         if needs_all_tiles(self._config, self._image_set.labels):
             return np.ones(draws["tiles"].shape, bool)

@@ -11,6 +11,7 @@ Files:
     flags      The flags of train.py, test.py, detect.py and export.py: help texts, parsers
     group      `flatout yolo group`: assign the classes of a data set to several heads
     info       `flatout yolo info`: the layers, size and cost of a network, and the content of a weights file
+    replay     `flatout yolo replay`: show what the network saw in any step of a run
     resize     `flatout yolo resize`: a copy of a data set with smaller images
     stages     `flatout yolo stages`: train in several stages, each from the best weights of the previous one
     test       `flatout yolo test` and test.py: evaluate weights

@@ -211,6 +211,18 @@ def torch_assign_ota(
     return Matches(candidates.packed_M[kept_N], candidates.image_M[kept_N], owner_M[kept_N], num_taken_T)
 
 
+@torch.no_grad()
+def match_costs(
+    maps: Sequence[Maps], targets_T6: Tensor, matches: Matches, anchors: Anchors, own_HP: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """IoU and cost of each match, float32 [M] each, for matches that are sorted by layer; for inspection."""
+    columns = read_columns(maps, matches, anchors, own_HP)
+    rows = _read_rows(targets_T6, height_px=round(maps[0].shape[2] * anchors.strides_px[0]))
+    row_M, column_M = matches.target_M.long(), torch.arange(len(matches.target_M), device=targets_T6.device)
+    iou_M = _iou(rows, row_M, columns, column_M)
+    return iou_M, _cost(iou_M, rows, row_M, columns, column_M)
+
+
 def _read_rows(targets_T6: Tensor, *, height_px: int) -> _Rows:
     # YOLOv7 scales x and w by the height too. That is wrong for inputs that are not square, but kept for equal results.
     x1, y1, x2, y2 = cxcywh_to_xyxy(targets_T6[:, 2:6].float() * height_px).unbind(1)

@@ -7,22 +7,24 @@ device    files --decode once--> store on the device; worker: draws and boxes --
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self
+from typing import Self, Union
 
 import numpy as np
 import torch
 
 from flatout.clock import machine
 from flatout.errors import ConfigError
-from flatout.feed import DeviceBatches, Feed, FeedConfig, Plan, Rows, Store, StoreConfig
+from flatout.feed import CHUNK_BYTES, DeviceBatches, Feed, FeedConfig, Plan, Rows, Store, StoreConfig, chunks_of
 from flatout.ranks import World
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware
-from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
+from flatout.yolo.augment.gpu.input import DeviceInputConfig, MemoryBudget, training_input
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device
+from flatout.yolo.augment.gpu.source import TILES
+from flatout.yolo.augment.layout import check_scanned_size, resized_wh
 from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.data_yaml import DataSet
@@ -77,8 +79,8 @@ class InputConfig:
 class TrainingInput:
     """An open input. A context manager; `close()` may be called twice."""
 
-    def __init__(self, batches: DeviceBatches, stack: ExitStack) -> None:
-        self.batches = batches
+    def __init__(self, batches: DeviceBatches, settings: InputSettings, stack: ExitStack) -> None:
+        self.batches, self.settings = batches, settings
         self.feed = batches.feed
         self.steps_per_epoch = len(self.feed)
         self._stack = stack
@@ -107,8 +109,8 @@ class TrainingInput:
         self._stack.close()
 
 
-ImageProvider = Store | ResizedImages | DeviceDecoded
-"""Resized images: from a store, decoded on each read, or decoded by the GPU."""
+ImageProvider = Union[Store, ResizedImages, DeviceDecoded, "NeededImages"]
+"""Resized images: from a store, decoded on each read, decoded by the GPU, or only those of a few steps."""
 
 
 def open_input(images: ImageSet, config: InputConfig, choices: Sequence[Choice]) -> TrainingInput:
@@ -124,14 +126,14 @@ def open_input(images: ImageSet, config: InputConfig, choices: Sequence[Choice])
             batches = _try_open(opener, choice.settings, after.settings, stack)
             if not config.world.any(batches is None):
                 assert batches is not None
-                return TrainingInput(batches, stack.pop_all())
+                return TrainingInput(batches, choice.settings, stack.pop_all())
             if batches is not None:  # another rank could not build it
                 batches.feed.close()
         else:
             choice = choices[-1]
         batches = opener.open(choice.settings, stack)
         assert batches is not None
-        return TrainingInput(batches, stack.pop_all())
+        return TrainingInput(batches, choice.settings, stack.pop_all())
     raise AssertionError
 
 
@@ -168,6 +170,24 @@ class _Opener:
         )
         return self._on_device(decoded, settings) if decoded is not None else None
 
+    def open_single_steps(self, settings: InputSettings, needed: Callable[[Plan], np.ndarray]) -> DeviceBatches:
+        """`open` for someone who wants a few steps only: nothing is decoded before a step asks for it.
+
+        There are no workers. `needed` tells which images those steps are made of, for a device that keeps images.
+        """
+        settings = replace(settings, workers=0, slots=2)
+        if not settings.on_device:
+            return self._by_workers(self._resized(settings), settings)
+        if settings.gpu_decode and self._config.device.type == "cuda":
+            batches = self.open(settings, ExitStack())
+            if batches is not None:
+                return batches
+        images = NeededImages(self._resized(settings), self._images, self._config.size, needed(self._plan))
+        # Room for the images of one batch, and for no others.
+        wh_N2 = images.shapes_ND[:, :2]
+        largest = np.sort(chunks_of(wh_N2.prod(1) * 3))[-self._plan.batch_size * TILES :]
+        return self._on_device(images, settings, MemoryBudget(int(largest.sum()) * CHUNK_BYTES, 0))
+
     def _provider(self, settings: InputSettings, stack: ExitStack) -> Store | ResizedImages:
         if settings.keep == "off":
             return self._resized(settings)
@@ -180,15 +200,19 @@ class _Opener:
     def _resized(self, settings: InputSettings) -> ResizedImages:
         return ResizedImages(self._images, size=self._config.size, augment=True, shrunk=settings.shrunk)
 
-    def _on_device(self, provider: ImageProvider, settings: InputSettings) -> DeviceBatches:
+    def _on_device(
+        self, provider: ImageProvider, settings: InputSettings, budget: MemoryBudget | None = None
+    ) -> DeviceBatches:
         config = self._config
+        budget_bytes, pinned_bytes = (device_budget(config.device), None) if budget is None else budget
         device_config = DeviceInputConfig(
             dtype=config.dtype,
             channels_last=config.channels_last,
             workers=settings.workers,
             persistent_workers=config.persistent_workers,
             epochs=config.epochs,
-            budget_bytes=device_budget(config.device),
+            budget_bytes=budget_bytes,
+            pinned_bytes=pinned_bytes,
             subsampled=settings.subsampled,
         )
         return training_input(
@@ -224,6 +248,38 @@ class _Opener:
             on_error="substitute",
         )
         return DeviceBatches(Feed(source, self._plan, feed_config), config.device)
+
+
+class NeededImages:
+    """Resized images of which only some will be looked at: all others are blank, and their files are not opened."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, images: ResizedImages, image_set: ImageSet, size: int, needed: np.ndarray) -> None:
+        self._images, self._needed = images, frozenset(needed.tolist())
+        wh_N2 = resized_wh(image_set.size_wh_N2, size)
+        self._wh_N2 = wh_N2
+        self.shapes_ND = np.concatenate((wh_N2[:, ::-1], np.full((len(wh_N2), 1), 3)), 1).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if index not in self._needed:
+            return np.zeros(self.shapes_ND[index], self.dtype)
+        return check_scanned_size(self._images[index], self._wh_N2[index])
+
+
+def open_single_steps(
+    images: ImageSet, config: InputConfig, settings: InputSettings, needed: Callable[[Plan], np.ndarray]
+) -> DeviceBatches:
+    """The input of a training that was opened with `settings`, for a few of its steps (`_Opener.open_single_steps`)."""
+    return _Opener(images, config).open_single_steps(settings, needed)
+
+
+def plan_of(images: ImageSet, config: InputConfig) -> Plan:
+    """Which image goes into which step of a training."""
+    return _Opener(images, config)._plan
 
 
 def num_workers(asked: int | str, batch_size: int, world: World) -> int:

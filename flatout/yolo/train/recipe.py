@@ -7,11 +7,13 @@ top to bottom, as `flatout/runs/recipe.py` describes. The work itself is done by
 """
 
 import logging
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,7 @@ from flatout.yolo.data.data_yaml import require_valid
 from flatout.yolo.data.image_set import ImageWeights
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.data.open_data import open_data_set
+from flatout.yolo.data.recorded_files import write_files
 from flatout.yolo.evaluate import Outcome, test
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import Hyp, load_hyp
@@ -215,6 +218,7 @@ class YoloRecipe(Recipe):
         self._input = self._run.stack.enter_context(self._open_input())
         self._loss = self._make_loss()
         self._validation = self._run.stack.enter_context(self._open_validation())
+        self._files_digest = self._record_files() if self.world.is_first else ""
         self._image_weights = ImageWeights(self._images.train, self._network.nc) if self.options.image_weights else None
         if self._image_weights is not None:
             self._input.feed.set_weights(self._image_weights(np.array(self._image_weights.initial_map)))
@@ -332,6 +336,28 @@ class YoloRecipe(Recipe):
     _maps: list[float] = []
     """mAP of each class in the last validation; saved, because the image weights are computed from it."""
 
+    def input_facts(self) -> dict[str, Any]:
+        settings = self._input.settings
+        return {
+            "size": self._size,
+            "grid": self._grid,
+            "seed": self._seed,
+            "batch_size": self.options.batch_size,
+            "ranks": self.world.size,
+            "steps_per_epoch": self._input.steps_per_epoch,
+            "epochs": self._epochs,
+            "device": self.device.type,
+            "amp": self.amp,
+            "channels_last": self.options.channels_last,
+            "settings": {name: value for name, value in asdict(settings).items() if name not in ("workers", "slots")},
+            "files": self._files_digest,
+            "maps": self._maps if self._image_weights is not None else None,
+            "versions": {"torch": str(torch.__version__), "opencv": cv2.__version__},
+        }
+
+    def replay_command(self, folder: Path, epoch: int, step: int) -> str:
+        return f"flatout yolo replay {shlex.quote(str(folder))} --epoch {epoch} --step {step}"
+
     def state(self) -> dict[str, Any]:
         last = self._job.last
         return {"maps": self._maps, "last": {"num_targets": last.num_targets, "width_px": last.width_px}}
@@ -434,11 +460,16 @@ class YoloRecipe(Recipe):
         choices = input_choices(images, config, self.unresolved.asked, self._network, graphs=options.as_graphs)
         return open_input(images, config, choices)
 
+    def _record_files(self) -> str:
+        """Write train_files.csv, by which a replay names files that have changed; only a warning if it cannot be."""
+        try:
+            return write_files(self._run.folder, self._images.train, continues=self._run.continues)
+        except ResourceError as error:
+            logger.warning("%s Training goes on; a replay of its steps cannot name changed files.", error)
+            return ""
+
     def _make_loss(self) -> DetectionLoss:
-        head = self._network.head
-        config = self.hyp.loss(label_smoothing=self.options.label_smoothing)
-        scaled = config.scaled(num_layers=head.nl, num_classes=head.nc, image_size_px=self._size)
-        return DetectionLoss(head, scaled, self.hyp.ota, self.options.ota_from)
+        return detection_loss(self._network, self.options, self.hyp, size=self._size)
 
     def _open_validation(self) -> Validation:
         options = self.options
@@ -475,6 +506,14 @@ def start_config(options: TrainOptions) -> prepare.StartConfig:
 
 def wanted_heads(options: TrainOptions) -> WantedHeads:
     return WantedHeads(file=options.head_config, num_heads=options.heads, attention=options.head_attention)
+
+
+def detection_loss(network: Network, options: TrainOptions, hyp: Hyp, *, size: int) -> DetectionLoss:
+    """The loss that a network is trained with at an image size."""
+    head = network.head
+    config = hyp.loss(label_smoothing=options.label_smoothing)
+    scaled = config.scaled(num_layers=head.nl, num_classes=head.nc, image_size_px=size)
+    return DetectionLoss(head, scaled, hyp.ota, options.ota_from)
 
 
 def label_rules(options: TrainOptions) -> LabelRules:

@@ -152,6 +152,47 @@ class StepConfig:
     """Rows of targets that a CUDA graph has room for; 0: targets are not padded."""
 
 
+class StepInputs:
+    """What the network gets from a batch: with multi-scale in another size, with --quad in groups of four."""
+
+    def __init__(self, config: StepConfig) -> None:
+        self._config = config
+
+    def __call__(self, images_BCHW: Tensor, targets_T6: Tensor, epoch: int, step: int) -> dict[str, Tensor]:
+        """Images and targets of a step; a pure function of the batch, the seed and the position."""
+        if self._config.multi_scale:
+            images_BCHW = self._rescaled(images_BCHW, epoch, step)
+        if self._config.quad:
+            images_BCHW, targets_T6 = self._in_fours(images_BCHW, targets_T6, epoch, step)
+        return {"images": images_BCHW, "targets": targets_T6}
+
+    def as_input(self, images_BCHW: Tensor) -> Tensor:
+        """Scale to 0..1 in the dtype and memory format of the network's input; images rendered on the device are so."""
+        if images_BCHW.dtype == torch.uint8:
+            # 0..255 are exact in every dtype, and the quotient is rounded once.
+            images_BCHW = images_BCHW.to(self._config.dtype) / 255
+        if self._config.channels_last:
+            images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
+        return images_BCHW
+
+    def _rescaled(self, images_BCHW: Tensor, epoch: int, step: int) -> Tensor:
+        config = self._config
+        size = draw_size(config.size, config.grid, seed=config.seed, epoch=epoch, step=step)
+        height, width = images_BCHW.shape[2:]
+        shape_hw = scaled_shape(height, width, size=size, grid=config.grid)
+        if shape_hw == (height, width):
+            return images_BCHW
+        return F.interpolate(self.as_input(images_BCHW).float(), shape_hw, mode="bilinear", align_corners=False)
+
+    def _in_fours(self, images_BCHW: Tensor, targets_T6: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        """--quad: join images in groups of four. Done on the CPU, so that with a GPU the host waits for the device."""
+        uniform_G = keyed_uniform(
+            self._config.seed, epoch, np.array([step]), len(images_BCHW) // 4 or 1, purpose=Purpose.STEP
+        )[0]
+        joined, targets = quad(images_BCHW.cpu().numpy(), targets_T6.cpu().numpy(), uniform_G)
+        return torch.from_numpy(joined).to(images_BCHW.device), torch.from_numpy(targets).to(images_BCHW.device)
+
+
 class LastBatch:
     """Targets and width of an epoch's last batch, for the results line."""
 
@@ -173,6 +214,7 @@ class DetectionJob:
     def __init__(self, config: StepConfig, loss: DetectionLoss, plots: BatchPlots | None = None) -> None:
         """`plots` keeps the first batches, to plot them later."""
         self._config = config
+        self._inputs = StepInputs(config)
         self._loss = loss
         self._kind = loss.kind(0)
         self._plots = plots
@@ -184,49 +226,19 @@ class DetectionJob:
         return self._kind
 
     def inputs(self, batch: DeviceBatch, epoch: int, step: int) -> dict[str, Tensor]:
-        images, targets_T6 = batch["images"], batch["targets"]
         if self._plots is not None:
-            self._plots.keep(epoch, step, images, targets_T6)
-        if self._config.multi_scale:
-            images = self._rescaled(images, epoch, step)
-        if self._config.quad:
-            images, targets_T6 = self._in_fours(images, targets_T6, epoch, step)
+            self._plots.keep(epoch, step, batch["images"], batch["targets"])
+        inputs = self._inputs(batch["images"], batch["targets"], epoch, step)
         self.last.targets = batch.fields.get("num_targets", int(batch.counts["targets"].sum()))
-        self.last.width_px = images.shape[3]
-        return {"images": images, "targets": targets_T6}
+        self.last.width_px = inputs["images"].shape[3]
+        return inputs
 
     def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         with clock.stage("train.forward"):
-            maps = network(self._as_input(inputs["images"]))
+            maps = network(self._inputs.as_input(inputs["images"]))
         with clock.stage("train.loss"):
             parts = self._loss(self._kind, maps, inputs["targets"])
         return parts.total * QUAD_GAIN if self._config.quad else parts.total, parts.items
-
-    def _as_input(self, images_BCHW: Tensor) -> Tensor:
-        """Scale to 0..1 in the dtype and memory format of the network's input; images rendered on the device are so."""
-        if images_BCHW.dtype == torch.uint8:
-            # 0..255 are exact in every dtype, and the quotient is rounded once.
-            images_BCHW = images_BCHW.to(self._config.dtype) / 255
-        if self._config.channels_last:
-            images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
-        return images_BCHW
-
-    def _rescaled(self, images_BCHW: Tensor, epoch: int, step: int) -> Tensor:
-        config = self._config
-        size = draw_size(config.size, config.grid, seed=config.seed, epoch=epoch, step=step)
-        height, width = images_BCHW.shape[2:]
-        shape_hw = scaled_shape(height, width, size=size, grid=config.grid)
-        if shape_hw == (height, width):
-            return images_BCHW
-        return F.interpolate(self._as_input(images_BCHW).float(), shape_hw, mode="bilinear", align_corners=False)
-
-    def _in_fours(self, images_BCHW: Tensor, targets_T6: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """--quad: join images in groups of four. Done on the CPU, so that with a GPU the host waits for the device."""
-        uniform_G = keyed_uniform(
-            self._config.seed, epoch, np.array([step]), len(images_BCHW) // 4 or 1, purpose=Purpose.STEP
-        )[0]
-        joined, targets = quad(images_BCHW.cpu().numpy(), targets_T6.cpu().numpy(), uniform_G)
-        return torch.from_numpy(joined).to(images_BCHW.device), torch.from_numpy(targets).to(images_BCHW.device)
 
 
 def capacity_for(expected_per_image: float, batch_size: int) -> int:

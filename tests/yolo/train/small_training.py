@@ -10,6 +10,7 @@ from flatout.engine.job import Batches, EpochReport, IntervalStats, NoEpochEnd, 
 from flatout.engine.loop import Loop, LoopConfig
 from flatout.engine.optim import MovingAverage
 from flatout.engine.step import DTYPES, Amp
+from flatout.engine.step_hash import HashedStep
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.loss import LossConfig
@@ -60,6 +61,7 @@ def make_loop(
     device: str = "cpu",
     log_every: int = 4,
     tell: Callable[[IntervalStats], None] = lambda tick: None,
+    on_hashes: Callable[[list[HashedStep]], None] | None = None,
 ) -> tuple[Loop, RecordsReports]:
     """One epoch of `num_steps`."""
     end = RecordsReports()
@@ -83,6 +85,7 @@ def make_loop(
         epoch_end=end,
         average=MovingAverage(network),
         on_interval=tell,
+        on_hashes=on_hashes,
     )
     return loop, end
 

@@ -5,6 +5,7 @@ import torch
 
 from flatout.engine.compile import Compiled
 from flatout.engine.step import Amp
+from flatout.engine.step_hash import HashedStep, hash_inputs
 from tests.yolo.train.compare_with_eager import run_and_compare_with_eager, smooth
 from tests.yolo.train.fixed_batches import FixedBatches, random_batch
 from tests.yolo.train.small_training import make_loop, narrow_network, run_without_waits, tiny_hyp
@@ -26,11 +27,23 @@ def given(num_steps: int) -> FixedBatches:
 @pytest.mark.parametrize("amp", ["bf16", "fp16", "off"])
 def test_the_host_never_waits_inside_a_step(amp: Amp, graphs: bool) -> None:
     network = narrow_network(CLASSES).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    hashed: list[HashedStep] = []
+    batches = given(40)
     loop, num_intervals = run_without_waits(
-        network, tiny_hyp(), given(40), num_steps=40, batch_size=BATCH, size=SIZE, amp=amp, graphs=graphs
-    )
+        network, tiny_hyp(), batches, num_steps=40, batch_size=BATCH, size=SIZE, amp=amp, graphs=graphs,
+        on_hashes=hashed.extend,
+    )  # fmt: skip
     assert num_intervals > 5
     assert loop.epoch == 1
+    assert [each.step for each in hashed] == list(range(40))
+
+
+def test_a_gpu_has_the_hashes_of_a_cpu() -> None:
+    for number in range(3):
+        batch = random_batch(number, batch_size=BATCH, size=512, num_classes=CLASSES, device="cuda")
+        on_gpu = {"images": batch["images"], "targets": batch["targets"]}
+        on_cpu = {name: tensor.cpu() for name, tensor in on_gpu.items()}
+        assert hash_inputs(on_gpu).tolist() == hash_inputs(on_cpu).tolist()
 
 
 @pytest.mark.parametrize("loss_ota", [0, 1])
