@@ -271,8 +271,7 @@ class Loop:
         try:
             with clock.stage("train.inputs"):
                 inputs = self.job.inputs(batch, self.epoch, self.step)
-                if self._hashes is not None:
-                    self._hashes.put(self.epoch, self.step, inputs)
+                self._hash(inputs)
             self._log.put(self._training_step.forward_backward(inputs, window_ends=settings.step_optimizer))
             if settings.step_optimizer:
                 self._log.set_flag(self._training_step.optimizer_step())
@@ -321,6 +320,20 @@ class Loop:
             rows_NK = self._log.drain()
         with clock.stage("train.log"):
             self._process_numbers(rows_NK)
+
+    def _hash(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Queue the hash of a step's inputs. A record for replays is never worth a training: an error ends the record."""
+        if self._hashes is None:
+            return
+        try:
+            self._hashes.put(self.epoch, self.step, inputs)
+        except RuntimeError as error:
+            self._hashes = None
+            logger.warning(
+                "What the network sees is no longer recorded (%s): training goes on, but later steps cannot be compared "
+                "in a replay.",
+                str(error).splitlines()[0],
+            )
 
     def _report_hashes(self, take: Callable[[HashLog], list[HashedStep]]) -> None:
         """Pass on the hashes of past steps. Before their numbers are processed, which may end the training."""

@@ -35,6 +35,8 @@ def hash_inputs(inputs: Mapping[str, Tensor]) -> Tensor:
 def hash_tensor(tensor: Tensor) -> Tensor:
     """The hash of a tensor's bytes, in the order in which they lie in memory, and of their number; int64 scalar."""
     flat = _flat(tensor.detach()).view(torch.uint8)
+    if flat.storage_offset() % 8:
+        flat = flat.clone()  # words are read at multiples of eight bytes
     num_rows = flat.numel() // (8 * ROW_WORDS)
     rows, rest = flat[: 8 * ROW_WORDS * num_rows], flat[8 * ROW_WORDS * num_rows :]
     words, tail = rest[: rest.numel() // 8 * 8], rest[rest.numel() // 8 * 8 :]

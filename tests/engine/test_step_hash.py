@@ -82,3 +82,9 @@ def test_hashes_are_in_the_order_of_names_and_come_with_their_steps():
 
 def test_a_log_without_steps_returns_none():
     assert HashLog(2, torch.device("cpu")).drain() == []
+
+
+@pytest.mark.parametrize("begin", [1, 2, 3])
+def test_a_tensor_may_begin_anywhere_in_its_memory(begin: int):
+    values = torch.rand(50)
+    assert hashed(values[begin:]) == hashed(values[begin:].clone())
