@@ -16,6 +16,7 @@ COMMANDS = {
     "info": Command("show the layers, size and cost of a network, or a weights file", "flatout.yolo.commands.info"),
     "convert": Command("convert weights to safetensors, .pt or deploy form", "flatout.yolo.commands.convert"),
     "check": Command("check every file of a data set for what would spoil a training", "flatout.yolo.commands.check"),
+    "audit": Command("find labels that are probably wrong, and fix them", "flatout.yolo.commands.audit"),
     "resize": Command("copy a data set with smaller images, such as COCO at 320 px", "flatout.yolo.commands.resize"),
     "stages": Command("train in several stages, for example to unfreeze gradually", "flatout.yolo.commands.stages"),
     "group": Command("assign classes to the heads of a multi-head network (1B4H)", "flatout.yolo.commands.group"),
