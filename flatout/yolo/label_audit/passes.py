@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flatout.errors import ConfigError, counted
 from flatout.feed import plan_workers
 from flatout.progress import progress
+from flatout.ranks import World
 from flatout.yolo.boxes import to_native
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import round_up_img_size
@@ -93,6 +94,38 @@ def detect(
         yield batch, found
 
 
+def pass_during_training(
+    network: nn.Module, images: ImageSet, config: PassConfig, *, stride: int, amp: torch.dtype, world: World
+) -> SetBoxes | None:
+    """The detections of a network between two epochs; all ranks share the images, and the first gets the result.
+
+    The network keeps its mode and its buffers, and no random number is drawn: the training goes on as without it.
+    """
+    collector = _Collector(len(images))
+    was_training = network.training
+    network.eval()
+    try:
+        with open_validation(
+            images,
+            size=config.size,
+            batch_size=config.batch_size,
+            stride=stride,
+            workers=config.workers,
+            device=config.device,
+            rank=world.rank,
+            num_ranks=world.size,
+        ) as batches:
+            for batch, (found,) in detect(network, batches, amp=amp):
+                collector.add(batch, found)
+    finally:
+        network.train(was_training)
+    gathered = world.gather((collector.image_D, collector.row_D6))
+    if gathered is None:
+        return None
+    image_D, row_D6 = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
+    return from_images(image_D, row_D6, len(images))
+
+
 def relative_rows(batch: ValidationBatch, found: Detections) -> Tensor:
     """Detections in input pixels as rows x1, y1, x2, y2, score, class, relative to their images."""
     native_D4 = to_native(found.box_D4, found.image_D, batch.letterbox)
@@ -112,6 +145,13 @@ class _Collector:
         self._images.append(batch.indices[found.image_D.cpu().numpy()])
         self._rows.append(relative_rows(batch, found).cpu().numpy())
 
+    @property
+    def image_D(self) -> np.ndarray:
+        return np.concatenate([np.zeros(0, np.int64), *self._images])
+
+    @property
+    def row_D6(self) -> np.ndarray:
+        return np.concatenate([np.zeros((0, 6), np.float32), *self._rows])
+
     def boxes(self) -> SetBoxes:
-        image_D = np.concatenate([np.zeros(0, np.int64), *self._images])
-        return from_images(image_D, np.concatenate([np.zeros((0, 6), np.float32), *self._rows]), self._num_images)
+        return from_images(self.image_D, self.row_D6, self._num_images)
