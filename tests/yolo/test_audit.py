@@ -192,7 +192,8 @@ def test_statistics_count_what_was_learned_and_forgotten(tmp_path: Path):
     for found in (nothing, there, there, nothing, there):
         statistics = statistics.add(gather_evidence(labels, found))
     assert (statistics.num_passes, statistics.learned_T.tolist(), statistics.forgotten_T.tolist()) == (5, [3], [1])
-    assert statistics.own_T.tolist() == pytest.approx([2.4])
+    assert statistics.weight == pytest.approx(3 * 0.8**2)  # the squared mean, which is 0.8 or 0
+    assert statistics.own_T.tolist() == pytest.approx([0.8 * statistics.weight])
     write_statistics(tmp_path / "statistics.npz", statistics)
     again = read_statistics(tmp_path / "statistics.npz")
     assert again is not None and again.fingerprint == fingerprint(labels) and again.num_passes == 5
@@ -203,11 +204,17 @@ def test_statistics_count_what_was_learned_and_forgotten(tmp_path: Path):
         read_statistics(tmp_path / "bad.npz")
 
 
-def test_a_label_that_was_never_learned_is_less_confirmed_than_the_last_weights_say():
-    labels, there = boxes_of([[[0.1, 0.1, 0.3, 0.3, 1, 0]]]), boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0]]])
-    evidence = gather_evidence(labels, there)
-    never = LabelStatistics.empty(labels).add(gather_evidence(labels, boxes_of([[]])))
-    assert with_history(evidence, never).own_T.tolist() == pytest.approx([0.4])
+def test_a_label_that_was_learned_late_is_less_confirmed_than_the_last_weights_say():
+    labels = boxes_of([[[0.1, 0.1, 0.3, 0.3, 1, 0], [0.6, 0.6, 0.8, 0.8, 1, 0]]])
+    both = gather_evidence(labels, boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0], [0.6, 0.6, 0.8, 0.8, 0.8, 0]]]))
+    one = gather_evidence(labels, boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0]]]))
+    nothing = gather_evidence(labels, boxes_of([[]]))
+    untrained = LabelStatistics.empty(labels).add(nothing)
+    assert with_history(both, untrained).own_T.tolist() == pytest.approx([0.8, 0.8])
+    # The squared mean was 0.16, and is 0.64 now: the pass counts a quarter of a half.
+    late = LabelStatistics.empty(labels).add(one)
+    assert with_history(both, late).own_T.tolist() == pytest.approx([0.8, 0.7])
+    assert with_history(both, LabelStatistics.empty(labels).add(both)).own_T.tolist() == pytest.approx([0.8, 0.8])
 
 
 # Files
