@@ -90,8 +90,7 @@ def audit(
     findings as `records`, most probable first. Raises ConfigError, DataError or CheckpointError if that is not
     possible.
     """
-    from flatout.yolo.label_audit.audit import AuditConfig
-    from flatout.yolo.label_audit.audit import audit as run_audit
+    from flatout.yolo.label_audit.config import AuditConfig
 
     given = (weights,) if isinstance(weights, str | Path) else weights
     config = AuditConfig(
@@ -106,6 +105,9 @@ def audit(
         mirrored=mirrored,
         out=None if out is None else Path(out),
     )
+    # Imported late, so that the error for a missing argument does not wait for torch.
+    from flatout.yolo.label_audit.audit import audit as run_audit
+
     return run_audit(config, show_progress=progress)
 
 

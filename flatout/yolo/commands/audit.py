@@ -30,11 +30,8 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     if args.fix_list is not None:
         return _fix(args)
-    # Imported late, so that help and usage errors do not wait for torch.
-    from flatout.cli import show_log
-    from flatout.yolo.label_audit.audit import AuditConfig, audit
+    from flatout.yolo.label_audit.config import AuditConfig
 
-    show_log()
     config = AuditConfig(
         run=args.run,
         weights=tuple(args.weights),
@@ -47,6 +44,11 @@ def main(argv: list[str]) -> int:
         mirrored=args.mirrored,
         out=args.out,
     )
+    # Imported late, so that help and usage errors do not wait for torch.
+    from flatout.cli import show_log
+    from flatout.yolo.label_audit.audit import audit
+
+    show_log()
     print(audit(config))
     return 0
 

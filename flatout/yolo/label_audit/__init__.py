@@ -5,6 +5,7 @@ weights, images -> passes -> fused detections; labels -> evidence -> ranking -> 
 Files:
 
     audit       The audit: weights and a data set in; a ranked list of labels that are probably wrong out, as files
+    config      What is audited, and how
     fixes       The fix list: what a person agreed to, and corrected copies of the label files
     page        audit.html: the worst findings on one page, with a box to tick for each
     passes      Passes of a network over an image set with a low threshold

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from flatout.errors import ConfigError, MissingFileError, counted
 from flatout.ranks import choose_device, make_current
@@ -22,6 +21,7 @@ from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import OpenedSplit, SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.find_file import find_file, weights_files
+from flatout.yolo.label_audit.config import AuditConfig
 from flatout.yolo.label_audit.page import page
 from flatout.yolo.label_audit.passes import PassConfig, passes_of
 from flatout.yolo.label_audit.rank import KINDS, gather_evidence, rank
@@ -34,33 +34,6 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = ("best.pt", "last.pt")
 """Weights of a run that take part in its audit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditConfig:
-    """What is audited, and how. A run gives its own data, weights and size where they are left out."""
-
-    run: Path | None = None
-    weights: tuple[str, ...] = ()
-    data: str = ""
-    split: Literal["train", "val", "test"] = "train"
-    img_size: int = 0
-    """Longer side of the input; 0: that of the run, else 640."""
-    batch_size: int = 32
-    device: str = ""
-    workers: int = 8
-    mirrored: bool = False
-    """A second pass of each weights file over mirrored images."""
-    out: Path | None = None
-    """Folder for the files; None: `audit` in the run folder, else runs/audit/exp."""
-
-    def __post_init__(self) -> None:
-        if self.run is None and not self.weights:
-            raise ConfigError("Give the folder of a run, or weights and a data set: --weights FILE --data DATA.yaml")
-        if self.run is None and not self.data:
-            raise ConfigError("--data is missing: give the data YAML whose labels are to be audited.")
-        if self.batch_size < 1 or self.workers < 0 or self.img_size < 0:
-            raise ConfigError("--batch-size must be 1 or more; --workers and --img-size must not be negative.")
 
 
 @dataclass(frozen=True, kw_only=True)
