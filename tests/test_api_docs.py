@@ -57,6 +57,7 @@ def test_every_block_is_run_below():
         "Train, evaluate, export",
         "Smaller copies of a data set",
         "What the network saw",
+        "Wrong labels",
         "Defects and spikes",
     )
     assert sum(len(blocks(heading)) for heading in headings) == PAGE.count("```python")
@@ -79,8 +80,9 @@ def test_training_evaluating_and_exporting(tmp_path, capsys):
     (tmp_path / "bolts.yaml").write_text(text)
     narrow_config(tmp_path, "yolov7-tiny").rename(tmp_path / "yolov7-tiny.yaml")  # a local file takes precedence
     train, export = blocks("Train, evaluate, export")
-    run(["import flatout.yolo", train, export, *blocks("What the network saw")], {})
-    assert "runs/train/bolts" in capsys.readouterr().out
+    run(["import flatout.yolo", train, export, *blocks("What the network saw"), *blocks("Wrong labels")], {})
+    printed = capsys.readouterr().out
+    assert "runs/train/bolts" in printed and "runs/train/bolts/audit" in printed
     assert list((tmp_path / "runs/train/bolts/weights").glob("best*torchscript*"))
 
 

@@ -28,6 +28,7 @@ Files:
     demo_data/    A generated detection data set: textured shapes of six classes on cluttered backgrounds
     evaluate/     Evaluating a network on a data set: the loop that training and `test.py` share, and `test.py` itself
     export/       Exporting a network to ONNX and TorchScript; every file is compared with torch before it is written
+    label_audit/  Wrong labels, found by comparing them with what networks detect: `flatout yolo audit`
     loss/         Detection losses: YOLOv7's losses and their assignment of targets, batched
     metrics/      Scores of detections: matching, average precision, confusion matrix, fitness, COCO AP
     model/        Networks from model YAML: `build_network(load_config("yolov7-tiny"))`
@@ -40,19 +41,33 @@ Files:
     weights/      Weights of a detection network: read from files of several formats, saved in ours
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from flatout.lazy import face
 
 if TYPE_CHECKING:
     from flatout.yolo.data.resized_tree import ResizedSet
     from flatout.yolo.detector import Detector
+    from flatout.yolo.label_audit.audit import AuditResult
     from flatout.yolo.predict.result import Result
     from flatout.yolo.replays.appearances import Appearance
     from flatout.yolo.replays.step import Replayed
 
-__all__ = ["Appearance", "Detector", "Replayed", "ResizedSet", "Result", "appearances", "load", "replay", "resize"]
+__all__ = [
+    "Appearance",
+    "AuditResult",
+    "Detector",
+    "Replayed",
+    "ResizedSet",
+    "Result",
+    "appearances",
+    "audit",
+    "load",
+    "replay",
+    "resize",
+]
 
 
 def load(path_or_cfg: str | Path, *, device: str = "") -> "Detector":
@@ -68,6 +83,47 @@ def load(path_or_cfg: str | Path, *, device: str = "") -> "Detector":
     from flatout.yolo.detector import Detector
 
     return Detector(path_or_cfg, device=device)
+
+
+def audit(
+    run: str | Path | None = None,
+    *,
+    weights: str | Path | Sequence[str | Path] = (),
+    data: str | Path = "",
+    split: Literal["train", "val", "test"] = "train",
+    img_size: int = 0,
+    batch_size: int = 32,
+    device: str = "",
+    workers: int = 8,
+    mirrored: bool = False,
+    out: str | Path | None = None,
+    progress: bool = False,
+) -> "AuditResult":
+    """Find labels that are probably wrong, like `flatout yolo audit`; the data set is never changed.
+
+    Give the folder of a run, or `weights` and `data`. Writes audit.json, audit.csv and audit.html, and returns the
+    findings as `records`, most probable first. Raises ConfigError, DataError or CheckpointError if that is not
+    possible.
+    """
+    from flatout.yolo.label_audit.config import AuditConfig
+
+    given = (weights,) if isinstance(weights, str | Path) else weights
+    config = AuditConfig(
+        run=None if run is None else Path(run),
+        weights=tuple(map(str, given)),
+        data=str(data),
+        split=split,
+        img_size=img_size,
+        batch_size=batch_size,
+        device=device,
+        workers=workers,
+        mirrored=mirrored,
+        out=None if out is None else Path(out),
+    )
+    # Imported late, so that the error for a missing argument does not wait for torch.
+    from flatout.yolo.label_audit.audit import audit as run_audit
+
+    return run_audit(config, show_progress=progress)
 
 
 def resize(

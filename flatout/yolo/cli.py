@@ -16,6 +16,7 @@ COMMANDS = {
     "info": Command("show the layers, size and cost of a network, or a weights file", "flatout.yolo.commands.info"),
     "convert": Command("convert weights to safetensors, .pt or deploy form", "flatout.yolo.commands.convert"),
     "check": Command("check every file of a data set for what would spoil a training", "flatout.yolo.commands.check"),
+    "audit": Command("find labels that are probably wrong, and fix them", "flatout.yolo.commands.audit"),
     "resize": Command("copy a data set with smaller images, such as COCO at 320 px", "flatout.yolo.commands.resize"),
     "replay": Command("show what the network saw in any step of a run", "flatout.yolo.commands.replay"),
     "stages": Command("train in several stages, for example to unfreeze gradually", "flatout.yolo.commands.stages"),

@@ -18,6 +18,9 @@ Amp = Literal["fp16", "bf16", "off"]
 GENERATIONS = 300
 """Generations of `--evolve` without a number."""
 
+AUDIT_EVERY = 5
+"""Epochs between two passes of `--audit` without a number."""
+
 NEVER_RELEASED = "yolo7.pt"
 """YOLOv7's default for `--weights`. No such file was ever released, so it means training from scratch."""
 
@@ -228,6 +231,16 @@ class TrainOptions(RunOptions):
     """None: the seed of YOLOv7's first process, which is 2 with DDP and 1 without; all ranks use the same."""
 
     # New flags: files
+    audit: int = option(
+        0,
+        "after every N epochs (5 if N is omitted), compare the training labels with what the network finds, for "
+        "flatout yolo audit; each time takes as long as validating the training images; 0: never",
+        change="exact",
+        type=int,
+        nargs="?",
+        const=AUDIT_EVERY,
+        metavar="N",
+    )
     compat_pt: bool = option(
         False,
         "not supported: write checkpoints that old YOLOv7 tools can unpickle; use flatout yolo convert, which writes "
@@ -358,7 +371,7 @@ TASKS = ("train", "val", "test", "speed", "study")
 
 def _problems_of_training(options: TrainOptions) -> Iterator[str]:
     yield from too_small(options, 1, "epochs", "batch_size", "test_batch_size")
-    yield from too_small(options, 0, "workers", "heads", "ota_from", "seed", "evolve")
+    yield from too_small(options, 0, "workers", "heads", "ota_from", "seed", "evolve", "audit")
     if min(options.img_size) < 1:
         yield f"--img-size {options.img_size[0]} {options.img_size[1]}: both sizes must be 1 or more"
     if not options.freeze or min(options.freeze) < 0:

@@ -2,6 +2,7 @@
 
 Files:
 
+    audit      `flatout yolo audit`: find labels that are probably wrong, and write corrected copies of label files
     check      `flatout yolo check`: examine every file of a data set and report what would spoil a training
     convert    `flatout yolo convert`: convert weights to safetensors, to the format of flatout, or to deploy form
     demo       `flatout demo`: detect with the weights that come with flatout, then train from scratch

@@ -35,7 +35,7 @@ SPEED = (
 )  # fmt: skip
 RECIPE = ("sequential", "ota_from", "seed", "head_attention", "deterministic")
 FILES = (
-    "patience", "price", "budget", "fresh", "once", "save_every_minutes", "save_every_steps", "compat_pt",
+    "audit", "patience", "price", "budget", "fresh", "once", "save_every_minutes", "save_every_steps", "compat_pt",
     "allow_data_change", "break_lock", "strict_labels", "allow_bad_labels", "verify_cache", "log_every", "log_to",
     "mirror", "on_done", "no_preflight",
 )  # fmt: skip

@@ -131,6 +131,26 @@ def parse_labels(content: bytes) -> ImageLabels:
     return ImageLabels(boxes, polygons if has_polygon else [], problems[:MAX_PROBLEMS], num_dropped)
 
 
+def label_line_numbers(content: bytes) -> list[int]:
+    """The line number of each label that `parse_labels` returns for a file of YOLO text, from 1."""
+    try:
+        lines = decode_text(content).splitlines()
+    except ValueError:
+        return []
+    numbers = []
+    seen: set[bytes] = set()
+    for number, line in enumerate(lines, 1):
+        label = _parse_line(line.split()) if line.strip() else None
+        if label is None or isinstance(label, Problem):
+            continue
+        row, points = label
+        key = row.tobytes() + points.tobytes()
+        if key not in seen:
+            seen.add(key)
+            numbers.append(number)
+    return numbers
+
+
 def parse_labels_strictly(content: bytes) -> ImageLabels:
     """Parse by the rules of YOLOv7; RejectedLabels where it would drop the image."""
     if content.startswith(BOM):  # to YOLOv7 it is part of the first number

@@ -8,6 +8,7 @@ top to bottom, as `flatout/runs/recipe.py` describes. The work itself is done by
 
 import logging
 import shlex
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -50,6 +51,10 @@ from flatout.yolo.data.recorded_files import write_files
 from flatout.yolo.evaluate import Outcome, test
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import Hyp, load_hyp
+from flatout.yolo.label_audit.passes import PassConfig, pass_during_training
+from flatout.yolo.label_audit.rank import gather_evidence
+from flatout.yolo.label_audit.set_boxes import labels_as_boxes
+from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, write_statistics
 from flatout.yolo.metrics import LOSSES, YOLOV7_RESULTS, zero_scores
 from flatout.yolo.metrics.coco import is_requested
 from flatout.yolo.model.network import Network
@@ -314,6 +319,8 @@ class YoloRecipe(Recipe):
             self._maps = found.outcome.evaluation.maps.tolist() if found is not None else self._maps
             if epoch + 1 < model.epochs:
                 self._update_image_weights(epoch + 1)
+        if self.options.audit and (epoch + 1) % self.options.audit == 0:
+            self._audit_labels(model)
         if self.saves and self.world.is_first and keeps_checkpoint(epoch, model.epochs):
             with clock.stage("train.save"):
                 try:
@@ -358,13 +365,25 @@ class YoloRecipe(Recipe):
     def replay_command(self, folder: Path, epoch: int, step: int) -> str:
         return f"flatout yolo replay {shlex.quote(str(folder))} --epoch {epoch} --step {step}"
 
+    _statistics: LabelStatistics | None = None
+    """What the passes of --audit have seen of each label; on the first rank."""
+
     def state(self) -> dict[str, Any]:
         last = self._job.last
-        return {"maps": self._maps, "last": {"num_targets": last.num_targets, "width_px": last.width_px}}
+        state = {"maps": self._maps, "last": {"num_targets": last.num_targets, "width_px": last.width_px}}
+        if self._statistics is not None:
+            plain = self._statistics.as_plain()
+            state["label_statistics"] = {
+                name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+                for name, value in plain.items()
+            }
+        return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._maps = state.get("maps", [])
         self._job.last.targets, self._job.last.width_px = state["last"]["num_targets"], state["last"]["width_px"]
+        if "label_statistics" in state:
+            self._statistics = LabelStatistics.from_plain(state["label_statistics"])
         self._update_image_weights(state["epoch"] + 1)
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
@@ -490,6 +509,30 @@ class YoloRecipe(Recipe):
         )
         return Validation(self._images.val, self._network.names, config, self._loss, self._run)
 
+    def _audit_labels(self, model: Model) -> None:
+        """A pass of --audit: what the moving average finds in the training images is counted for each label."""
+        options, images = self.options, self._images.train
+        batch = options.test_batch_size or 2 * self.world.batch_per_rank(options.batch_size)
+        config = PassConfig(
+            size=self._test_size,
+            batch_size=batch,
+            device=self.device,
+            workers=num_workers(options.workers, batch, self.world),
+        )
+        begin_s = time.monotonic()
+        with clock.stage("train.validate"):
+            found = pass_during_training(
+                model.evaluated, images, config, stride=self._grid, amp=DTYPES[self.amp], world=self.world
+            )
+        if found is None:
+            return
+        labels = labels_as_boxes(images.labels)
+        if self._statistics is None or self._statistics.fingerprint != fingerprint(labels):
+            self._statistics = LabelStatistics.empty(labels)
+        self._statistics = self._statistics.add(gather_evidence(labels, found))
+        write_statistics(self._run.folder / FILE_NAME, self._statistics)
+        logger.info("Audit: pass %d took %.1f s.", self._statistics.num_passes, time.monotonic() - begin_s)
+
     def _update_image_weights(self, epoch: int) -> None:
         """With `--image-weights`: weight images by the scores of their classes, from `epoch` on."""
         if self._image_weights is not None:
@@ -578,6 +621,8 @@ def _check(options: TrainOptions) -> None:
             "--quad joins finished images on the CPU, so it does not work with --device-augment or --fast. "
             "Use one of them."
         )
+    if options.audit and options.single_cls:
+        raise ConfigError("--single-cls treats all classes as one, so that --audit cannot judge them: use one of them.")
     if options.image_weights and options.rect:
         raise ConfigError("--image-weights draws images at random, --rect sorts them by shape: use one of them.")
     if options.image_weights and options.quad:

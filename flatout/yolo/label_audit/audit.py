@@ -1,0 +1,177 @@
+"""The audit: weights and a data set in; a ranked list of labels that are probably wrong out, as files.
+
+    images, weights -> passes -> fused detections \\
+    labels ------------------------------------------> evidence -> ranking -> audit.json, audit.csv, audit.html
+    label_statistics.npz of a run (--audit) --------/
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.errors import ConfigError, MissingFileError, counted
+from flatout.ranks import choose_device, make_current
+from flatout.runs import new_run_folder
+from flatout.safefiles import replacing
+from flatout.yolo.data.data_yaml import Split, require_valid
+from flatout.yolo.data.label_cache import default_folder
+from flatout.yolo.data.open_data import open_data_set
+from flatout.yolo.data.open_set import OpenedSplit, SplitConfig, open_split
+from flatout.yolo.data.scan import ScanConfig
+from flatout.yolo.find_file import find_file, weights_files
+from flatout.yolo.label_audit.config import AuditConfig
+from flatout.yolo.label_audit.page import page
+from flatout.yolo.label_audit.passes import PassConfig, passes_of
+from flatout.yolo.label_audit.rank import KINDS, gather_evidence, rank
+from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
+from flatout.yolo.label_audit.set_boxes import fuse, labels_as_boxes
+from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, read_statistics, with_history
+from flatout.yolo.run_config import read_options
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS = ("best.pt", "last.pt")
+"""Weights of a run that take part in its audit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditResult:
+    """The findings of an audit, most probable first."""
+
+    records: tuple[Record, ...]
+    num_images: int
+    num_labels: int
+    folder: Path
+
+    def __str__(self) -> str:
+        """What the command prints: counts by kind, the first findings, where the files are."""
+        counts = Counter(record.kind for record in self.records)
+        listed = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+        lines = [
+            f"{counted(self.num_labels, 'label')} in {counted(self.num_images, 'image')}: "
+            f"{counted(len(self.records), 'finding')}{f' ({listed})' if listed else ''}"
+        ]
+        lines += [f"  {each.score:.2f}  {each.kind:<12} {each.place}: {each.reason}" for each in self.records[:10]]
+        if len(self.records) > 10:
+            lines.append(f"  ... and {len(self.records) - 10:,} more, less and less probable")
+        files = ", ".join(str(self.folder / name) for name in ("audit.html", "audit.csv", "audit.json"))
+        return "\n".join([*lines, f"Files: {files}"])
+
+
+def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
+    """Audit the labels of a split; writes audit.json, audit.csv and audit.html. Never changes the data set."""
+    config, statistics = _resolved(config)
+    weights = weights_files(config.weights)
+    device = choose_device(config.device)
+    make_current(device)
+    opened = _open(config)
+    images = opened.images
+    pairs = [pair for pair, used in zip(opened.pairs, opened.table.used_N.tolist(), strict=True) if used]
+    folder = _new_folder(config)
+    labels = labels_as_boxes(images.labels)
+    if statistics is not None and (config.split != "train" or statistics.fingerprint != fingerprint(labels)):
+        if config.split == "train":
+            logger.warning("%s: the labels have changed since the training; its passes are not used.", config.run)
+        statistics = None
+    passes = passes_of(
+        weights,
+        images,
+        PassConfig(
+            size=config.img_size or 640,
+            batch_size=config.batch_size,
+            device=device,
+            workers=config.workers,
+            mirrored=config.mirrored,
+        ),
+        shown=show_progress,
+    )
+    found = fuse(passes)
+    evidence = gather_evidence(labels, found)
+    if statistics is not None:
+        evidence = with_history(evidence, statistics)
+    records = records_of(rank(labels, found, evidence), labels, found, evidence, pairs, images.names, statistics)
+    result = AuditResult(records=tuple(records), num_images=len(images), num_labels=len(labels.class_D), folder=folder)
+    _write_files(result, config, weights, statistics, show_progress=show_progress)
+    return result
+
+
+def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelStatistics | None]:
+    """The config with what a run says about itself filled in, and the statistics of its training."""
+    if config.run is None:
+        return config, None
+    folder = config.run
+    if not (folder / "opt.yaml").is_file():
+        raise MissingFileError(f"{folder}: is not the folder of a training run: it has no opt.yaml. Give a run folder.")
+    options, _ = read_options(folder)
+    weights = config.weights or _weights_of(folder)
+    values = vars(config) | {
+        "weights": weights,
+        "data": config.data or options.data,
+        "img_size": config.img_size or options.img_size[1],
+    }
+    if options.single_cls:
+        raise ConfigError(f"{folder}: was trained with --single-cls, where classes cannot be audited.")
+    return AuditConfig(**values), read_statistics(folder / FILE_NAME)
+
+
+def _weights_of(folder: Path) -> tuple[str, ...]:
+    """best.pt and last.pt, as far as they exist."""
+    files = [folder / "weights" / name for name in WEIGHTS if (folder / "weights" / name).is_file()]
+    if not files:
+        raise MissingFileError(f"{folder / 'weights'}: has neither best.pt nor last.pt. Give weights with --weights.")
+    return tuple(map(str, files))
+
+
+def _open(config: AuditConfig) -> OpenedSplit:
+    data = open_data_set(config.data if Path(config.data).is_dir() else find_file(config.data))
+    split: Split = config.split
+    require_valid(data, [split])
+    return open_split(data, split, SplitConfig(scan=ScanConfig(), cache_folder=default_folder()))
+
+
+def _new_folder(config: AuditConfig) -> Path:
+    if config.out is not None:
+        for name in ("audit.html", "audit.csv", "audit.json"):
+            if (config.out / name).exists():
+                raise ConfigError(f"{config.out / name} already exists. Choose another folder with --out.")
+        config.out.mkdir(parents=True, exist_ok=True)
+        return config.out
+    if config.run is not None:
+        return new_run_folder(config.run, "audit", False)
+    return new_run_folder(Path("runs/audit"), "exp", False)
+
+
+def _write_files(
+    result: AuditResult,
+    config: AuditConfig,
+    weights: Sequence[str],
+    statistics: LabelStatistics | None,
+    *,
+    show_progress: bool,
+) -> None:
+    num_passes = 0 if statistics is None else statistics.num_passes
+    about = {
+        "data": config.data,
+        "split": config.split,
+        "weights": list(weights),
+        "training_passes": num_passes,
+        "num_images": result.num_images,
+        "num_labels": result.num_labels,
+    }
+    lines = [
+        f"{config.data}, {config.split}: {counted(result.num_labels, 'label')} in "
+        f"{counted(result.num_images, 'image')}; weights: {', '.join(weights)}"
+        + (f"; and {counted(num_passes, 'pass')} during the training" if num_passes else "")
+    ]
+    _write(result.folder / "audit.json", as_json(result.records, about))
+    _write(result.folder / "audit.csv", as_csv(result.records))
+    html = page(f"Audit of {Path(config.data).name}", lines, result.records, shown=show_progress)
+    _write(result.folder / "audit.html", html)
+
+
+def _write(path: Path, text: str) -> None:
+    content = text.encode(errors="surrogateescape")
+    with replacing(path, needed_bytes=len(content)) as sink:
+        sink.write(content)

@@ -1,0 +1,330 @@
+"""From labels and detections to a ranked list of labels that are probably wrong.
+
+    labels, detections of all images -> evidence for and against each label -> probabilities by kind -> one list
+
+Five kinds of findings: an object without a label (missing), a label without an object (spurious), a wrong class, a box
+that was moved, and a second label of the same object (duplicate). Each kind has its own evidence. To rank them in one
+list, evidence becomes a probability by comparing two counts of this very data set: how many errors of this kind would
+show at least this much evidence, if RATE of all labels had one, and how many labels do. Where the network is often
+unsure (tiny objects, classes that look alike), many good labels show the same evidence, and the probability is low.
+
+Pure NumPy: same arguments, same list.
+
+Dimension key:  T labels   D detections   N images   n labels of one image   m detections of one image
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from flatout.yolo.label_audit.set_boxes import SetBoxes, pairwise_iou
+
+Kind = Literal["missing", "spurious", "wrong class", "moved box", "duplicate"]
+KINDS: tuple[Kind, ...] = ("missing", "spurious", "wrong class", "moved box", "duplicate")
+
+RATE = 0.02
+"""Assumed share of labels with an error of a given kind; it only decides how kinds and classes are mixed."""
+RATE_OF_MISSING = 0.04
+"""The same for objects without a label, which people overlook more often than they draw a wrong label."""
+WEAK = 0.1
+MIN_SCORE = 0.1
+"""Findings with a lower score are left out."""
+NONE = -1
+
+
+class Ramp(NamedTuple):
+    """0 up to `low`, 1 from `high` on, linear in between."""
+
+    low: float
+    high: float
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(np.clip((x - self.low) / (self.high - self.low), 0, 1))
+
+
+SAME_PLACE = Ramp(0.5, 0.75)
+"""How much a detection of this IoU confirms the place of a label."""
+SAME_OBJECT = Ramp(0.1, 0.3)
+"""How much a detection of this IoU may be about the same object as a label."""
+COVERED = Ramp(0.25, 0.5)
+"""How much a detection of this IoU with a label is explained by that label."""
+PAIR = Ramp(0.65, 0.9)
+"""How much two labels of this IoU are about the same object."""
+MATCH_IOU = 0.15
+"""Smallest IoU of a label and the detection that is assigned to it."""
+CLASS_IOU = 0.45
+"""Smallest IoU of a label and a detection of another class that speaks about the label."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the detections say about every label, and the labels about every detection."""
+
+    own_T: np.ndarray
+    """Confidence that there is an object of the label's class at its place."""
+    near_T: np.ndarray
+    """Confidence that there is any object near the label."""
+    matched_T: np.ndarray
+    """Detection of the same class that is assigned to the label, or NONE."""
+    matched_iou_T: np.ndarray
+    matched_score_T: np.ndarray
+    other_T: np.ndarray
+    """Confidence of the best detection of another class at the label's place that no label of that class claims."""
+    other_detection_T: np.ndarray
+    """That detection, or NONE."""
+    twin_T: np.ndarray
+    """IoU with a label that is better confirmed, or confirmed as well and comes earlier; 0 without one."""
+    twin_label_T: np.ndarray
+    free_D: np.ndarray
+    """Share of a detection's confidence that no label and no better detection explains."""
+
+    @classmethod
+    def empty(cls, num_labels: int, num_detections: int) -> "Evidence":
+        zeros, none = np.zeros(num_labels), np.full(num_labels, NONE)
+        return cls(
+            own_T=zeros.copy(),
+            near_T=zeros.copy(),
+            matched_T=none.copy(),
+            matched_iou_T=zeros.copy(),
+            matched_score_T=zeros.copy(),
+            other_T=zeros.copy(),
+            other_detection_T=none.copy(),
+            twin_T=zeros.copy(),
+            twin_label_T=none.copy(),
+            free_D=np.ones(num_detections),
+        )
+
+
+def gather_evidence(labels: SetBoxes, found: SetBoxes) -> Evidence:
+    """Compare the labels of every image with its detections."""
+    evidence = Evidence.empty(len(labels.class_D), len(found.class_D))
+    for image in range(labels.num_images):
+        _compare(labels, found, labels.rows(image), found.rows(image), evidence)
+    return evidence
+
+
+def _compare(labels: SetBoxes, found: SetBoxes, own: slice, of: slice, evidence: Evidence) -> None:
+    """Fill in the evidence of one image."""
+    iou_nm = pairwise_iou(labels.box_D4[own], found.box_D4[of])
+    same_nm = labels.class_D[own][:, None] == found.class_D[of][None]
+    score_m = found.score_D[of].astype(np.float64)
+    first = of.start
+    if iou_nm.size:
+        evidence.own_T[own] = (same_nm * SAME_PLACE(iou_nm) * score_m).max(1)
+        evidence.near_T[own] = (SAME_OBJECT(iou_nm) * score_m).max(1)
+        matched_n = assign(np.where(same_nm & (iou_nm >= MATCH_IOU), iou_nm * score_m, 0.0))
+        has = np.flatnonzero(matched_n != NONE)
+        evidence.matched_T[own][has] = matched_n[has] + first
+        evidence.matched_iou_T[own][has] = iou_nm[has, matched_n[has]]
+        evidence.matched_score_T[own][has] = score_m[matched_n[has]]
+        is_left_m = np.ones(len(score_m), bool)
+        # A detection that confirms another label of its own class says nothing about this one.
+        is_left_m[matched_n[has][iou_nm[has, matched_n[has]] >= SAME_PLACE.low]] = False
+        other_nm = np.where(~same_nm & is_left_m & (iou_nm >= CLASS_IOU), score_m, 0.0)
+        best_n = other_nm.argmax(1)
+        evidence.other_T[own] = other_nm[np.arange(len(best_n)), best_n]
+        evidence.other_detection_T[own] = np.where(evidence.other_T[own] > 0, best_n + first, NONE)
+        evidence.free_D[of] = (1 - COVERED(iou_nm)).min(0)
+        evidence.free_D[of][matched_n[has]] = 0
+    _free_of_better(found, of, evidence)
+    _find_twins(labels, own, evidence)
+
+
+def assign(weight_nm: np.ndarray) -> np.ndarray:
+    """Assign columns to rows one to one, largest weight first; NONE where no weight above 0 is left."""
+    assigned_n = np.full(len(weight_nm), NONE)
+    weight_nm = weight_nm.copy()
+    for _ in range(min(weight_nm.shape)):
+        row, column = divmod(int(weight_nm.argmax()), weight_nm.shape[1])
+        if weight_nm[row, column] <= 0:
+            break
+        assigned_n[row] = column
+        weight_nm[row] = 0
+        weight_nm[:, column] = 0
+    return assigned_n
+
+
+def _free_of_better(found: SetBoxes, of: slice, evidence: Evidence) -> None:
+    """Of several detections of one object, only the most confident one may be an object without a label."""
+    score_m = found.score_D[of]
+    if len(score_m) < 2:
+        return
+    iou_mm = pairwise_iou(found.box_D4[of], found.box_D4[of])
+    order = np.lexsort((np.arange(len(score_m)), -score_m))
+    rank_m = np.empty(len(score_m), np.int64)
+    rank_m[order] = np.arange(len(score_m))
+    is_better_mm = rank_m[None] < rank_m[:, None]
+    evidence.free_D[of] *= 1 - (COVERED(iou_mm) * is_better_mm).max(1)
+
+
+def _find_twins(labels: SetBoxes, own: slice, evidence: Evidence) -> None:
+    if own.stop - own.start < 2:
+        return
+    iou_nn = pairwise_iou(labels.box_D4[own], labels.box_D4[own])
+    support_n = evidence.own_T[own]
+    number_n = np.arange(len(support_n))
+    comes_first_nn = (support_n[None] > support_n[:, None]) | (
+        (support_n[None] == support_n[:, None]) & (number_n[None] < number_n[:, None])
+    )
+    twin_nn = np.where(comes_first_nn, iou_nn, 0.0)
+    best_n = twin_nn.argmax(1)
+    evidence.twin_T[own] = twin_nn[number_n, best_n]
+    evidence.twin_label_T[own] = np.where(evidence.twin_T[own] > 0, best_n + own.start, NONE)
+
+
+# Probabilities
+
+
+def probability(evidence: np.ndarray, of_errors: np.ndarray, *, num_errors: float) -> np.ndarray:
+    """Probability of an error for each entry of `evidence`, given the evidence that errors of this kind would show.
+
+    At a threshold, `num_errors` times the share of `of_errors` at or above it are expected to be errors, among all
+    entries at or above it. Where even the weakest tenth of errors would show more, the probability falls with the
+    evidence. It never falls when the evidence rises.
+    """
+    if not len(evidence):
+        return np.zeros(0)
+    if not len(of_errors):
+        return np.asarray(evidence, np.float64)
+    order = np.argsort(evidence, kind="stable")
+    at = evidence[order]
+    num_seen = len(at) - np.searchsorted(at, at, "left")
+    expected = num_errors * (1 - np.searchsorted(np.sort(of_errors), at, "left") / len(of_errors))
+    share = np.maximum.accumulate(np.minimum(1.0, expected / num_seen))
+    share *= np.minimum(1.0, at / max(float(np.quantile(of_errors, WEAK)), 1e-6))
+    result = np.empty(len(evidence))
+    result[order] = share
+    return result
+
+
+class Finding(NamedTuple):
+    """One entry of the list."""
+
+    kind: Kind
+    score: float
+    """Estimated probability of an error, 0 to 1; entries are ranked by it."""
+    image: int
+    label: int
+    """Index among all labels; NONE for a missing one."""
+    detection: int
+    """The detection that contradicts the label, or NONE."""
+    twin: int = NONE
+    """The other label of a duplicate."""
+
+
+def rank(labels: SetBoxes, found: SetBoxes, evidence: Evidence) -> list[Finding]:
+    """All findings with a score of at least MIN_SCORE, most probable first; a label has at most one."""
+    score_TK = np.stack(
+        [
+            _spurious(labels, found, evidence),
+            _wrong_class(labels, found, evidence),
+            _moved(labels, evidence),
+            _duplicate(labels, evidence),
+        ],
+        1,
+    )
+    image_T, image_D = labels.image_D, found.image_D
+    detections = (None, evidence.other_detection_T, evidence.matched_T, None)
+    kind_T = score_TK.argmax(1) if len(score_TK) else np.zeros(0, np.int64)
+    findings = []
+    for label in np.flatnonzero(score_TK.max(1, initial=0) >= MIN_SCORE).tolist():
+        number = int(kind_T[label])
+        speaks = detections[number]
+        detection = NONE if speaks is None else int(speaks[label])
+        kind = KINDS[1 + number]
+        twin = int(evidence.twin_label_T[label]) if kind == "duplicate" else NONE
+        findings.append(Finding(kind, float(score_TK[label, number]), int(image_T[label]), label, detection, twin))
+    score_D = _missing(labels, found, evidence)
+    findings += [
+        Finding("missing", float(score_D[detection]), int(image_D[detection]), NONE, detection)
+        for detection in np.flatnonzero(score_D >= MIN_SCORE).tolist()
+    ]
+    return sorted(findings, key=lambda each: (-each.score, each.image, each.label, each.detection))
+
+
+def _scored(probability: np.ndarray, evidence: np.ndarray) -> np.ndarray:
+    """Probabilities of many findings are 1 by the counts; their evidence then decides."""
+    return np.asarray(probability * (0.5 + 0.5 * evidence))
+
+
+def _missing(labels: SetBoxes, found: SetBoxes, evidence: Evidence) -> np.ndarray:
+    """Per detection: that it is an object without a label. Such objects look like those that have one."""
+    score_D = np.zeros(len(found.class_D))
+    seen_D = found.score_D * evidence.free_D
+    confirmed_T = evidence.matched_iou_T >= SAME_PLACE.low
+    for number in np.unique(found.class_D):
+        own_D = (found.class_D == number) & (seen_D > 0)
+        is_class_T = labels.class_D == number
+        of_errors = evidence.matched_score_T[is_class_T & confirmed_T]
+        share_D = probability(seen_D[own_D], of_errors, num_errors=RATE_OF_MISSING * is_class_T.sum())
+        score_D[own_D] = _scored(share_D, seen_D[own_D])
+    return score_D
+
+
+def _spurious(labels: SetBoxes, found: SetBoxes, evidence: Evidence) -> np.ndarray:
+    """Per label: that there is nothing. Such labels show what boxes at arbitrary places show."""
+    score_T = np.zeros(len(labels.class_D))
+    background_T = background_evidence(labels, found)
+    absent_T = 1 - evidence.near_T
+    for number in np.unique(labels.class_D):
+        own_T = labels.class_D == number
+        of_errors = 1 - background_T[own_T & ~np.isnan(background_T)]
+        share_T = probability(absent_T[own_T], of_errors, num_errors=RATE * own_T.sum())
+        score_T[own_T] = _scored(share_T, absent_T[own_T])
+    return score_T
+
+
+def background_evidence(labels: SetBoxes, found: SetBoxes) -> np.ndarray:
+    """What `near_T` would be if each label was in the next image instead; NaN where a label is there already."""
+    near_T = np.full(len(labels.class_D), np.nan)
+    for image in range(labels.num_images):
+        there = (image + 1) % labels.num_images
+        own, other, of = labels.rows(image), labels.rows(there), found.rows(there)
+        box_n4 = labels.box_D4[own]
+        is_free_n = pairwise_iou(box_n4, labels.box_D4[other]).max(1, initial=0) < SAME_OBJECT.low
+        near_n = (SAME_OBJECT(pairwise_iou(box_n4, found.box_D4[of])) * found.score_D[of]).max(1, initial=0)
+        near_T[own] = np.where(is_free_n, near_n, np.nan)
+    return near_T
+
+
+def _wrong_class(labels: SetBoxes, found: SetBoxes, evidence: Evidence) -> np.ndarray:
+    """Per label: that the object has the class of a detection. Such labels show what labels of that class show."""
+    score_T = np.zeros(len(labels.class_D))
+    speaks_T = evidence.other_detection_T != NONE
+    class_T = np.where(speaks_T, found.class_D[evidence.other_detection_T] if len(found.class_D) else NONE, NONE)
+    margin_T = np.clip(evidence.other_T - evidence.own_T, 0, None)
+    for number in np.unique(class_T[speaks_T]):
+        own_T = speaks_T & (class_T == number)
+        is_class_T = labels.class_D == number
+        share_T = probability(margin_T[own_T], evidence.own_T[is_class_T], num_errors=RATE * is_class_T.sum())
+        score_T[own_T] = _scored(share_T, margin_T[own_T])
+    return score_T
+
+
+MOVED = Ramp(0.4, 0.8)
+MOVED_IOUS = np.linspace(0.3, 0.6, 7)
+"""IoU of boxes that are placed carelessly with the object, for the comparison with errors."""
+
+
+def _moved(labels: SetBoxes, evidence: Evidence) -> np.ndarray:
+    """Per label: that its box misses its object. Such labels show a confident detection beside the label."""
+    score_T = np.zeros(len(labels.class_D))
+    beside_T = evidence.matched_score_T * (1 - MOVED(evidence.matched_iou_T))
+    beside_T = np.clip(beside_T - evidence.own_T * (evidence.matched_iou_T < SAME_PLACE.low), 0, None)
+    confirmed_T = evidence.matched_iou_T >= SAME_PLACE.low
+    for number in np.unique(labels.class_D):
+        own_T = labels.class_D == number
+        typical = evidence.matched_score_T[own_T & confirmed_T]
+        of_errors = np.outer(typical, 1 - MOVED(MOVED_IOUS)).ravel()
+        share_T = probability(beside_T[own_T], of_errors, num_errors=RATE * own_T.sum())
+        score_T[own_T] = _scored(share_T, beside_T[own_T])
+    return score_T
+
+
+def _duplicate(labels: SetBoxes, evidence: Evidence) -> np.ndarray:
+    """Per label: that it is a second label of an object. It has no detection of its own."""
+    alone_T = evidence.matched_score_T * (evidence.matched_iou_T >= SAME_PLACE.low)
+    twin_T = PAIR(evidence.twin_T) * (1 - alone_T)
+    share_T = probability(twin_T, np.ones(1), num_errors=RATE * len(twin_T)) * (twin_T > 0)
+    return _scored(np.minimum(share_T, twin_T), twin_T)

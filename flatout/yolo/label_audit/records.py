@@ -1,0 +1,219 @@
+"""The list as people and programs read it: every finding with its file, line, reason and fix; CSV and JSON.
+
+Dimension key:  T labels   D detections
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.yolo.data.find import Pair
+from flatout.yolo.data.label_text import MAX_BYTES, decode_text, label_line_numbers
+from flatout.yolo.label_audit.fixes import Fix, label_text
+from flatout.yolo.label_audit.rank import NONE, Evidence, Finding
+from flatout.yolo.label_audit.set_boxes import SetBoxes, pairwise_iou
+from flatout.yolo.label_audit.statistics import LabelStatistics
+
+VERSION = 1
+"""Version of audit.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A finding, ready to be shown."""
+
+    rank: int
+    """From 1."""
+    kind: str
+    score: float
+    reason: str
+    image: str
+    label_file: str
+    line: int
+    """Line of the label in its file, from 1; 0: no label, or the file has no lines (COCO, Pascal VOC)."""
+    class_name: str
+    """Class of the label; "" for a missing one."""
+    box: tuple[float, ...] | None
+    """Corners of the label relative to the image; None for a missing one."""
+    found_class: str
+    """Class of the detection that contradicts the label; "" without one."""
+    found_score: float
+    found_box: tuple[float, ...] | None
+    fix: Fix | None
+    """The suggested change; None where label files are not YOLO text."""
+
+    def as_plain(self) -> dict[str, Any]:
+        plain = {key: value for key, value in vars(self).items() if key != "fix"}
+        return plain | {"score": round(self.score, 4), "fix": None if self.fix is None else self.fix.as_plain()}
+
+    @property
+    def place(self) -> str:
+        """File and line, as editors understand it."""
+        return f"{self.label_file}:{self.line}" if self.line else self.label_file
+
+
+@dataclass(frozen=True)
+class LabelLines:
+    """The lines of a label file, and which of them hold its labels."""
+
+    text: tuple[str, ...]
+    number: tuple[int, ...]
+    """Line number of each label."""
+
+
+def records_of(
+    findings: Sequence[Finding],
+    labels: SetBoxes,
+    found: SetBoxes,
+    evidence: Evidence,
+    pairs: Sequence[Pair],
+    names: Sequence[str],
+    statistics: LabelStatistics | None = None,
+) -> list[Record]:
+    """All findings with their places and reasons; `pairs` are the image and label files of the used images."""
+    lines_of = cache(_read_lines)
+    found_what = [
+        _record(number, finding, labels, found, evidence, pairs[finding.image], names, lines_of)
+        for number, finding in enumerate(findings, 1)
+    ]
+    if statistics is None:
+        return found_what
+    return [
+        record if finding.label == NONE else replace(record, reason=record.reason + _history(statistics, finding.label))
+        for record, finding in zip(found_what, findings, strict=True)
+    ]
+
+
+def _history(statistics: LabelStatistics, label: int) -> str:
+    learned, forgotten = int(statistics.learned_T[label]), int(statistics.forgotten_T[label])
+    text = f"; learned in {learned} of {statistics.num_passes} passes of the training"
+    return f"{text}, forgotten {forgotten} times" if forgotten else text
+
+
+def _record(
+    number: int,
+    finding: Finding,
+    labels: SetBoxes,
+    found: SetBoxes,
+    evidence: Evidence,
+    pair: Pair,
+    names: Sequence[str],
+    lines_of: Callable[[str], LabelLines | None],
+) -> Record:
+    label, detection = finding.label, finding.detection
+    lines = lines_of(pair.label)
+    line = _line_of(finding, labels, lines)
+    class_name = "" if label == NONE else names[int(labels.class_D[label])]
+    found_class = "" if detection == NONE else names[int(found.class_D[detection])]
+    return Record(
+        rank=number,
+        kind=finding.kind,
+        score=finding.score,
+        reason=reason_of(finding, labels, found, evidence, names),
+        image=pair.image,
+        label_file=pair.label_place,
+        line=line,
+        class_name=class_name,
+        box=None if label == NONE else _corners(labels.box_D4[label]),
+        found_class=found_class,
+        found_score=0.0 if detection == NONE else round(float(found.score_D[detection]), 4),
+        found_box=None if detection == NONE else _corners(found.box_D4[detection]),
+        fix=_fix(finding, labels, found, pair, line, lines),
+    )
+
+
+def _corners(box_4: np.ndarray) -> tuple[float, ...]:
+    return tuple(round(float(value), 6) for value in box_4)
+
+
+def reason_of(
+    finding: Finding, labels: SetBoxes, found: SetBoxes, evidence: Evidence, names: Sequence[str]
+) -> str:  # fmt: skip
+    """One sentence: what contradicts the label."""
+    label, detection = finding.label, finding.detection
+    if finding.kind == "missing":
+        name = names[int(found.class_D[detection])]
+        return f"{name} was found with confidence {found.score_D[detection]:.2f}, and no label is there"
+    own = names[int(labels.class_D[label])]
+    if finding.kind == "spurious":
+        return f"labelled {own}, but nothing was found near it (confidence {evidence.near_T[label]:.2f})"
+    if finding.kind == "duplicate":
+        return f"covers the same object as another label (IoU {evidence.twin_T[label]:.2f})"
+    score = float(found.score_D[detection])
+    if finding.kind == "wrong class":
+        other = names[int(found.class_D[detection])]
+        return f"labelled {own} ({evidence.own_T[label]:.2f}), but looks like {other} ({score:.2f})"
+    iou = pairwise_iou(labels.box_D4[label][None], found.box_D4[detection][None])[0, 0]
+    return f"{own} was found with confidence {score:.2f}, but the label overlaps it by an IoU of only {iou:.2f}"
+
+
+def _read_lines(file: str) -> LabelLines | None:
+    """The lines of a file of YOLO text; None for other formats and files that cannot be read."""
+    if not file.endswith(".txt"):
+        return None
+    path = Path(file)
+    try:
+        content = path.read_bytes() if path.stat().st_size <= MAX_BYTES else b""
+        return LabelLines(tuple(decode_text(content).splitlines()), tuple(label_line_numbers(content)))
+    except FileNotFoundError:
+        return LabelLines((), ())
+    except (OSError, ValueError):
+        return None
+
+
+def _line_of(finding: Finding, labels: SetBoxes, lines: LabelLines | None) -> int:
+    rows: slice = labels.rows(finding.image)
+    if finding.label == NONE or lines is None or len(lines.number) != rows.stop - rows.start:
+        return 0
+    return lines.number[finding.label - int(rows.start)]
+
+
+def _fix(
+    finding: Finding, labels: SetBoxes, found: SetBoxes, pair: Pair, line: int, lines: LabelLines | None
+) -> Fix | None:
+    if lines is None:
+        return None
+    if finding.kind == "missing":
+        text = label_text(int(found.class_D[finding.detection]), found.box_D4[finding.detection])
+        return Fix(action="add", file=pair.label, line=0, was="", text=text)
+    if not line:
+        return None
+    was = lines.text[line - 1].strip()
+    if finding.kind in ("spurious", "duplicate"):
+        return Fix(action="delete", file=pair.label, line=line, was=was, text="")
+    if finding.kind == "wrong class":
+        # Only the number changes: the box, or polygon, stays as the person drew it.
+        text = " ".join([str(int(found.class_D[finding.detection])), *was.split()[1:]])
+    else:
+        text = label_text(int(labels.class_D[finding.label]), found.box_D4[finding.detection])
+    return Fix(action="replace", file=pair.label, line=line, was=was, text=text)
+
+
+# Files
+
+COLUMNS = (
+    "rank", "kind", "score", "label_file", "line", "image", "class_name", "found_class", "found_score", "reason",
+)  # fmt: skip
+
+
+def as_csv(records: Sequence[Record]) -> str:
+    """A table with one row per finding, for spreadsheets."""
+    sink = io.StringIO()
+    writer = csv.writer(sink, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for record in records:
+        writer.writerow([record.as_plain()[column] for column in COLUMNS])
+    return sink.getvalue()
+
+
+def as_json(records: Sequence[Record], about: Mapping[str, Any]) -> str:
+    """All findings with their fixes, after facts about the audit."""
+    content = {"version": VERSION, **about, "findings": [record.as_plain() for record in records]}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,346 @@
+"""The audit of labels: planted errors rank first, fixes are written as copies, the page needs no network."""
+
+import json
+import re
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from flatout.errors import ConfigError, DataError
+from flatout.yolo.commands.audit import main
+from flatout.yolo.data.find import Pair
+from flatout.yolo.data.label_text import label_line_numbers, parse_labels
+from flatout.yolo.label_audit.fixes import Fix, fixed_text, place_below, read_fix_list, write_fixed
+from flatout.yolo.label_audit.page import SHOWN, page
+from flatout.yolo.label_audit.rank import KINDS, NONE, assign, gather_evidence, probability, rank
+from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
+from flatout.yolo.label_audit.set_boxes import SetBoxes, from_images, fuse, pairwise_iou
+from flatout.yolo.label_audit.statistics import (
+    LabelStatistics,
+    fingerprint,
+    read_statistics,
+    with_history,
+    write_statistics,
+)
+
+NUM_IMAGES, PER_IMAGE, NUM_CLASSES = 60, 6, 3
+NAMES = ("ant", "bee", "cat")
+
+
+class Objects:
+    """Objects on a grid, a few per image: their true boxes and classes."""
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        cell = np.stack(np.meshgrid(np.arange(3), np.arange(2), indexing="ij"), -1).reshape(-1, 2) / [3, 2]
+        low = cell[None] + rng.uniform(0.04, 0.1, (NUM_IMAGES, PER_IMAGE, 2))
+        size = rng.uniform(0.12, 0.18, (NUM_IMAGES, PER_IMAGE, 2))
+        self.box = np.concatenate((low, low + size), -1)
+        self.classes = rng.integers(0, NUM_CLASSES, (NUM_IMAGES, PER_IMAGE))
+        self.rng = rng
+
+    def labels(self) -> list[list[list[float]]]:
+        """Per image: rows of x1, y1, x2, y2, 1, class."""
+        return [
+            [[*box, 1.0, float(number)] for box, number in zip(boxes, classes, strict=True)]
+            for boxes, classes in zip(self.box.tolist(), self.classes.tolist(), strict=True)
+        ]
+
+    def detections(self) -> SetBoxes:
+        """What a good network finds: every object, a little beside its place, and some false detections."""
+        rows = self.labels()
+        for image in rows:
+            for row in image:
+                row[:4] = (np.array(row[:4]) + self.rng.normal(0, 0.004, 4)).tolist()
+                row[4] = float(self.rng.uniform(0.6, 0.95))
+            x, y = self.rng.uniform(0, 0.8, 2)
+            image.append([x, y, x + 0.1, y + 0.1, float(self.rng.uniform(0.02, 0.1)), 0.0])
+        return boxes_of(rows)
+
+
+def boxes_of(rows: list[list[list[float]]]) -> SetBoxes:
+    image_D = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
+    return from_images(image_D, np.array([row for each in rows for row in each], np.float32).reshape(-1, 6), len(rows))
+
+
+def planted(kind: str) -> tuple[SetBoxes, SetBoxes, set[tuple[int, int]]]:
+    """Labels with an error of one kind in every tenth image, detections, and {(image, label in it)} of the errors."""
+    objects = Objects()
+    found, rows, errors = objects.detections(), objects.labels(), set()
+    for image in range(0, NUM_IMAGES, 10):
+        own = rows[image]
+        x1, y1, x2, y2, _, number = own[0]
+        if kind == "missing":
+            own.pop(0)
+            errors.add((image, NONE))
+            continue
+        at = 0
+        if kind == "wrong class":
+            own[0][5] = (number + 1) % NUM_CLASSES
+        elif kind == "moved box":
+            own[0][:4] = [x1 + 0.3 * (x2 - x1), y1 + 0.2 * (y2 - y1), x2 + 0.3 * (x2 - x1), y2 + 0.2 * (y2 - y1)]
+        elif kind == "spurious":
+            at = len(own)
+            own.append([0.3, 0.44, 0.36, 0.5, 1.0, number])
+        else:
+            at = len(own)
+            own.append([x1 + 0.01, y1 + 0.005, x2 + 0.01, y2 + 0.005, 1.0, number])
+        errors.add((image, at))
+    return boxes_of(rows), found, errors
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_planted_errors_of_every_kind_rank_above_all_clean_labels(kind: str):
+    labels, found, errors = planted(kind)
+    findings = rank(labels, found, gather_evidence(labels, found))
+    first = findings[: len(errors)]
+    assert {each.kind for each in first} == {kind}
+    places = {
+        (each.image, NONE if each.label == NONE else each.label - labels.rows(each.image).start) for each in first
+    }
+    if kind == "duplicate":  # either of the two labels may be called the second one
+        places = {(image, max(errors)[1] if label in (0, PER_IMAGE) else label) for image, label in places}
+    assert places == errors
+
+
+def test_without_planted_errors_nothing_is_probable():
+    objects = Objects()
+    labels, found = boxes_of(objects.labels()), objects.detections()
+    assert all(each.score < 0.5 for each in rank(labels, found, gather_evidence(labels, found)))
+
+
+def test_images_without_labels_or_detections_are_audited_too():
+    nothing = boxes_of([[], []])
+    assert rank(nothing, nothing, gather_evidence(nothing, nothing)) == []
+    labels = boxes_of([[[0.1, 0.1, 0.3, 0.3, 1, 0]], []])
+    assert {each.kind for each in rank(labels, nothing, gather_evidence(labels, nothing))} <= {"spurious"}
+    found = boxes_of([[], [[0.1, 0.1, 0.3, 0.3, 0.9, 0]]])
+    (missing,) = rank(nothing, found, gather_evidence(nothing, found))
+    assert (missing.kind, missing.image, missing.label) == ("missing", 1, NONE)
+
+
+def test_equal_findings_keep_the_order_of_images_and_labels():
+    labels, found, _ = planted("spurious")
+    findings = rank(labels, found, gather_evidence(labels, found))
+    assert findings == rank(labels, found, gather_evidence(labels, found))
+    keys = [(-each.score, each.image, each.label, each.detection) for each in findings]
+    assert keys == sorted(keys)
+
+
+def test_where_a_network_often_confuses_two_classes_their_confusion_is_less_probable():
+    labels, found, errors = planted("wrong class")
+    rare = max(each.score for each in rank(labels, found, gather_evidence(labels, found)))
+    rows = Objects().labels()
+    for image in rows:
+        for row in image:
+            row[5] = {0.0: 1.0, 1.0: 0.0}.get(row[5], row[5])  # ants are called bees everywhere
+    labels = boxes_of(rows)
+    often = rank(labels, found, gather_evidence(labels, found))
+    assert max((each.score for each in often if each.kind == "wrong class"), default=0) < rare / 2
+    assert errors
+
+
+def test_a_detection_is_assigned_to_one_label_only():
+    assert assign(np.array([[0.9, 0.2], [0.8, 0.0]])).tolist() == [0, NONE]
+    assert assign(np.array([[0.9, 0.2], [0.8, 0.7]])).tolist() == [0, 1]
+    assert assign(np.zeros((0, 3))).tolist() == [] and assign(np.zeros((2, 0))).tolist() == [NONE, NONE]
+
+
+def test_probability_rises_with_the_evidence_and_falls_with_the_number_of_labels_that_show_it():
+    rng = np.random.default_rng(0)
+    evidence, of_errors = rng.random(500), rng.random(300)
+    share = probability(evidence, of_errors, num_errors=10)
+    assert (np.diff(share[np.argsort(evidence)]) >= 0).all()
+    assert share.min() >= 0 and share.max() <= 1
+    # 10 errors are expected above 0.9, and 5 or 50 labels are there.
+    few, many = (probability(np.full(number, 0.9), np.full(4, 0.9), num_errors=10) for number in (5, 50))
+    assert few.tolist() == [1.0] * 5 and many.tolist() == [0.2] * 50
+
+
+# Several passes
+
+
+def test_fused_detections_count_every_pass():
+    one = boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0], [0.5, 0.5, 0.7, 0.7, 0.6, 1]]])
+    two = boxes_of([[[0.12, 0.1, 0.32, 0.3, 0.4, 0], [0.5, 0.5, 0.7, 0.7, 0.6, 2]]])
+    fused = fuse([one, two])
+    assert fused.class_D.tolist() == [0, 1, 2]
+    assert fused.score_D.tolist() == pytest.approx([0.6, 0.3, 0.3])
+    assert fused.box_D4[0].tolist() == pytest.approx([0.1 + 0.02 / 3, 0.1, 0.3 + 0.02 / 3, 0.3])
+
+
+def test_a_pass_fused_with_itself_is_unchanged():
+    found = Objects().detections()
+    fused = fuse([found, found])
+    assert fused.first_N.tolist() == found.first_N.tolist()
+    for image in range(found.num_images):
+        rows = found.rows(image)
+        order = np.argsort(-found.score_D[rows], kind="stable")
+        assert fused.score_D[rows] == pytest.approx(found.score_D[rows][order])
+        assert np.diag(pairwise_iou(fused.box_D4[rows], found.box_D4[rows][order])) == pytest.approx(1, abs=1e-3)
+
+
+# Statistics of a training
+
+
+def test_statistics_count_what_was_learned_and_forgotten(tmp_path: Path):
+    labels = boxes_of([[[0.1, 0.1, 0.3, 0.3, 1, 0]]])
+    there, nothing = boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0]]]), boxes_of([[]])
+    statistics = LabelStatistics.empty(labels)
+    for found in (nothing, there, there, nothing, there):
+        statistics = statistics.add(gather_evidence(labels, found))
+    assert (statistics.num_passes, statistics.learned_T.tolist(), statistics.forgotten_T.tolist()) == (5, [3], [1])
+    assert statistics.weight == pytest.approx(3 * 0.8**2)  # the squared mean, which is 0.8 or 0
+    assert statistics.own_T.tolist() == pytest.approx([0.8 * statistics.weight])
+    write_statistics(tmp_path / "statistics.npz", statistics)
+    again = read_statistics(tmp_path / "statistics.npz")
+    assert again is not None and again.fingerprint == fingerprint(labels) and again.num_passes == 5
+    assert again.forgotten_T.tolist() == [1]
+    assert read_statistics(tmp_path / "absent.npz") is None
+    (tmp_path / "bad.npz").write_bytes(b"no")
+    with pytest.raises(DataError, match="is damaged"):
+        read_statistics(tmp_path / "bad.npz")
+
+
+def test_a_label_that_was_learned_late_is_less_confirmed_than_the_last_weights_say():
+    labels = boxes_of([[[0.1, 0.1, 0.3, 0.3, 1, 0], [0.6, 0.6, 0.8, 0.8, 1, 0]]])
+    both = gather_evidence(labels, boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0], [0.6, 0.6, 0.8, 0.8, 0.8, 0]]]))
+    one = gather_evidence(labels, boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0]]]))
+    nothing = gather_evidence(labels, boxes_of([[]]))
+    untrained = LabelStatistics.empty(labels).add(nothing)
+    assert with_history(both, untrained).own_T.tolist() == pytest.approx([0.8, 0.8])
+    # The squared mean was 0.16, and is 0.64 now: the pass counts a quarter of a half.
+    late = LabelStatistics.empty(labels).add(one)
+    assert with_history(both, late).own_T.tolist() == pytest.approx([0.8, 0.7])
+    assert with_history(both, LabelStatistics.empty(labels).add(both)).own_T.tolist() == pytest.approx([0.8, 0.8])
+
+
+# Files
+
+
+def test_line_numbers_are_those_of_the_labels_that_are_used():
+    content = b"0 0.5 0.5 0.1 0.1\n\n0 0.5 0.5 0.1 0.1\nnonsense\n1 0.2 0.2 0.1 0.1\n"
+    assert label_line_numbers(content) == [1, 5]
+    assert len(parse_labels(content).class_box_n5) == 2
+
+
+def records(tmp_path: Path, kind: str) -> list[Record]:
+    """The records of planted errors, with real label files and images."""
+    labels, found, _ = planted(kind)
+    pairs = []
+    for image in range(labels.num_images):
+        rows = labels.rows(image)
+        box_n4 = labels.box_D4[rows]
+        lines = [
+            f"{number} " + " ".join(f"{v:.6f}" for v in (*(box[:2] + box[2:]) / 2, *(box[2:] - box[:2])))
+            for number, box in zip(labels.class_D[rows].tolist(), box_n4, strict=True)
+        ]
+        file = tmp_path / "labels" / f"{image}.txt"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("\n".join(lines) + "\n")
+        path = tmp_path / "images" / f"{image}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        if image % 10 == 0:
+            cv2.imwrite(str(path), np.full((48, 64, 3), 90, np.uint8))
+        pairs.append(Pair(str(path), str(file)))
+    evidence = gather_evidence(labels, found)
+    return records_of(rank(labels, found, evidence), labels, found, evidence, pairs, NAMES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fix_of_a_finding_repairs_its_label_and_no_other(tmp_path: Path, kind: str):
+    first = records(tmp_path, kind)[0]
+    before = {file: file.read_text() for file in (tmp_path / "labels").iterdir()}
+    assert first.kind == kind and first.fix is not None
+    (copy,) = write_fixed([first.fix], tmp_path / "fixed")
+    assert {file: file.read_text() for file in (tmp_path / "labels").iterdir()} == before, "originals are untouched"
+    assert copy == tmp_path / "fixed" / "labels" / Path(first.label_file).name
+    old, new = before[Path(first.label_file)].splitlines(), copy.read_text().splitlines()
+    if kind == "missing":
+        assert new[:-1] == old
+    elif kind in ("spurious", "duplicate"):
+        assert new == [line for number, line in enumerate(old, 1) if number != first.line]
+    else:
+        changed = [number for number, pair in enumerate(zip(old, new, strict=True), 1) if pair[0] != pair[1]]
+        assert changed == [first.line]
+    objects = Objects()
+    image = int(Path(first.label_file).stem)
+    fixed = sorted(tuple(map(float, line.split())) for line in new)
+    true = sorted(
+        (number, *(box[:2] + box[2:]) / 2, *(box[2:] - box[:2]))
+        for number, box in zip(objects.classes[image].tolist(), objects.box[image], strict=True)
+    )
+    assert [row[0] for row in fixed] == [row[0] for row in true], "the classes are right again"
+    assert np.abs(np.array(fixed) - np.array(true)).max() < 0.03, "the boxes are right again"
+
+
+def test_nothing_is_overwritten_and_stale_lists_are_refused(tmp_path: Path):
+    file = tmp_path / "labels" / "a.txt"
+    file.parent.mkdir()
+    file.write_text("0 0.5 0.5 0.1 0.1\n1 0.2 0.2 0.1 0.1\n")
+    fix = Fix(action="delete", file=str(file), line=2, was="1 0.2 0.2 0.1 0.1", text="")
+    write_fixed([fix], tmp_path / "out")
+    with pytest.raises(ConfigError, match="already exists, and nothing is overwritten"):
+        write_fixed([fix], tmp_path / "out")
+    with pytest.raises(ConfigError, match="already exists"):
+        write_fixed([fix], tmp_path)  # in place
+    file.write_text("0 0.5 0.5 0.1 0.1\n1 0.3 0.2 0.1 0.1\n")
+    with pytest.raises(DataError, match=r"a\.txt:2: this line has changed since the audit"):
+        write_fixed([fix], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_image_without_a_label_file_gets_its_first_label(tmp_path: Path):
+    fix = Fix(action="add", file=str(tmp_path / "none.txt"), line=0, was="", text="1 0.5 0.5 0.1 0.1")
+    assert fixed_text(fix.file, [fix]) == "1 0.5 0.5 0.1 0.1\n"
+    assert place_below("/data/labels/train/a.txt").as_posix() == "labels/train/a.txt"
+    assert place_below("/data/a.txt").as_posix() == "a.txt"
+
+
+def test_the_command_applies_a_fix_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = records(tmp_path, "spurious")[0]
+    assert first.fix is not None
+    (tmp_path / "fix-list.json").write_text(json.dumps({"version": 1, "fixes": [first.fix.as_plain()]}))
+    with pytest.raises(ConfigError, match="--fix-list needs --out FOLDER"):
+        main(["--fix-list", str(tmp_path / "fix-list.json")])
+    assert main(["--fix-list", str(tmp_path / "fix-list.json"), "--out", str(tmp_path / "fixed")]) == 0
+    assert "1 fix, 1 corrected label file in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nope", "is not JSON"),
+        ("[]", 'has no list "fixes"'),
+        ('{"fixes": [1]}', r"fixes\[0\] is not an object"),
+        ('{"fixes": [{"action": "delete", "file": "a", "line": "2", "was": "", "text": ""}]}', "line must be a whole"),
+        ('{"fixes": [{"action": "burn", "file": "a", "line": 2, "was": "", "text": ""}]}', "must be one of delete"),
+    ],
+)
+def test_a_bad_fix_list_is_refused_with_its_place(tmp_path: Path, text: str, message: str):
+    (tmp_path / "list.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_fix_list(tmp_path / "list.json")
+
+
+def test_the_page_needs_no_network_and_holds_the_fixes_of_what_it_shows(tmp_path: Path):
+    found = [each for each in records(tmp_path, "moved box") if int(Path(each.image).stem) % 10 == 0]
+    html = page("<Audit>", ["about & more"], found * (1 + SHOWN // len(found)))
+    assert html.count('class="card"') == SHOWN == html.count("data:image/jpeg;base64,")
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)|@import|url\(|https?:|fetch\(|XMLHttp""", html)
+    assert "&lt;Audit&gt;" in html and "about &amp; more" in html
+    held = re.search(r'id="fixes">(.*?)</script>', html)
+    assert held is not None
+    fixes = json.loads(held[1])
+    assert fixes[str(found[0].rank)] == found[0].fix.as_plain()  # type: ignore[union-attr]
+    assert found[0].reason in html and f"{found[0].label_file}:{found[0].line}" in html
+
+
+def test_csv_and_json_have_every_finding(tmp_path: Path):
+    found = records(tmp_path, "missing")
+    assert as_csv(found).count("\n") == 1 + len(found)
+    content = json.loads(as_json(found, {"data": "d.yaml"}))
+    assert len(content["findings"]) == len(found) and content["data"] == "d.yaml"
+    assert content["findings"][0]["kind"] == "missing"

@@ -1,0 +1,113 @@
+"""`train --audit` and `flatout yolo audit RUN`: the passes change no weight, a resume keeps them, files are written."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import flatout.yolo
+from flatout.errors import ConfigError, MissingFileError
+from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, read_statistics
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.train import TrainResult, train
+from flatout.yolo.weights import read_weights
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def trained(options: TrainOptions) -> TrainResult:
+    result = train(options)
+    assert result is not None
+    return result
+
+
+def statistics_of(folder: Path) -> LabelStatistics:
+    statistics = read_statistics(folder / FILE_NAME)
+    assert statistics is not None
+    return statistics
+
+
+@pytest.fixture(scope="module")
+def audited(files: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    from tests.yolo.train.conftest import options_for
+
+    torch.set_num_threads(1)
+    return trained(replace(options_for(files, tmp_path_factory.mktemp("audited")), audit=1))
+
+
+def test_the_weights_are_the_same_to_the_bit_with_and_without_audit(
+    options: TrainOptions, audited: TrainResult
+) -> None:
+    plain = trained(options)
+    assert not (plain.folder / FILE_NAME).exists()
+    for name in ("last.pt", "best.pt"):
+        one, other = (read_weights(run.folder / "weights" / name).for_inference() for run in (plain, audited))
+        assert [key for key, value in one.items() if not torch.equal(value, other[key])] == []
+
+
+def test_a_resumed_run_keeps_its_statistics(options: TrainOptions, audited: TrainResult) -> None:
+    whole = statistics_of(audited.folder)
+    assert whole.num_passes == options.epochs
+    stopped = trained(replace(options, audit=1, stop_after=4))
+    first = statistics_of(stopped.folder)
+    assert not stopped.finished and first.num_passes == 1
+    (stopped.folder / FILE_NAME).unlink()  # the checkpoint has them
+    resumed = trained(replace(options, audit=1))
+    assert (resumed.folder, resumed.finished) == (stopped.folder, True)
+    again = statistics_of(resumed.folder)
+    for name, value in whole.as_plain().items():
+        assert np.array_equal(again.as_plain()[name], value), name
+
+
+def test_an_audit_may_begin_in_a_resumed_run(options: TrainOptions) -> None:
+    trained(replace(options, stop_after=4))
+    resumed = trained(replace(options, audit=1))
+    assert statistics_of(resumed.folder).num_passes == 1
+
+
+def test_single_cls_cannot_be_audited(options: TrainOptions) -> None:
+    with pytest.raises(ConfigError, match="--audit cannot judge them"):
+        train(replace(options, audit=1, single_cls=True))
+
+
+def test_the_audit_of_a_run_writes_its_files_and_changes_no_label(
+    audited: TrainResult, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.yolo.label_audit.rank.MIN_SCORE", 0.001)  # this network has learned almost nothing
+    labels = sorted((files / "data/labels/train").iterdir())
+    before = [file.read_bytes() for file in labels]
+    result = flatout.yolo.audit(audited.folder, workers=0, device="cpu")
+    assert [file.read_bytes() for file in labels] == before
+    assert result.folder == audited.folder / "audit"
+    content = json.loads((result.folder / "audit.json").read_text())
+    assert content["training_passes"] == 2 and len(content["findings"]) == len(result.records)
+    assert {file.name for file in result.folder.iterdir()} == {"audit.html", "audit.csv", "audit.json"}
+    own = [each for each in result.records if each.line]
+    first = own[0]
+    assert first.fix is not None
+    assert Path(first.label_file).read_text().splitlines()[first.line - 1] == first.fix.was
+    assert "of 2 passes of the training" in first.reason
+    assert flatout.yolo.audit(audited.folder, workers=0, device="cpu").folder == audited.folder / "audit2"
+
+
+def test_weights_are_audited_without_their_run(audited: TrainResult, options: TrainOptions, tmp_path: Path) -> None:
+    weights = audited.folder / "weights/best.pt"
+    result = flatout.yolo.audit(
+        weights=weights, data=options.data, split="val", img_size=64, workers=0, device="cpu", mirrored=True,
+        out=tmp_path / "out",
+    )  # fmt: skip
+    assert result.num_images == 6 and (tmp_path / "out/audit.html").exists()
+    with pytest.raises(ConfigError, match="already exists"):
+        flatout.yolo.audit(weights=weights, data=options.data, out=tmp_path / "out")
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--data is missing"):
+        flatout.yolo.audit(weights="best.pt")
+    with pytest.raises(ConfigError, match="Give the folder of a run, or weights and a data set"):
+        flatout.yolo.audit()
+    with pytest.raises(MissingFileError, match=r"it has no opt\.yaml"):
+        flatout.yolo.audit(tmp_path)
