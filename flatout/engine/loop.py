@@ -322,7 +322,7 @@ class Loop:
             self._process_numbers(rows_NK)
 
     def _hash(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Queue the hash of a step's inputs. A record for replays is never worth a training: an error ends the record."""
+        """Queue the hash of a step's inputs. An error ends the record for replays, never the training."""
         if self._hashes is None:
             return
         try:
@@ -330,8 +330,8 @@ class Loop:
         except RuntimeError as error:
             self._hashes = None
             logger.warning(
-                "What the network sees is no longer recorded (%s): training goes on, but later steps cannot be compared "
-                "in a replay.",
+                "What the network sees is no longer recorded (%s): training goes on, but replays of later steps cannot be "
+                "compared with it.",
                 str(error).splitlines()[0],
             )
 
