@@ -11,6 +11,7 @@ from typing import Any, Literal
 from flatout.cli import option
 from flatout.errors import ConfigError
 from flatout.runs import Compile, RunOptions, flag_name, too_small
+from flatout.yolo.predict.options import tile_problems
 from flatout.yolo.train.choose_input import AUTO, Asked
 
 Amp = Literal["fp16", "bf16", "off"]
@@ -347,6 +348,10 @@ class TestOptions:
     strict_labels: bool = False
     allow_bad_labels: bool = False
     verify_cache: bool = False
+    tiles: int | None = None
+    """Detect by tiles of this side, merge, and score whole images."""
+    tile_overlap: float = 0.2
+    tile_full_view: bool = False
 
     def __post_init__(self) -> None:
         if problems := list(_problems_of_test(self)):
@@ -386,3 +391,8 @@ def _problems_of_test(options: TestOptions) -> Iterator[str]:
             yield f"{flag_name(name)} {getattr(options, name)} must be between 0 and 1"
     if options.task not in TASKS:
         yield f"--task {options.task} must be one of {', '.join(TASKS)}"
+    yield from tile_problems(options.tiles, options.tile_overlap, full_view=options.tile_full_view)
+    if options.tiles is not None and options.save_hybrid:
+        yield "--save-hybrid adds labels to the NMS of a network's input, which is only a tile with --tiles: use one"
+    if options.tiles is not None and options.task == "study":
+        yield "--task study varies the size of the input, which --tiles fixes: use one of them"
