@@ -227,6 +227,22 @@ class TrainOptions(RunOptions):
     ota_from: int = option(0, "use the plain loss before this epoch, and OTA from then on", metavar="EPOCH")
     seed: int | None = option(None, "seed of all random numbers (default: 1 on one GPU, 2 with several)")
     """None: the seed of YOLOv7's first process, which is 2 with DDP and 1 without; all ranks use the same."""
+    tiles: int | None = option(
+        None,
+        "for large images: train on tiles of this size, cut from images that are decoded once, and validate whole "
+        "images by tiles (docs/tiles.md)",
+        metavar="PX",
+    )
+    tile_overlap: float = option(
+        0.2,
+        "with --tiles: part of its side, 0 to below 1, that a tile shares at least with each neighbour",
+        metavar="SHARE",
+    )
+    tile_min_visible: float = option(
+        0.25,
+        "with --tiles: label an object in a tile that shows at least this part of its area, 0 to 1",
+        metavar="SHARE",
+    )
 
     # New flags: files
     compat_pt: bool = option(
@@ -368,6 +384,9 @@ def _problems_of_training(options: TrainOptions) -> Iterator[str]:
         yield f"--img-size {options.img_size[0]} {options.img_size[1]}: both sizes must be 1 or more"
     if not options.freeze or min(options.freeze) < 0:
         yield f"--freeze {' '.join(map(str, options.freeze))}: layers are numbered from 0"
+    yield from tile_problems(options.tiles, options.tile_overlap)
+    if not 0 <= options.tile_min_visible <= 1:
+        yield f"--tile-min-visible {options.tile_min_visible} must be between 0 and 1"
     if not 0 <= options.label_smoothing <= 1:
         yield f"--label-smoothing {options.label_smoothing} must be between 0 and 1"
     for name in ("fast_dataloader", "persistent_workers", "device_augment", "channels_last"):

@@ -33,7 +33,9 @@ SPEED = (
     "channels_last", "no_fast_dataloader", "no_persistent_workers", "no_device_augment", "no_channels_last",
     "no_compile", "no_graphs", "no_scaled_decode", "no_gpu_decode", "profile", "amp",
 )  # fmt: skip
-RECIPE = ("sequential", "ota_from", "seed", "head_attention", "deterministic")
+RECIPE = (
+    "sequential", "ota_from", "seed", "head_attention", "deterministic", "tiles", "tile_overlap", "tile_min_visible",
+)  # fmt: skip
 FILES = (
     "patience", "price", "budget", "fresh", "once", "save_every_minutes", "save_every_steps", "compat_pt",
     "allow_data_change", "break_lock", "strict_labels", "allow_bad_labels", "verify_cache", "log_every", "log_to",

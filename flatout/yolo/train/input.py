@@ -23,12 +23,13 @@ from flatout.ranks import World
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device
-from flatout.yolo.augment.samples import ResizedImages
+from flatout.yolo.augment.samples import ResizedImages, TileImages, WholeImages
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import RectBatches, StepShapes, rect_batches
 from flatout.yolo.data.open_set import open_training_splits
+from flatout.yolo.data.tile_set import TileSet, cut_into_tiles
 from flatout.yolo.train import choose_input
 from flatout.yolo.train.choose_input import Choice, InputSettings
 
@@ -107,8 +108,10 @@ class TrainingInput:
         self._stack.close()
 
 
-ImageProvider = Store | ResizedImages | DeviceDecoded
-"""Resized images: from a store, decoded on each read, or decoded by the GPU."""
+ImageProvider = Store | ResizedImages | TileImages | DeviceDecoded
+"""Resized images: from a store, decoded on each read, cut from larger ones in a store, or decoded by the GPU."""
+TILE_STORE_SHARE = 0.5
+"""Share of the free memory that whole images may take that tiles are cut from; otherwise they are stored on disk."""
 
 
 def open_input(images: ImageSet, config: InputConfig, choices: Sequence[Choice]) -> TrainingInput:
@@ -168,13 +171,25 @@ class _Opener:
         )
         return self._on_device(decoded, settings) if decoded is not None else None
 
-    def _provider(self, settings: InputSettings, stack: ExitStack) -> Store | ResizedImages:
+    def _provider(self, settings: InputSettings, stack: ExitStack) -> Store | ResizedImages | TileImages:
+        if isinstance(self._images, TileSet):
+            return TileImages(self._images, self._whole_images(self._images, stack), size=self._config.size)
         if settings.keep == "off":
             return self._resized(settings)
         if self._store is None:
             store_config = StoreConfig(verify=self._config.verify)
             self._store = stack.enter_context(Store.open(self._resized(settings), store_config))
             logger.info("Training images: %s", self._store.statistics())
+        return self._store
+
+    def _whole_images(self, tiles: TileSet, stack: ExitStack) -> Store:
+        """The images that tiles are cut from, decoded once whatever the options say: a tile alone cannot be decoded."""
+        if self._store is None:
+            items = WholeImages(tiles.whole)
+            fits = items.num_bytes <= TILE_STORE_SHARE * machine.memory().free
+            store_config = StoreConfig(place="ram" if fits else "disk", verify=self._config.verify)
+            self._store = stack.enter_context(Store.open(items, store_config))
+            logger.info("Images for tiles, in %s: %s", "memory" if fits else "a file", self._store.statistics())
         return self._store
 
     def _resized(self, settings: InputSettings) -> ResizedImages:
@@ -305,8 +320,21 @@ class LabelRules:
     """Go on although more than half of the labels cannot be used."""
 
 
-def open_images(data: DataSet, rules: LabelRules, world: World) -> TrainingImages:
-    """Training and validation images, scanned or from the cache of an earlier scan. Ranks wait for each other here."""
+@dataclass(frozen=True, kw_only=True)
+class TileRules:
+    """How training images are cut into tiles."""
+
+    tile: int
+    overlap: float
+    min_visible: float
+    """Least visible part of its area for a label to be in a tile."""
+
+
+def open_images(data: DataSet, rules: LabelRules, world: World, tiles: TileRules | None = None) -> TrainingImages:
+    """Training and validation images, scanned or from the cache of an earlier scan. Ranks wait for each other here.
+
+    With `tiles` the training images are a `TileSet`; validation images stay whole.
+    """
     # The first rank scans, the others read its cache.
     if not world.is_first:
         world.wait_for_all()
@@ -315,7 +343,11 @@ def open_images(data: DataSet, rules: LabelRules, world: World) -> TrainingImage
         strict=rules.strict,
         single_class=rules.single_class,
         allow_bad_labels=rules.allow_bad_labels,
+        large=tiles is not None,
     )
     if world.is_first:
         world.wait_for_all()
+    if tiles is not None:
+        train = cut_into_tiles(train, tile=tiles.tile, overlap=tiles.overlap, min_visible=tiles.min_visible)
+        logger.info("train: %s", train)
     return TrainingImages(train, val)

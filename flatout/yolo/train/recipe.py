@@ -45,6 +45,7 @@ from flatout.yolo.data.image_set import ImageWeights
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.evaluate import Outcome, test
+from flatout.yolo.evaluate.tiles import TileConfig
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.metrics import LOSSES, YOLOV7_RESULTS, zero_scores
@@ -55,7 +56,15 @@ from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.run_config import identity, write_options
 from flatout.yolo.train import prepare
 from flatout.yolo.train.autotune import input_choices
-from flatout.yolo.train.input import InputConfig, LabelRules, TrainingInput, num_workers, open_images, open_input
+from flatout.yolo.train.input import (
+    InputConfig,
+    LabelRules,
+    TileRules,
+    TrainingInput,
+    num_workers,
+    open_images,
+    open_input,
+)
 from flatout.yolo.train.prepare import PreflightConfig, remarks
 from flatout.yolo.train.step import (
     BatchPlots,
@@ -167,7 +176,7 @@ class YoloRecipe(Recipe):
 
     def open_data(self) -> DataFacts:
         logger.info("%s", self._resolved_line())
-        self._images = open_images(self.data, label_rules(self.options), self.world)
+        self._images = open_images(self.data, label_rules(self.options), self.world, tile_rules(self.options))
         return DataFacts(self._images.fingerprint(), f"{self.data.file}: images or labels")
 
     @property
@@ -370,6 +379,8 @@ class YoloRecipe(Recipe):
                 batch_size=2 * self.unresolved.batch_size,
                 img_size=self.unresolved.img_size[1],
                 iou_thres=COCO_IOU,
+                tiles=self.unresolved.tiles,
+                tile_overlap=self.unresolved.tile_overlap,
                 device=self.unresolved.device,
                 save_json=True,
                 project=str(folder),
@@ -404,7 +415,9 @@ class YoloRecipe(Recipe):
     def _resolved_line(self) -> str:
         """One line for the log: device, input, precision, compilation."""
         options = self.options
-        if options.device_augment:
+        if options.tiles is not None:
+            images = f"tiles of {options.tiles} px, cut from images that are decoded once"
+        elif options.device_augment:
             images = "kept and augmented on the device"
         else:
             images = "decoded once" if options.fast_dataloader else "decoded in every epoch"
@@ -456,6 +469,7 @@ class YoloRecipe(Recipe):
             verify=options.verify_cache,
             v5_metric=options.v5_metric,
             single_cls=options.single_cls,
+            tiles=None if options.tiles is None else TileConfig(tile=options.tiles, overlap=options.tile_overlap),
         )
         return Validation(self._images.val, self._network.names, config, self._loss, self._run)
 
@@ -481,6 +495,12 @@ def label_rules(options: TrainOptions) -> LabelRules:
     return LabelRules(
         strict=options.strict_labels, single_class=options.single_cls, allow_bad_labels=options.allow_bad_labels
     )
+
+
+def tile_rules(options: TrainOptions) -> TileRules | None:
+    if options.tiles is None:
+        return None
+    return TileRules(tile=options.tiles, overlap=options.tile_overlap, min_visible=options.tile_min_visible)
 
 
 def loggers_for(options: TrainOptions) -> list[Callback]:
