@@ -1,5 +1,7 @@
 """Detection by tiles: every object is found once and whole, and small images are detected as ever."""
 
+import struct
+import tracemalloc
 from pathlib import Path
 
 import cv2
@@ -15,11 +17,14 @@ from flatout.images.decoding import read_facts
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.detector import Detector
 from flatout.yolo.evaluate import Evaluate
+from flatout.yolo.evaluate import test as run_test
 from flatout.yolo.evaluate.tiles import TileConfig, TileDetector, TiledInput
 from flatout.yolo.nms import NmsConfig
 from flatout.yolo.nms.merge_tiles import TileRows, merge_tiles, suppress
 from flatout.yolo.options import TestOptions
-from flatout.yolo.predict.options import PredictOptions
+from flatout.yolo.predict.detect import detect as run_detect
+from flatout.yolo.predict.options import DetectOptions, PredictOptions
+from flatout.yolo.predict.result import Result
 from tests.yolo.predict.small_sources import weights_file
 from tests.yolo.tile_scenes import RectangleNetwork, find_rectangles, random_boxes, scene
 
@@ -238,3 +243,75 @@ def test_what_tiles_exclude_is_refused():
         TestOptions(tiles=64, save_hybrid=True)
     with pytest.raises(ConfigError, match="--task study"):
         TestOptions(tiles=64, task="study")
+
+
+# Commands
+
+
+def test_detect_writes_labels_and_plots_of_the_whole_image(detector, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    image = np.random.default_rng(2).integers(0, 255, (150, 200, 3), np.uint8)
+    cv2.imwrite("large.png", image)
+    found: list[Result] = []
+    options = DetectOptions(
+        weights=(str(detector.weights),),
+        source="large.png",
+        img_size=64,
+        tiles=64,
+        conf_thres=0.1,
+        save_txt=True,
+        device="cpu",
+    )
+    outcome = run_detect(options, each=found.append)
+    assert cv2.imread(str(outcome.folder / "large.png")).shape == image.shape
+    rows = np.loadtxt(outcome.folder / "labels/large.txt")
+    assert len(rows) == len(found[0]) > 0
+    corner = (rows[:, 1:3] + rows[:, 3:5] / 2).max(0)
+    np.testing.assert_allclose(corner * [200, 150], found[0].pixel_boxes[:, 2:].max(0), atol=1e-3)
+
+
+def test_test_scores_whole_images_and_says_so(detector, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    boxes = [(10, 10, 40, 40, 0), (60, 20, 90, 50, 1)]
+    images = tiled_set(tmp_path / "images/val", [boxes], [(100, 150)])
+    (tmp_path / "labels/val").mkdir(parents=True)
+    lines = [" ".join(map(str, row)) for row in images.labels.class_box_T5.tolist()]
+    (tmp_path / "labels/val/0.txt").write_text("\n".join(lines).replace("0.0 ", "0 ", 1).replace("1.0 ", "1 ", 1))
+    (tmp_path / "data.yaml").write_text(f"val: {tmp_path / 'images/val'}\nnames: [dark, light]\n")
+    options = TestOptions(
+        weights=(str(detector.weights),), data="data.yaml", img_size=64, tiles=64, batch_size=4, workers=0, device="cpu"
+    )
+    result = run_test(options)
+    assert "whole image, in tiles of 64 px" in result.text
+    assert (result.outcome.evaluation.num_images, result.outcome.evaluation.num_labels) == (1, 2)
+
+
+# Memory
+
+
+def test_detection_in_a_large_uncompressed_image_takes_the_memory_of_a_row_of_tiles(tmp_path):
+    side, tile = 10_240, 1024
+    path = tmp_path / "large.bmp"
+    with path.open("wb") as file:
+        file.write(b"BM" + struct.pack("<IHHI", 54 + 3 * side * side, 0, 0, 54))
+        file.write(struct.pack("<IiiHHIIiiII", 40, side, side, 1, 24, 0, 0, 0, 0, 0, 0))
+        file.truncate(54 + 3 * side * side)  # black, without taking room on the disk
+    detector = TileDetector(
+        lambda images: torch.zeros(len(images), 1, 7),
+        TileConfig(tile=tile, overlap=0.0),
+        size=tile,
+        stride=32,
+        device=torch.device("cpu"),
+        nms=NmsConfig(),
+    )
+    tracemalloc.start()
+    try:
+        image = read_large(str(path))
+        assert image.shape == (side, side, 3) and image.nbytes == 3 * side * side
+        (found,) = detector.add(0, image)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found.row_n6) == 0
+    assert peak_bytes < 3 * (3 * side * tile) < image.nbytes / 3
