@@ -169,9 +169,7 @@ def test_scores_are_those_of_whole_images(tmp_path):
     sizes = [(200, 300), (64, 64), (130, 90)]
     scenes = [random_boxes(rng, *size, count=10, sides=(8, 40), gap=8) for size in sizes]
     images = tiled_set(tmp_path / "set", scenes, sizes)
-    tiles = TiledInput(
-        images, TileConfig(tile=TILE), size=TILE, stride=32, device=torch.device("cpu"), threads=1, at_once=4
-    )
+    tiles = TiledInput(images, TileConfig(tile=TILE), size=TILE, stride=32, device=torch.device("cpu"), threads=1)
     outcome = Evaluate(names=images.names).run(RectangleNetwork(), tiles, plots=tmp_path)
     evaluation = outcome.evaluation
     assert (evaluation.num_images, evaluation.num_labels) == (3, sum(map(len, scenes)))

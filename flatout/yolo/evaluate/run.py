@@ -471,8 +471,14 @@ class EvaluationRun:
                 self.images, size=size, batch_size=batch_size, stride=model.stride, workers=workers, device=self.device
             )
         tiles = TiledInput(
-            self.images, config, size=size, stride=model.stride, device=self.device, threads=workers, at_once=batch_size
-        )  # fmt: skip
+            self.images,
+            config,
+            size=size,
+            stride=model.stride,
+            device=self.device,
+            threads=workers,
+            batch_size=self.options.batch_size,
+        )
         return nullcontext(tiles)
 
 

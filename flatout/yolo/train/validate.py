@@ -119,7 +119,7 @@ class Validation:
                 stride=config.grid,
                 device=config.device,
                 threads=config.workers,
-                at_once=config.batch_size,
+                batch_size=config.batch_size,
                 single_cls=config.single_cls,
                 rank=world.rank,
                 num_ranks=world.size,
