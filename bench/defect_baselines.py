@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import tifffile
 
-from flatout.defect.patches import positions
+from flatout.images import tile_starts
 
 PATCH = 128
 AMPLITUDES = (-80, -60, 60, 80)
@@ -26,7 +26,7 @@ class July:
 
     def __init__(self, paths: list[Path], shape_hw: tuple[int, int]) -> None:
         self.shape_hw = shape_hw
-        ys, xs = (positions(side, PATCH, 2) or [] for side in shape_hw)
+        ys, xs = (tile_starts(side, PATCH, 2) or [] for side in shape_hw)
         self.index = [
             {"image": number, "path": str(path), "y": y, "x": x}
             for number, path in enumerate(paths)
@@ -84,7 +84,7 @@ class August:
     def __init__(self, images: list[np.ndarray], shape_hw: tuple[int, int]) -> None:
         """`images` [H, W, 3] float32, as the cache holds them."""
         self._images = images
-        self._ys, self._xs = positions(shape_hw[0], PATCH, 9) or [], positions(shape_hw[1], PATCH, 2) or []
+        self._ys, self._xs = tile_starts(shape_hw[0], PATCH, 9) or [], tile_starts(shape_hw[1], PATCH, 2) or []
 
     def __len__(self) -> int:
         return len(self._images) * len(self._ys) * len(self._xs)

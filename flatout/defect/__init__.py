@@ -18,7 +18,7 @@ Files:
     inspector      Defect detection in Python: train, evaluate, predict and export as methods of one object
     model          The segmentation networks: a U-Net over patches of target, ref1 and ref2, with two classes
     options        Options of `flatout defect train`, `test` and `predict`
-    patches        The grid of patches in an image, and stitching of their results. Computed by arithmetic
+    patches        The grid of patches of a run: tiles of one size over images of one size
     plots          Plots of training samples and of results
     predict        Heat maps, detections and tables for a folder of images, with scores where labels exist
     profile        The defect training as `flatout profile` runs it

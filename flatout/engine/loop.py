@@ -330,8 +330,8 @@ class Loop:
         except RuntimeError as error:
             self._hashes = None
             logger.warning(
-                "What the network sees is no longer recorded (%s): training goes on, but replays of later steps cannot be "
-                "compared with it.",
+                "What the network sees is no longer recorded (%s): training goes on, but replays of later steps cannot "
+                "be compared with it.",
                 str(error).splitlines()[0],
             )
 

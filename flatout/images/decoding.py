@@ -155,16 +155,16 @@ def read_image(path: str) -> np.ndarray:
     return read_usable(path).image
 
 
-def read_usable(path: str, *, at_least_px: int = 0) -> DecodedImage:
-    """Like `read_image`, but also returns the header; for `at_least_px` see `decode`."""
-    decoded = decode(read_bytes(path), at_least_px=at_least_px)
+def read_usable(path: str, *, at_least_px: int = 0, max_pixels: int | None = None) -> DecodedImage:
+    """Like `read_image`, but also returns the header; for `at_least_px` and `max_pixels` see `decode`."""
+    decoded = decode(read_bytes(path), at_least_px=at_least_px, max_pixels=max_pixels)
     if decoded.missing > MAX_MISSING:
         raise DecodeError(f"cut off: {decoded.missing:.0%} of its rows are missing")
     return decoded
 
 
-def decode(content: bytes, *, at_least_px: int = 0) -> DecodedImage:
-    """Decode the bytes of an image file, even a truncated JPEG.
+def decode(content: bytes, *, at_least_px: int = 0, max_pixels: int | None = None) -> DecodedImage:
+    """Decode the bytes of an image file, even a truncated JPEG; of at most `max_pixels`, by default MAX_PIXELS.
 
     `at_least_px` allows decoding an upright JPEG at half, a quarter or an eighth of its size, as long as its long side
     is not smaller than that: faster, but not the same pixels (bench/augment_shrunk.py). The header still has the
@@ -173,7 +173,7 @@ def decode(content: bytes, *, at_least_px: int = 0) -> DecodedImage:
     if not content:
         raise DecodeError("an empty file")
     header = header_of(content)
-    check_size(header, len(content))
+    check_size(header, len(content), max_pixels=max_pixels)
     if header.format in ("jpeg", "mpo") and header.bits == 8 and header.channels in (1, 3):
         return _decode_jpeg(content, header, at_least_px)
     image = _by_opencv(for_opencv(content, header))
@@ -200,15 +200,14 @@ def for_opencv(content: bytes, header: Header) -> bytes:
     return b"".join(kept)
 
 
-def check_size(header: Header, num_bytes: int) -> None:
+def check_size(header: Header, num_bytes: int, *, max_pixels: int | None = None) -> None:
     """Raise DecodeError for an unsupported or oversized image, before a decoder allocates memory for it."""
     if header.format not in READABLE:
         raise DecodeError(f"not a usable image: {describe_format(header.format)}")
-    if header.width * header.height > most_pixels(header):
-        raise DecodeError(
-            f"{header.width} x {header.height} pixels; at most {most_pixels(header):,} are decoded. "
-            "Cut it into tiles first"
-        )
+    limit = max_pixels or most_pixels(header)
+    if header.width * header.height > limit:
+        advice = "Cut it into smaller images first" if max_pixels else "Use --tiles, or cut it into tiles first"
+        raise DecodeError(f"{header.width} x {header.height} pixels; at most {limit:,} are decoded. {advice}")
     check_declared_size(header, num_bytes)
 
 

@@ -96,7 +96,8 @@ class Detector:
 
         `source` is a path (of an image, folder, pattern, list or video), an array (uint8 [H, W, 3], BGR, as OpenCV
         reads images), or a sequence of these. `options` are the fields of `PredictOptions`: img_size=640,
-        conf_thres=0.25, iou_thres=0.45, classes, agnostic_nms, augment, at_once, workers. If sources cannot be read, a
+        conf_thres=0.25, iou_thres=0.45, classes, agnostic_nms, augment, at_once, workers, and for large images
+        tiles=640, tile_overlap=0.2, tile_full_view. If sources cannot be read, a
         DataError lists them all, or with on_error="skip" they are left out. Results keep their images: use `stream` for
         sources that do not fit into memory.
         """
@@ -136,7 +137,7 @@ class Detector:
         predictor = predictor_for(model, device, options)
         threads = min(options.workers, plan_workers("cpu*1.0").total)
         with ExitStack() as stack:
-            frames = frames_of_source(source, stack)
+            frames = frames_of_source(source, stack, large=options.tiles is not None)
             results = results_of(frames, predictor, threads=threads, at_once=options.at_once)
             yield from stack.enter_context(closing(results))
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from flatout.cli import option
 from flatout.errors import ConfigError
 from flatout.runs import Compile, RunOptions, flag_name, too_small
+from flatout.yolo.predict.options import tile_problems
 from flatout.yolo.train.choose_input import AUTO, Asked
 
 Amp = Literal["fp16", "bf16", "off"]
@@ -229,6 +230,22 @@ class TrainOptions(RunOptions):
     ota_from: int = option(0, "use the plain loss before this epoch, and OTA from then on", metavar="EPOCH")
     seed: int | None = option(None, "seed of all random numbers (default: 1 on one GPU, 2 with several)")
     """None: the seed of YOLOv7's first process, which is 2 with DDP and 1 without; all ranks use the same."""
+    tiles: int | None = option(
+        None,
+        "for large images: train on tiles of this size, cut from images that are decoded once, and validate whole "
+        "images by tiles (docs/tiles.md)",
+        metavar="PX",
+    )
+    tile_overlap: float = option(
+        0.2,
+        "with --tiles: part of its side, 0 to below 1, that a tile shares at least with each neighbour",
+        metavar="SHARE",
+    )
+    tile_min_visible: float = option(
+        0.25,
+        "with --tiles: label an object in a tile that shows at least this part of its area, 0 to 1",
+        metavar="SHARE",
+    )
 
     # New flags: files
     audit: int = option(
@@ -360,6 +377,10 @@ class TestOptions:
     strict_labels: bool = False
     allow_bad_labels: bool = False
     verify_cache: bool = False
+    tiles: int | None = None
+    """Detect by tiles of this side, merge, and score whole images."""
+    tile_overlap: float = 0.2
+    tile_full_view: bool = False
 
     def __post_init__(self) -> None:
         if problems := list(_problems_of_test(self)):
@@ -376,6 +397,9 @@ def _problems_of_training(options: TrainOptions) -> Iterator[str]:
         yield f"--img-size {options.img_size[0]} {options.img_size[1]}: both sizes must be 1 or more"
     if not options.freeze or min(options.freeze) < 0:
         yield f"--freeze {' '.join(map(str, options.freeze))}: layers are numbered from 0"
+    yield from tile_problems(options.tiles, options.tile_overlap)
+    if not 0 <= options.tile_min_visible <= 1:
+        yield f"--tile-min-visible {options.tile_min_visible} must be between 0 and 1"
     if not 0 <= options.label_smoothing <= 1:
         yield f"--label-smoothing {options.label_smoothing} must be between 0 and 1"
     for name in ("fast_dataloader", "persistent_workers", "device_augment", "channels_last"):
@@ -399,3 +423,8 @@ def _problems_of_test(options: TestOptions) -> Iterator[str]:
             yield f"{flag_name(name)} {getattr(options, name)} must be between 0 and 1"
     if options.task not in TASKS:
         yield f"--task {options.task} must be one of {', '.join(TASKS)}"
+    yield from tile_problems(options.tiles, options.tile_overlap, full_view=options.tile_full_view)
+    if options.tiles is not None and options.save_hybrid:
+        yield "--save-hybrid adds labels to the NMS of a network's input, which is only a tile with --tiles: use one"
+    if options.tiles is not None and options.task == "study":
+        yield "--task study varies the size of the input, which --tiles fixes: use one of them"

@@ -16,7 +16,8 @@ from flatout.defect.evaluate.scores import (
     truth_in_name,
     zero_dead_pixels,
 )
-from flatout.defect.patches import Grid, stitch_owner
+from flatout.defect.patches import Grid
+from flatout.images import stitch_owner
 from tests.defect.golden_files import arrays_of, entries, records
 from tests.golden_cases import golden_cases
 

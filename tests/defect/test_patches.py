@@ -7,15 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.defect.patches import (
-    Grid,
-    cuts,
-    patches_for_overlap,
-    positions,
-    stitch_average,
-    stitch_owner,
-)
+from flatout.defect.patches import MIN_OVERLAP, Grid
 from flatout.errors import ConfigError
+from flatout.images import stitch_average, stitch_owner, tile_cuts, tile_starts, tiles_for_overlap
 from tests.defect.golden_files import records
 from tests.golden_cases import golden_cases
 
@@ -23,10 +17,10 @@ from tests.golden_cases import golden_cases
 @pytest.mark.parametrize("case", golden_cases("defect/grid.json", records("positions")))
 def test_positions_and_cuts_match_the_table(case):
     record, _ = case
-    found = positions(record["img"], record["patch"], record["min_patches"])
+    found = tile_starts(record["img"], record["patch"], record["min_patches"])
     assert found == record["positions"]
     if found is not None and record.get("cuts") is not None:
-        assert cuts(found, record["img"], record["patch"]) == record["cuts"]
+        assert tile_cuts(found, record["img"], record["patch"]) == record["cuts"]
 
 
 @pytest.mark.parametrize("case", golden_cases("defect/grid.json", records("index")))
@@ -59,10 +53,10 @@ def test_stitching_matches_the_golden_maps(case):
 @given(st.integers(4, 60), st.integers(0, 400), st.integers(2, 12))
 def test_a_grid_covers_every_pixel_and_every_pixel_lies_in_the_patch_that_owns_it(patch, more, min_patches):
     length = patch + more
-    found = positions(length, patch, min_patches)
+    found = tile_starts(length, patch, min_patches)
     assert found is not None and found[0] == 0 and found[-1] == length - patch
     assert all(right - left <= patch for left, right in pairwise(found))
-    edges = cuts(found, length, patch)
+    edges = tile_cuts(found, length, patch)
     for start, first, last in zip(found, edges[:-1], edges[1:], strict=True):
         assert start <= first <= last <= start + patch
 
@@ -71,8 +65,8 @@ def test_a_grid_covers_every_pixel_and_every_pixel_lies_in_the_patch_that_owns_i
 @given(st.integers(17, 200), st.integers(1, 1500))
 def test_the_default_number_of_patches_overlaps_as_promised(patch, more):
     length = patch + more
-    found = positions(length, patch, patches_for_overlap(length, patch)) or []
-    assert min(left + patch - right for left, right in pairwise(found)) >= 15
+    found = tile_starts(length, patch, tiles_for_overlap(length, patch, MIN_OVERLAP)) or []
+    assert min(left + patch - right for left, right in pairwise(found)) >= MIN_OVERLAP
 
 
 def test_strips_get_nine_rows_and_two_columns():

@@ -10,13 +10,21 @@ import numpy as np
 
 from flatout.clock import clock
 from flatout.errors import ConfigError
-from flatout.feed import Out, Substituted, Unreadable
-from flatout.images import read_usable
+from flatout.feed import Out, Store, Substituted, Unreadable
+from flatout.images import read_large, read_usable
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware, draw_training, identity_draws, redraw_warps
 from flatout.yolo.augment.labels import gather_labels, to_targets
-from flatout.yolo.augment.layout import Canvases, lay_out, needs_all_tiles, resized_wh, visible_tiles
+from flatout.yolo.augment.layout import (
+    Canvases,
+    check_scanned_size,
+    lay_out,
+    needs_all_tiles,
+    resized_wh,
+    visible_tiles,
+)
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import resize_long_side, resize_scaled_decode
+from flatout.yolo.data.tile_set import TileSet
 
 
 class ResizedImages:
@@ -70,6 +78,54 @@ class ResizedImages:
             return resize_long_side(decoded.image, self._size, augment=self._augment).image
 
 
+class WholeImages:
+    """Images of a data set in their own size as items of a `flatout.feed.Store`, for tiles: uint8 [H, W, 3], BGR."""
+
+    store_kind = "WholeImages"
+
+    def __init__(self, image_set: ImageSet) -> None:
+        self._paths = image_set.paths
+        self.num_bytes = 3 * int(image_set.size_wh_N2.astype(np.int64).prod(1).sum())
+        """Of all images, decoded."""
+
+    @property
+    def parameters(self) -> str:
+        import cv2
+
+        return f"BGR, own size, OpenCV {cv2.__version__}, version 1"
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def path(self, index: int) -> str:
+        return self._paths[index]
+
+    def where(self, index: int) -> str:
+        return self._paths[index]
+
+    def decode(self, index: int) -> np.ndarray:
+        with clock.stage("decode"):
+            return np.ascontiguousarray(read_large(self._paths[index]))
+
+
+class TileImages:
+    """Tiles of a `TileSet`, cut from stored images: uint8 [h, w, 3], BGR, longer side `size`. Copies only the tile."""
+
+    def __init__(self, tiles: TileSet, whole: Store, *, size: int) -> None:
+        self._tiles, self._whole, self._size = tiles, whole, size
+
+    def __len__(self) -> int:
+        return len(self._tiles)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        number = int(self._tiles.image_N[index])
+        image = check_scanned_size(self._whole[number], self._tiles.whole.size_wh_N2[number])
+        left, top, right, bottom = self._tiles.window_N4[index].tolist()
+        with clock.stage("resize"):
+            tile = np.ascontiguousarray(image[top:bottom, left:right])
+            return resize_long_side(tile, self._size, augment=True).image
+
+
 class TrainingSourceBase:
     """Base of the training sources of CPU and device: samples of `size` x `size` pixels, their files and draws."""
 
@@ -97,7 +153,8 @@ class TrainingSourceBase:
         return len(self._image_set)
 
     def where(self, index: int) -> str:
-        return self._image_set.paths[index]
+        images = self._image_set
+        return images.where(index) if isinstance(images, TileSet) else images.paths[index]
 
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         return draw_training(

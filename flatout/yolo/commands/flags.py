@@ -33,7 +33,9 @@ SPEED = (
     "channels_last", "no_fast_dataloader", "no_persistent_workers", "no_device_augment", "no_channels_last",
     "no_compile", "no_graphs", "no_scaled_decode", "no_gpu_decode", "profile", "amp",
 )  # fmt: skip
-RECIPE = ("sequential", "ota_from", "seed", "head_attention", "deterministic")
+RECIPE = (
+    "sequential", "ota_from", "seed", "head_attention", "deterministic", "tiles", "tile_overlap", "tile_min_visible",
+)  # fmt: skip
 FILES = (
     "audit", "patience", "price", "budget", "fresh", "once", "save_every_minutes", "save_every_steps", "compat_pt",
     "allow_data_change", "break_lock", "strict_labels", "allow_bad_labels", "verify_cache", "log_every", "log_to",
@@ -99,6 +101,21 @@ TEST_OURS = (
     switch("--strict-labels", "apply all label rules of YOLOv7: one bad line drops the image"),
     switch("--allow-bad-labels", "evaluate even if more than half of the labels are unusable"),
     switch("--verify-cache", "verify the checksums of decoded images in caches"),
+    value(
+        "--tiles",
+        "for large images: detect in tiles of this size, merge, and score whole images",
+        type=int,
+        metavar="PX",
+    ),
+    value(
+        "--tile-overlap",
+        "with --tiles: part of its side, 0 to below 1, that a tile shares at least with each neighbour",
+        type=float,
+        metavar="SHARE",
+    ),
+    switch(
+        "--tile-full-view", "with --tiles: also detect in the whole shrunk image, for objects longer than the overlap"
+    ),
 )
 
 TEST_DESCRIPTION = """\
@@ -143,6 +160,21 @@ DETECT_OURS = (
     switch("--save-json", "write detections as COCO JSON"),
     value("--at-once", "images per forward pass (default: 16 on a GPU, 1 on a CPU)", type=int, metavar="N"),
     value("--workers", "maximum number of threads that read, and of threads that plot and write", type=int),
+    value(
+        "--tiles",
+        "for large images: detect in tiles of this size, and merge their detections into those of the image",
+        type=int,
+        metavar="PX",
+    ),
+    value(
+        "--tile-overlap",
+        "with --tiles: part of its side, 0 to below 1, that a tile shares at least with each neighbour",
+        type=float,
+        metavar="SHARE",
+    ),
+    switch(
+        "--tile-full-view", "with --tiles: also detect in the whole shrunk image, for objects longer than the overlap"
+    ),
 )
 
 DETECT_DESCRIPTION = """\

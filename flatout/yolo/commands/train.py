@@ -52,6 +52,7 @@ class YoloCommand(TrainCommand):
             single_class=options.single_cls,
             allow_bad_labels=options.allow_bad_labels,
             silent=True,
+            large=options.tiles is not None,
         )
 
     def ranks_to_start(self, options: Any) -> int:

@@ -15,5 +15,6 @@ Files:
     recorded_files  train_files.csv of a run folder: the training images in their order, so that a change can be named
     resized_tree    `flatout yolo resize`: a copy of a data set with smaller images, and the same labels, names and ids
     scan            Scan the images and labels of a data set in parallel: read headers and labels
+    tile_set        A training set of tiles: every image is cut by a grid, each tile is an image with its own labels
     check/          `flatout yolo check`: examine every file of a data set and report what would spoil a training
 """

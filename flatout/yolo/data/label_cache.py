@@ -77,7 +77,7 @@ def scan_cached(pairs: Sequence[Pair], config: ScanConfig, *, folder: Path | Non
 
 def cache_name(key: str, config: ScanConfig) -> str:
     """File name of a cache, which depends on the key, the working directory and how labels are read."""
-    text = repr((VERSION, config.strict, config.names, key, os.getcwd()))
+    text = repr((VERSION, config.strict, config.names, key, os.getcwd(), *(["large"] if config.large else [])))
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
 
 

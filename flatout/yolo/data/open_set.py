@@ -66,11 +66,20 @@ class SplitConfig:
 
 
 def open_training_splits(
-    data: DataSet, *, strict: bool, single_class: bool, allow_bad_labels: bool, silent: bool = False
+    data: DataSet,
+    *,
+    strict: bool,
+    single_class: bool,
+    allow_bad_labels: bool,
+    silent: bool = False,
+    large: bool = False,
 ) -> tuple[ImageSet, ImageSet]:
-    """The images to train on and those to validate on; DataError if training must not start on this data."""
+    """The images to train on and those to validate on; DataError if training must not start on this data.
+
+    `large` accepts images of more than 100 megapixels.
+    """
     config = SplitConfig(
-        scan=ScanConfig(strict=strict),
+        scan=ScanConfig(strict=strict, large=large),
         cache_folder=default_folder(),
         single_class=single_class,
         needs_labels=True,

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from flatout.feed import DecodeError, Feed, FeedConfig, Plan, Rows, SampleSource
 from flatout.images import (
     FORMATS,
+    MAX_LARGE_PIXELS,
     MAX_MISSING,
     NOT_IMAGES,
     NOT_OPENED,
@@ -85,8 +86,10 @@ class RejectedImage(Exception):
         self.reason, self.problem = reason, Problem(check, 0, text)
 
 
-def scan_image(image: str, label: str, *, strict: bool = False, names: tuple[str, ...] = ()) -> ScannedImage:
-    """Read the header and the labels of an image; `strict` applies all rules of YOLOv7.
+def scan_image(
+    image: str, label: str, *, strict: bool = False, names: tuple[str, ...] = (), large: bool = False
+) -> ScannedImage:
+    """Read the header and the labels of an image; `strict` applies all rules of YOLOv7, `large` allows more pixels.
 
     No content of a file raises an exception.
     """
@@ -94,7 +97,7 @@ def scan_image(image: str, label: str, *, strict: bool = False, names: tuple[str
     try:
         facts = _facts(image, strict)
         header = facts.header
-        check_header(header)
+        check_header(header, large=large)
         _check_declared_size(facts)
         problems = [*_minor_problems(facts, image), *([] if strict else _incomplete(image, facts))]
     except RejectedImage as rejected:
@@ -102,7 +105,7 @@ def scan_image(image: str, label: str, *, strict: bool = False, names: tuple[str
     return _with_labels(label, header, problems, strict, names)
 
 
-def check_header(header: Header) -> None:
+def check_header(header: Header, *, large: bool = False) -> None:
     """RejectedImage for an image that cannot be trained on, judged by its header alone."""
     if header.format not in READABLE:
         reason = "unreadable_image" if header.format in NOT_OPENED else "image_format"
@@ -111,9 +114,9 @@ def check_header(header: Header) -> None:
     if min(header.width, header.height) < MIN_SIDE_PX:
         size = f"{header.width} x {header.height} px"
         raise RejectedImage("image_too_small", "image-too-small", f"{size}; sides must be at least {MIN_SIDE_PX} px")
-    if header.width * header.height > most_pixels(header):
+    if header.width * header.height > (limit := MAX_LARGE_PIXELS if large else most_pixels(header)):
         size = f"{header.width} x {header.height} px"
-        raise RejectedImage("unreadable_image", "image-huge", f"{size}; the limit is {most_pixels(header):,} pixels")
+        raise RejectedImage("unreadable_image", "image-huge", f"{size}; the limit is {limit:,} pixels")
 
 
 def _check_declared_size(facts: ImageFacts) -> None:
@@ -439,6 +442,8 @@ class ScanConfig:
     progress: bool = True
     names: tuple[str, ...] = ()
     """Class names, needed for label files that contain names (Pascal VOC)."""
+    large: bool = False
+    """Accept images of more than 100 megapixels: they are cut into tiles (`--tiles`)."""
 
 
 class ScanChunks(SampleSource):
@@ -458,7 +463,10 @@ class ScanChunks(SampleSource):
 
     def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
         pairs = self._pairs[index * self._chunk : (index + 1) * self._chunk]
-        table = table_of([scan_image(*pair, strict=self._config.strict, names=self._config.names) for pair in pairs])
+        config = self._config
+        table = table_of(
+            [scan_image(*pair, strict=config.strict, names=config.names, large=config.large) for pair in pairs]
+        )
         return {"table": np.frombuffer(table.pack(), np.uint8)[:, None]}
 
 

@@ -6,6 +6,7 @@ Files:
 
     evaluate          `test.py`: weights and a data set in; a table, label files, JSON and plots out
     run               One pass of a network over a validation set: the loop, partial results of several ranks, plots
+    tiles             Detection in whole images by tiles, for `detect`, `test` and the validation of a training
     validation_input  Batches for validation: letterboxed images of similar shapes, always in the same order
 """
 

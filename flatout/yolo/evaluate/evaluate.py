@@ -67,10 +67,14 @@ def _class_rows(evaluation: Evaluation, names: Sequence[str]) -> Iterator[str]:
         yield row(names[number], evaluation.num_images, num_labels, *scores)
 
 
-def speed_line(speed_ms: Speed, *, size: int, batch_size: int) -> str:
-    """Milliseconds per image: "Speed: 1.2/0.8/2.0 ms inference/NMS/total per 640x640 image at batch-size 32"."""
+def speed_line(speed_ms: Speed, *, size: int, batch_size: int, tiles: int | None = None) -> str:
+    """Milliseconds per image: "Speed: 1.2/0.8/2.0 ms inference/NMS/total per 640x640 image at batch-size 32".
+
+    With `tiles`, their side, the image is a whole one.
+    """
     parts = "/".join(f"{part:.1f}" for part in (speed_ms.inference, speed_ms.nms, speed_ms.total))
-    return f"Speed: {parts} ms inference/NMS/total per {size}x{size} image at batch-size {batch_size}"
+    image = f"{size}x{size} image" if tiles is None else f"whole image, in tiles of {tiles} px,"
+    return f"Speed: {parts} ms inference/NMS/total per {image} at batch-size {batch_size}"
 
 
 def study_line(outcome: Outcome, *, size: int, batch_size: int) -> str:
@@ -236,7 +240,8 @@ def _table(run: EvaluationRun, outcome: Outcome) -> Iterator[str]:
 
 
 def _speed_line(run: EvaluationRun, outcome: Outcome, size: int) -> str:
-    return speed_line(outcome.speed_ms, size=size, batch_size=run.options.batch_size)
+    options = run.options
+    return speed_line(outcome.speed_ms, size=size, batch_size=options.batch_size, tiles=options.tiles)
 
 
 def _write_coco(

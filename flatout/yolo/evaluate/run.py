@@ -10,7 +10,7 @@ import importlib.util
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -30,7 +30,8 @@ from flatout.yolo.data.letterbox import MIN_GRID
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
-from flatout.yolo.evaluate.validation_input import ValidationBatch, open_validation
+from flatout.yolo.evaluate.tiles import TiledInput, tile_config
+from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
 from flatout.yolo.find_file import find_file
 from flatout.yolo.load_network import load_network
 from flatout.yolo.loss import LossParts
@@ -160,7 +161,7 @@ class Evaluate:
     def run(
         self,
         network: nn.Module,
-        batches: Batches,
+        batches: Batches | TiledInput,
         *,
         conf_thres: float = 0.001,
         iou_thres: float = 0.6,
@@ -177,8 +178,8 @@ class Evaluate:
 
         `amp` is the precision of autocast; without it the network runs in the precision of its weights. `hybrid` adds
         the labels to NMS as certain boxes. `plots` is the folder for plots of the first batches, curves and confusion
-        matrix; `confusion` counts that matrix also without plots. `gather` collects the partial results of several
-        ranks, each of which evaluates some of the batches.
+        matrix; `confusion` counts that matrix also without plots. A `TiledInput` gives no losses. `gather` collects the
+        partial results of several ranks, each of which evaluates some of the batches.
         """
         nms = NmsConfig(conf_thres=conf_thres, iou_thres=iou_thres, multi_label=True)
         evaluator = Evaluator(len(self.names), confusion=confusion or plots is not None, v5_metric=self.v5_metric)
@@ -186,7 +187,13 @@ class Evaluate:
         observers = [*observers, *([plotter.on_batch] if plotter else [])]
         forward = _Forward(network, amp)
         suppress_s, losses, done, nbytes = 0.0, [], 0, 0
-        with _eval_mode(network), progress("evaluating", batches.num_images, shown=show_progress) as advance:
+
+        def detected() -> Iterator[tuple[ValidationBatch, Detections]]:
+            nonlocal suppress_s
+            if isinstance(batches, TiledInput):
+                yield from batches.detected(lambda images: forward(images).decoded, nms)
+                suppress_s = batches.nms_s
+                return
             for batch in batches.epoch(0):
                 predictions = forward(batch.images)
                 if loss is not None:
@@ -194,6 +201,10 @@ class Evaluate:
                 begin_s = _now_s(batch.images.device)
                 found = non_max_suppression(predictions.decoded, nms, labels=labels_for_nms(batch) if hybrid else None)
                 suppress_s += _now_s(batch.images.device) - begin_s
+                yield batch, found
+
+        with _eval_mode(network), progress("evaluating", batches.num_images, shown=show_progress) as advance:
+            for batch, found in detected():
                 if self.single_cls:
                     found.row_D6[:, 5] = 0
                 native = evaluator.update(found, batch.targets_T6, batch.letterbox, batch.input_hw)
@@ -440,9 +451,7 @@ class EvaluationRun:
         workers = min(options.workers, plan_workers("cpu*1.0").total, options.batch_size)
         batch_size = min(options.batch_size, len(self.images))
         warm_up(model, batch_size=batch_size, size=size, device=self.device)
-        with open_validation(
-            self.images, size=size, batch_size=batch_size, stride=model.stride, workers=workers, device=self.device
-        ) as batches:
+        with self._open(model, size, batch_size, workers) as batches:
             return evaluate.run(
                 model.network,
                 batches,
@@ -454,6 +463,24 @@ class EvaluationRun:
                 show_progress=True,
             )
 
+    def _open(
+        self, model: InferenceModel, size: int, batch_size: int, workers: int
+    ) -> AbstractContextManager[ValidationInput | TiledInput]:
+        if (config := tile_config(self.options)) is None:
+            return open_validation(
+                self.images, size=size, batch_size=batch_size, stride=model.stride, workers=workers, device=self.device
+            )
+        tiles = TiledInput(
+            self.images,
+            config,
+            size=size,
+            stride=model.stride,
+            device=self.device,
+            threads=workers,
+            batch_size=self.options.batch_size,
+        )
+        return nullcontext(tiles)
+
 
 def open_evaluation_run(options: TestOptions) -> EvaluationRun:
     """Find and scan the images of the split that `--task` names."""
@@ -464,7 +491,7 @@ def open_evaluation_run(options: TestOptions) -> EvaluationRun:
     split: Split = "train" if options.task == "train" else "test" if options.task == "test" else "val"
     require_valid(data, [split])
     config = SplitConfig(
-        scan=ScanConfig(strict=options.strict_labels),
+        scan=ScanConfig(strict=options.strict_labels, large=options.tiles is not None),
         cache_folder=None if options.verify_cache else default_folder(),
         single_class=options.single_cls,
         allow_bad_labels=options.allow_bad_labels,

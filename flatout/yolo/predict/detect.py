@@ -133,7 +133,7 @@ def detect(options: DetectOptions, *, each: Callable[[Result], None] | None = No
     sources = find_sources(options.source)
     predictor = _predictor(options)
     with ExitStack() as stack:
-        frames, total = _frames(sources, stack)
+        frames, total = _frames(sources, stack, large=options.tiles is not None)
         folder = new_run_folder(Path(options.project), options.name, options.exist_ok)
         detection = _DetectionPass(options, sources, folder, total, each)
         detection.run(frames, predictor)
@@ -259,11 +259,11 @@ def _predictor(options: DetectOptions) -> Predictor:
     return predictor_for(load_networks(options.weights, device, augment=options.augment), device, options)
 
 
-def _frames(sources: Files | Streams, stack: ExitStack) -> tuple[Iterable[ReadFrame], int]:
+def _frames(sources: Files | Streams, stack: ExitStack, *, large: bool) -> tuple[Iterable[ReadFrame], int]:
     """Calls that read the frames, and the approximate number of frames."""
     if isinstance(sources, Streams):
         return stack.enter_context(LiveFrames(sources.addresses)), 0
-    return frames_of(sources), count_frames(sources)
+    return frames_of(sources, large=large), count_frames(sources)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import numpy as np
 
 from flatout.errors import ConfigError, DataError
 from flatout.feed import DecodeError
-from flatout.images import read_image
+from flatout.images import read_image, read_large
 from flatout.yolo.data.find import SUFFIXES, is_image_name, read_list
 from flatout.yolo.data.letterbox import Fit, fit_tightly, letterbox
 
@@ -191,19 +191,22 @@ ENOUGH = 0.9
 """Share of the frames announced by a video's header below which it counts as cut off; headers are estimates."""
 
 
-def frames_of(files: Files) -> Iterator[ReadFrame]:
-    """A call per frame. Images are decoded by the calls, in parallel; videos by this iterator, in order."""
+def frames_of(files: Files, *, large: bool = False) -> Iterator[ReadFrame]:
+    """A call per frame. Images are decoded by the calls, in parallel; videos by this iterator, in order.
+
+    `large` allows images of more than 100 megapixels (`flatout.images.read_large`).
+    """
     total = len(files)
     for number, path in enumerate(files.images):
-        yield partial(read_frame, Origin(path, "image", number, total))
+        yield partial(read_frame, Origin(path, "image", number, total), large=large)
     for number, path in enumerate(files.videos, start=len(files.images)):
         yield from video_frames(Origin(path, "video", number, total))
 
 
-def read_frame(origin: Origin) -> Frame | Unreadable:
-    """Read an image file."""
+def read_frame(origin: Origin, *, large: bool = False) -> Frame | Unreadable:
+    """Read an image file; for `large` see `frames_of`."""
     try:
-        return Frame(read_image(origin.path), origin)
+        return Frame(read_large(origin.path) if large else read_image(origin.path), origin)
     except (OSError, DecodeError) as error:
         return Unreadable(origin.path, getattr(error, "strerror", None) or str(error))
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from flatout.errors import ConfigError
 
+MIN_TILE = 32
+"""Smallest side of a tile: the coarsest stride of most networks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
@@ -26,6 +29,12 @@ class PredictOptions:
     """Images per call of the network; None: depends on the device."""
     workers: int = 8
     """Threads that read, at most."""
+    tiles: int | None = None
+    """Cut images into tiles of this side, detect in each, and merge; None: images are shrunk to the input."""
+    tile_overlap: float = 0.2
+    """Least part of its side that a tile shares with each neighbour."""
+    tile_full_view: bool = False
+    """With tiles: detect in the whole image, too, for objects longer than the overlap."""
 
     def __post_init__(self) -> None:
         if problems := list(_problems(self)):
@@ -71,5 +80,16 @@ def _problems(options: PredictOptions) -> Iterator[str]:
     for name in ("conf_thres", "iou_thres"):
         if not 0 <= getattr(options, name) <= 1:
             yield f"--{name.replace('_', '-')} {getattr(options, name)} is outside 0 to 1"
+    yield from tile_problems(options.tiles, options.tile_overlap, full_view=options.tile_full_view)
     if options.classes is not None and min(options.classes, default=0) < 0:
         yield f"--classes {' '.join(map(str, options.classes))}: classes are numbered from 0"
+
+
+def tile_problems(tiles: int | None, overlap: float, *, full_view: bool = False) -> Iterator[str]:
+    """Mistakes in the options about tiles, which `detect`, `test` and `train` share."""
+    if tiles is not None and tiles < MIN_TILE:
+        yield f"--tiles {tiles}: tiles have sides of {MIN_TILE} px or more"
+    if not 0 <= overlap < 1:
+        yield f"--tile-overlap {overlap} must be 0 or more and below 1"
+    if full_view and tiles is None:
+        yield "--tile-full-view is a pass in addition to tiles: use it with --tiles"

@@ -21,6 +21,7 @@ from flatout.yolo.boxes import Letterbox, to_native
 from flatout.yolo.data.find import is_image_name
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.evaluate.run import InferenceModel, load_inference_model
+from flatout.yolo.evaluate.tiles import TileConfig, TileDetector, WholeImage, tile_config
 from flatout.yolo.find_file import weights_files
 from flatout.yolo.nms import NmsConfig, non_max_suppression
 from flatout.yolo.predict.files import (
@@ -50,9 +51,18 @@ AT_ONCE = {"cuda": 16, "cpu": 1}
 class Predictor:
     """A network on its device, with its NMS thresholds."""
 
-    def __init__(self, model: InferenceModel, *, size: int, device: torch.device, nms: NmsConfig) -> None:
-        """`size`: longer side of the input, a multiple of the network's stride."""
+    def __init__(
+        self,
+        model: InferenceModel,
+        *,
+        size: int,
+        device: torch.device,
+        nms: NmsConfig,
+        tiles: TileConfig | None = None,
+    ) -> None:
+        """`size`: longer side of the input, a multiple of the network's stride. `tiles`: cut images, and merge."""
         self._network, self._device, self._nms = model.network, device, nms
+        self.tiles = tiles
         self._dtype = next(model.network.parameters()).dtype
         self.names = model.names
         self.prepare = Prepare(size, model.stride)
@@ -62,6 +72,23 @@ class Predictor:
         """Default number of images per batch on this device."""
         return AT_ONCE["cuda" if self._device.type == "cuda" else "cpu"]
 
+    def tile_detector(self, at_once: int | None) -> TileDetector:
+        """Detects by the tiles of this predictor, `at_once` of them in a batch."""
+        assert self.tiles is not None
+        return TileDetector(
+            self._decoded,
+            self.tiles,
+            size=self.prepare.size,
+            stride=self.prepare.stride,
+            device=self._device,
+            nms=self._nms,
+            at_once=at_once,
+        )
+
+    def _decoded(self, images_B3hw: torch.Tensor) -> torch.Tensor:
+        decoded: torch.Tensor = self._network(images_B3hw.to(self._dtype).div_(255)).decoded
+        return decoded
+
     @torch.no_grad()
     def __call__(self, batch: Sequence[Prepared]) -> list[Result]:
         """Detect in images whose inputs have the same shape; the host waits for the device."""
@@ -69,24 +96,25 @@ class Predictor:
         images_B3hw = torch.from_numpy(np.stack([prepared.input_3hw for prepared in batch]))
         if self._device.type == "cuda":
             images_B3hw = images_B3hw.pin_memory()
-        x = images_B3hw.to(self._device, non_blocking=True).to(self._dtype).div_(255)
-        found = non_max_suppression(self._network(x).decoded, self._nms)
-        input_hw = int(x.shape[2]), int(x.shape[3])
+        found = non_max_suppression(self._decoded(images_B3hw.to(self._device, non_blocking=True)), self._nms)
+        input_hw = int(images_B3hw.shape[2]), int(images_B3hw.shape[3])
         native_hw = [prepared.frame.image.shape[:2] for prepared in batch]
         letterbox = Letterbox.centred(input_hw, native_hw, str(self._device))
         found.row_D6[:, :4] = to_native(found.box_D4, found.image_D, letterbox)
         rows = found._replace(row_D6=found.row_D6.cpu(), image_D=found.image_D.cpu()).per_image()
         each_ms = 1e3 * (time.perf_counter() - begin_s) / len(batch)
-        return [self._result(prepared, row_n6.numpy(), each_ms) for prepared, row_n6 in zip(batch, rows, strict=True)]
+        return [
+            self.result(prepared.frame, row_n6.numpy(), each_ms) for prepared, row_n6 in zip(batch, rows, strict=True)
+        ]
 
-    def _result(self, prepared: Prepared, row_n6: np.ndarray, each_ms: float) -> Result:
+    def result(self, frame: Frame, row_n6: np.ndarray, each_ms: float) -> Result:
         return Result(
             boxes=row_n6[:, :4].copy(),
             scores=row_n6[:, 4].copy(),
             classes=row_n6[:, 5].astype(np.int64),
             names=self.names,
-            image=prepared.frame.image,
-            origin=prepared.frame.origin,
+            image=frame.image,
+            origin=frame.origin,
             ms=each_ms,
         )
 
@@ -108,7 +136,8 @@ def predictor_for(model: InferenceModel, device: torch.device, options: PredictO
         classes=options.classes,
         agnostic=options.agnostic_nms,
     )
-    return Predictor(model, size=round_up_img_size(options.img_size, model.stride), device=device, nms=nms)
+    size = round_up_img_size(options.img_size, model.stride)
+    return Predictor(model, size=size, device=device, nms=nms, tiles=tile_config(options))
 
 
 # Batches of one shape, and results in order
@@ -198,6 +227,9 @@ def results_of(
     frames are dropped. Close the iterator to end its threads early; live frames are closed with it.
     """
     live = frames if isinstance(frames, LiveFrames) else None
+    if predictor.tiles is not None:
+        yield from _results_by_tiles(frames, predictor, live, threads=threads, at_once=at_once, stopped=stopped)
+        return
     at_once = at_once or predictor.default_at_once
     groups, in_order = ShapeBatcher(at_once), ReorderBuffer[Result | Unreadable]()
     calls = (partial(_prepared, read, predictor.prepare) for read in frames)
@@ -214,6 +246,40 @@ def results_of(
                 _predict_rest(predictor, groups, in_order)
             yield from in_order.ready()
         _predict_rest(predictor, groups, in_order)
+        yield from in_order.ready()
+
+
+def _results_by_tiles(
+    frames: Iterable[ReadFrame],
+    predictor: Predictor,
+    live: LiveFrames | None,
+    *,
+    threads: int,
+    at_once: int | None,
+    stopped: Stopped,
+) -> Generator[Result | Unreadable, None, None]:
+    """`results_of` with tiles, of which `at_once` share a batch; images are read as far ahead as there are threads."""
+    detector, in_order = predictor.tile_detector(at_once), ReorderBuffer[Result | Unreadable]()
+    known: dict[int, Frame] = {}
+
+    def put(found: Iterator[WholeImage]) -> None:
+        for place, row_n6, seconds in found:
+            in_order.put(place, predictor.result(known.pop(place), row_n6, 1e3 * seconds))
+
+    depth = 1 if live is not None else threads
+    with Prefetcher(frames, threads=threads, depth=depth) as prefetched, live or nullcontext():
+        for place, frame in enumerate(prefetched.results(stopped)):
+            if isinstance(frame, Unreadable):
+                in_order.put(place, frame)
+            else:
+                known[place] = frame
+                put(detector.add(place, frame.image))
+            if live is not None and prefetched.is_drained:
+                put(detector.rest())
+            # An image of a loop variable would stay in memory while the next one is read.
+            del frame
+            yield from in_order.ready()
+        put(detector.rest())
         yield from in_order.ready()
 
 
@@ -240,33 +306,38 @@ Given = str | Path | np.ndarray
 """A source of frames: a path, pattern or URL; or pixels, uint8 [H, W, 3], BGR."""
 
 
-def frames_of_source(source: Given | Sequence[Given], stack: ExitStack) -> Iterable[ReadFrame]:
-    """The frames of one source or of several, in order; cameras and streams are closed with the stack."""
+def frames_of_source(
+    source: Given | Sequence[Given], stack: ExitStack, *, large: bool = False
+) -> Iterable[ReadFrame]:  # fmt: skip
+    """The frames of one source or of several, in order; cameras and streams are closed with the stack.
+
+    `large` allows images of more than 100 megapixels.
+    """
     if isinstance(source, str | Path):
         found = find_sources(str(source))
         if isinstance(found, Streams):
             return stack.enter_context(LiveFrames(found.addresses))
-        return frames_of(found)
+        return frames_of(found, large=large)
     if not isinstance(source, np.ndarray | Iterable):
         raise ConfigError(f"{source!r} is no source of images: give a path, an array, or a list of these.")
-    return _frames_of_several([source] if isinstance(source, np.ndarray) else list(source))
+    return _frames_of_several([source] if isinstance(source, np.ndarray) else list(source), large=large)
 
 
-def _frames_of_several(several: Sequence[Given]) -> Iterator[ReadFrame]:
+def _frames_of_several(several: Sequence[Given], *, large: bool) -> Iterator[ReadFrame]:
     for number, each in enumerate(several):
         if isinstance(each, np.ndarray):
             origin = Origin(f"array {number}", "array", number, len(several))
             yield partial(already_read, Frame(_checked(each, origin.path), origin))
         elif is_image_name(str(each)):
             # A missing file is noticed when it is read, so that all missing files are reported together.
-            yield partial(read_frame, Origin(str(each), "image", number, len(several)))
+            yield partial(read_frame, Origin(str(each), "image", number, len(several)), large=large)
         else:
             found = find_sources(str(each))
             if isinstance(found, Streams):
                 raise ConfigError(
                     f"{each}: a camera or stream cannot be part of a list. Pass it as the only source, not in a list."
                 )
-            yield from frames_of(found)
+            yield from frames_of(found, large=large)
 
 
 def _checked(image: np.ndarray, where: str) -> np.ndarray:

@@ -87,6 +87,11 @@ class ReplayRun:
         """
         self.folder = find_run(run)
         self.options, self.hyp = read_options(self.folder)
+        if self.options.tiles is not None:
+            raise ConfigError(
+                f"{self.folder}: this run was trained on tiles (--tiles), and replays of tiles are not offered. Look at "
+                "train_batch0.jpg in that folder for what the network saw first."
+            )
         self.recorded: RecordedSteps = read_steps(self.folder)
         self.data = require_valid(open_data_set(_find_data(data or self.options.data, self.folder)))
         self.images = self._open_images()

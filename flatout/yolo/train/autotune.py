@@ -34,6 +34,7 @@ from flatout.yolo.augment.layout import decoded_bytes
 from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.image_set import ImageSet
+from flatout.yolo.data.tile_set import TileSet
 from flatout.yolo.train.choose_input import (
     Asked,
     Choice,
@@ -100,6 +101,10 @@ def input_choices(
 
     `graphs`: steps are replayed as CUDA graphs. `file` is the cache of measurements.
     """
+    if isinstance(images, TileSet):
+        # Tiles are cut from whole images in a store: nothing is decoded small or by the GPU, and nothing is measured.
+        asked = replace(asked, scaled_decode=False, gpu_decode=False)
+        return choose_input(asked, this_machine(config), unmeasured(images, config))
     if not asked.leaves_choice:
         return choose_input(asked, this_machine(config), unmeasured(images, config))
     found = None

@@ -25,12 +25,13 @@ from flatout.yolo.augment.gpu.input import DeviceInputConfig, MemoryBudget, trai
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device
 from flatout.yolo.augment.gpu.source import TILES
 from flatout.yolo.augment.layout import check_scanned_size, resized_wh
-from flatout.yolo.augment.samples import ResizedImages
+from flatout.yolo.augment.samples import ResizedImages, TileImages, WholeImages
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import RectBatches, StepShapes, rect_batches
 from flatout.yolo.data.open_set import open_training_splits
+from flatout.yolo.data.tile_set import TileSet, cut_into_tiles
 from flatout.yolo.train import choose_input
 from flatout.yolo.train.choose_input import Choice, InputSettings
 
@@ -109,8 +110,11 @@ class TrainingInput:
         self._stack.close()
 
 
-ImageProvider = Union[Store, ResizedImages, DeviceDecoded, "NeededImages"]
-"""Resized images: from a store, decoded on each read, decoded by the GPU, or only those of a few steps."""
+ImageProvider = Union[Store, ResizedImages, TileImages, DeviceDecoded, "NeededImages"]
+"""Resized images: from a store, decoded on each read, cut from larger ones in a store, decoded by the GPU, or only
+those of a few steps."""
+TILE_STORE_SHARE = 0.5
+"""Share of the free memory that whole images may take that tiles are cut from; otherwise they are stored on disk."""
 
 
 def open_input(images: ImageSet, config: InputConfig, choices: Sequence[Choice]) -> TrainingInput:
@@ -188,13 +192,25 @@ class _Opener:
         largest = np.sort(chunks_of(wh_N2.prod(1) * 3))[-self._plan.batch_size * TILES :]
         return self._on_device(images, settings, MemoryBudget(int(largest.sum()) * CHUNK_BYTES, 0))
 
-    def _provider(self, settings: InputSettings, stack: ExitStack) -> Store | ResizedImages:
+    def _provider(self, settings: InputSettings, stack: ExitStack) -> Store | ResizedImages | TileImages:
+        if isinstance(self._images, TileSet):
+            return TileImages(self._images, self._whole_images(self._images, stack), size=self._config.size)
         if settings.keep == "off":
             return self._resized(settings)
         if self._store is None:
             store_config = StoreConfig(verify=self._config.verify)
             self._store = stack.enter_context(Store.open(self._resized(settings), store_config))
             logger.info("Training images: %s", self._store.statistics())
+        return self._store
+
+    def _whole_images(self, tiles: TileSet, stack: ExitStack) -> Store:
+        """The images that tiles are cut from, decoded once whatever the options say: a tile alone cannot be decoded."""
+        if self._store is None:
+            items = WholeImages(tiles.whole)
+            fits = items.num_bytes <= TILE_STORE_SHARE * machine.memory().free
+            store_config = StoreConfig(place="ram" if fits else "disk", verify=self._config.verify)
+            self._store = stack.enter_context(Store.open(items, store_config))
+            logger.info("Images for tiles, in %s: %s", "memory" if fits else "a file", self._store.statistics())
         return self._store
 
     def _resized(self, settings: InputSettings) -> ResizedImages:
@@ -361,8 +377,21 @@ class LabelRules:
     """Go on although more than half of the labels cannot be used."""
 
 
-def open_images(data: DataSet, rules: LabelRules, world: World) -> TrainingImages:
-    """Training and validation images, scanned or from the cache of an earlier scan. Ranks wait for each other here."""
+@dataclass(frozen=True, kw_only=True)
+class TileRules:
+    """How training images are cut into tiles."""
+
+    tile: int
+    overlap: float
+    min_visible: float
+    """Least visible part of its area for a label to be in a tile."""
+
+
+def open_images(data: DataSet, rules: LabelRules, world: World, tiles: TileRules | None = None) -> TrainingImages:
+    """Training and validation images, scanned or from the cache of an earlier scan. Ranks wait for each other here.
+
+    With `tiles` the training images are a `TileSet`; validation images stay whole.
+    """
     # The first rank scans, the others read its cache.
     if not world.is_first:
         world.wait_for_all()
@@ -371,7 +400,11 @@ def open_images(data: DataSet, rules: LabelRules, world: World) -> TrainingImage
         strict=rules.strict,
         single_class=rules.single_class,
         allow_bad_labels=rules.allow_bad_labels,
+        large=tiles is not None,
     )
     if world.is_first:
         world.wait_for_all()
+    if tiles is not None:
+        train = cut_into_tiles(train, tile=tiles.tile, overlap=tiles.overlap, min_visible=tiles.min_visible)
+        logger.info("train: %s", train)
     return TrainingImages(train, val)

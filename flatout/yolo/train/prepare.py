@@ -22,10 +22,12 @@ from flatout.findings import in_units
 from flatout.images import read_image
 from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.layout import decoded_bytes
+from flatout.yolo.augment.samples import WholeImages
 from flatout.yolo.data.anchors import boxes_at_size, fit_of, search_anchors
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import MIN_GRID
+from flatout.yolo.data.tile_set import TileSet
 from flatout.yolo.find_file import find_cfg, find_weights
 from flatout.yolo.hyp import Hyp
 from flatout.yolo.load_network import TrainingStart, start_network
@@ -303,6 +305,11 @@ class PreflightConfig:
 
 def remarks(images: ImageSet, augment: AugmentConfig, config: PreflightConfig) -> Iterator[str]:
     """Remarks on memory and decoding speed for the preflight line; a shortage is also logged as a warning."""
+    if isinstance(images, TileSet):
+        free, needed = in_units(machine.memory().free), in_units(WholeImages(images.whole).num_bytes)
+        yield f"memory {free} free, {needed} for decoded images, or on disk if that is too much"
+        yield _shm()
+        return
     yield _memory(images, config)
     yield _shm()
     if not config.keeps_images:

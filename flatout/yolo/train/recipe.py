@@ -49,6 +49,7 @@ from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.recorded_files import write_files
 from flatout.yolo.evaluate import Outcome, test
+from flatout.yolo.evaluate.tiles import TileConfig
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.label_audit.passes import PassConfig, pass_during_training
@@ -63,7 +64,15 @@ from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.run_config import identity, write_options
 from flatout.yolo.train import prepare
 from flatout.yolo.train.autotune import input_choices
-from flatout.yolo.train.input import InputConfig, LabelRules, TrainingInput, num_workers, open_images, open_input
+from flatout.yolo.train.input import (
+    InputConfig,
+    LabelRules,
+    TileRules,
+    TrainingInput,
+    num_workers,
+    open_images,
+    open_input,
+)
 from flatout.yolo.train.prepare import PreflightConfig, remarks
 from flatout.yolo.train.step import (
     BatchPlots,
@@ -175,7 +184,7 @@ class YoloRecipe(Recipe):
 
     def open_data(self) -> DataFacts:
         logger.info("%s", self._resolved_line())
-        self._images = open_images(self.data, label_rules(self.options), self.world)
+        self._images = open_images(self.data, label_rules(self.options), self.world, tile_rules(self.options))
         return DataFacts(self._images.fingerprint(), f"{self.data.file}: images or labels")
 
     @property
@@ -343,7 +352,9 @@ class YoloRecipe(Recipe):
     _maps: list[float] = []
     """mAP of each class in the last validation; saved, because the image weights are computed from it."""
 
-    def input_facts(self) -> dict[str, Any]:
+    def input_facts(self) -> dict[str, Any] | None:
+        if self.options.tiles is not None:
+            return None  # replays know images, not tiles
         settings = self._input.settings
         return {
             "size": self._size,
@@ -363,6 +374,8 @@ class YoloRecipe(Recipe):
         }
 
     def replay_command(self, folder: Path, epoch: int, step: int) -> str:
+        if self.options.tiles is not None:
+            return ""
         return f"flatout yolo replay {shlex.quote(str(folder))} --epoch {epoch} --step {step}"
 
     _statistics: LabelStatistics | None = None
@@ -415,6 +428,8 @@ class YoloRecipe(Recipe):
                 batch_size=2 * self.unresolved.batch_size,
                 img_size=self.unresolved.img_size[1],
                 iou_thres=COCO_IOU,
+                tiles=self.unresolved.tiles,
+                tile_overlap=self.unresolved.tile_overlap,
                 device=self.unresolved.device,
                 save_json=True,
                 project=str(folder),
@@ -449,7 +464,9 @@ class YoloRecipe(Recipe):
     def _resolved_line(self) -> str:
         """One line for the log: device, input, precision, compilation."""
         options = self.options
-        if options.device_augment:
+        if options.tiles is not None:
+            images = f"tiles of {options.tiles} px, cut from images that are decoded once"
+        elif options.device_augment:
             images = "kept and augmented on the device"
         else:
             images = "decoded once" if options.fast_dataloader else "decoded in every epoch"
@@ -481,6 +498,8 @@ class YoloRecipe(Recipe):
 
     def _record_files(self) -> str:
         """Write train_files.csv, by which a replay names files that have changed; only a warning if it cannot be."""
+        if self.options.tiles is not None:
+            return ""
         try:
             return write_files(self._run.folder, self._images.train, continues=self._run.continues)
         except ResourceError as error:
@@ -506,6 +525,7 @@ class YoloRecipe(Recipe):
             verify=options.verify_cache,
             v5_metric=options.v5_metric,
             single_cls=options.single_cls,
+            tiles=None if options.tiles is None else TileConfig(tile=options.tiles, overlap=options.tile_overlap),
         )
         return Validation(self._images.val, self._network.names, config, self._loss, self._run)
 
@@ -565,6 +585,12 @@ def label_rules(options: TrainOptions) -> LabelRules:
     )
 
 
+def tile_rules(options: TrainOptions) -> TileRules | None:
+    if options.tiles is None:
+        return None
+    return TileRules(tile=options.tiles, overlap=options.tile_overlap, min_visible=options.tile_min_visible)
+
+
 def loggers_for(options: TrainOptions) -> list[Callback]:
     """The loggers that the options ask for; ConfigError if the package of one in --log-to is missing."""
     wandb = {
@@ -620,6 +646,11 @@ def _check(options: TrainOptions) -> None:
         raise ConfigError(
             "--quad joins finished images on the CPU, so it does not work with --device-augment or --fast. "
             "Use one of them."
+        )
+    if options.audit and options.tiles is not None:
+        raise ConfigError(
+            "--audit looks at whole images, not at tiles: train without it, and audit the finished weights with "
+            "`flatout yolo audit --weights`."
         )
     if options.audit and options.single_cls:
         raise ConfigError("--single-cls treats all classes as one, so that --audit cannot judge them: use one of them.")

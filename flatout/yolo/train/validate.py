@@ -17,6 +17,7 @@ from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.evaluate import Evaluate, Outcome
 from flatout.yolo.evaluate.evaluate import FEW_CLASSES, table
 from flatout.yolo.evaluate.run import PartialResult
+from flatout.yolo.evaluate.tiles import TileConfig, TiledInput
 from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
 from flatout.yolo.metrics import YOLOV7_RESULTS
 from flatout.yolo.nms import Detections
@@ -47,6 +48,8 @@ class ValidationConfig:
     """Compare stored images with their checksums."""
     v5_metric: bool = False
     single_cls: bool = False
+    tiles: TileConfig | None = None
+    """Detect by tiles, and score whole images; there are no losses then."""
 
 
 class Validation:
@@ -64,7 +67,7 @@ class Validation:
         self._images, self._names, self._config = images, names, config
         self._loss, self._run = loss, run
         self._stack = ExitStack()
-        self._input: ValidationInput | None = None
+        self._input: ValidationInput | TiledInput | None = None
 
     def __enter__(self) -> "Validation":
         return self
@@ -106,9 +109,22 @@ class Validation:
     def _gather(self, partial: PartialResult) -> Sequence[PartialResult]:
         return self._run.world.gather(partial) or []
 
-    def _opened(self) -> ValidationInput:
+    def _opened(self) -> ValidationInput | TiledInput:
+        config, world = self._config, self._run.world
+        if self._input is None and config.tiles is not None:
+            self._input = TiledInput(
+                self._images,
+                config.tiles,
+                size=config.size,
+                stride=config.grid,
+                device=config.device,
+                threads=config.workers,
+                batch_size=config.batch_size,
+                single_cls=config.single_cls,
+                rank=world.rank,
+                num_ranks=world.size,
+            )
         if self._input is None:
-            config = self._config
             store = None
             if config.keeps_images:
                 resized = ResizedImages(self._images, size=config.size, augment=False)
@@ -125,8 +141,8 @@ class Validation:
                     on_device=config.on_device,
                     persistent_workers=config.persistent_workers,
                     single_cls=config.single_cls,
-                    rank=self._run.world.rank,
-                    num_ranks=self._run.world.size,
+                    rank=world.rank,
+                    num_ranks=world.size,
                 )
             )
         return self._input

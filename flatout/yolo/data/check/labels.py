@@ -383,7 +383,7 @@ for _check in (
         "image-huge",
         "error",
         "images of more than 100 million pixels",
-        "cut them into tiles: decoding such an image takes gigabytes of memory",
+        "use --tiles in all commands, or cut them into tiles: decoding such an image takes gigabytes of memory",
     ),
     Check(
         "image-extension",

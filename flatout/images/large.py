@@ -1,0 +1,139 @@
+"""Large images: uncompressed files are mapped instead of decoded, and more pixels are allowed.
+
+A mapped image is an array like a decoded one, but its pixels are read from the file when they are used, and `release`
+gives the memory back. Everything else is decoded at once, as usual.
+
+Dimension key:  H W image
+"""
+
+import mmap
+import os
+import struct
+
+import numpy as np
+
+from flatout.feed import DecodeError
+from flatout.images.decoding import MAX_PIXELS, check_declared_size, open_regular, read_facts, read_usable
+from flatout.images.header import Header
+
+MAX_LARGE_PIXELS = 1 << 30
+"""OpenCV's own limit, about 32,000 x 32,000."""
+MAX_LARGE_BYTES = 1 << 33
+"""Maximum size of a file that is mapped."""
+
+
+def read_large(path: str) -> np.ndarray:
+    """The pixels of a file of up to MAX_LARGE_PIXELS, uint8 [H, W, 3], BGR.
+
+    One of more than MAX_PIXELS is mapped, and then read-only, if its kind allows. Raises OSError or DecodeError if a
+    file is not usable.
+    """
+    header = read_facts(path).header
+    is_large = header.width * header.height > MAX_PIXELS
+    mapped = map_image(path, header) if is_large else None
+    if mapped is not None:
+        return mapped
+    return read_usable(path, max_pixels=MAX_LARGE_PIXELS if is_large else None).image
+
+
+def map_image(path: str, header: Header) -> np.ndarray | None:
+    """The pixels of an uncompressed file, mapped; None if its kind cannot be mapped: then it has to be decoded.
+
+    These are BMP with 24 bits, and TIFF with 8 bits, three channels and rows in one piece.
+    """
+    if header.format not in ("bmp", "tiff") or header.bits != 8 or header.channels != 3 or header.orientation != 1:
+        return None
+    if header.width * header.height > MAX_LARGE_PIXELS:
+        return None
+    fd = open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size > MAX_LARGE_BYTES:
+            raise DecodeError(f"a file of {size >> 20} MiB; at most {MAX_LARGE_BYTES >> 20} MiB are mapped")
+        check_declared_size(header, size)
+        found = _bmp_rows(fd, header) if header.format == "bmp" else _tiff_rows(fd, header)
+        if found is None:
+            return None
+        begin, row_bytes, is_bottom_up, is_rgb = found
+        if begin + (header.height - 1) * row_bytes + 3 * header.width > size:
+            return None  # cut off: the decoder decides what to make of it
+        memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+    finally:
+        os.close(fd)
+    rows = np.ndarray(
+        (header.height, header.width, 3), np.uint8, memory, offset=begin, strides=(row_bytes, 3, 1)
+    )  # fmt: skip
+    rows = rows[::-1] if is_bottom_up else rows
+    return rows[..., ::-1] if is_rgb else rows
+
+
+def release(image_HWC: np.ndarray) -> None:
+    """Give back the memory of a mapped image; its pixels are read again when they are used. Others are left alone."""
+    base: object = image_HWC
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_DONTNEED)
+
+
+def _bmp_rows(fd: int, header: Header) -> tuple[int, int, bool, bool] | None:
+    """Offset of the first row, bytes per row, whether the last row comes first, whether red does."""
+    head = os.pread(fd, 34, 0)
+    if len(head) < 34:
+        return None
+    (begin,) = struct.unpack_from("<I", head, 10)
+    size, _, height, _, bits, compression = struct.unpack_from("<IiiHHI", head, 14)
+    if size < 40 or bits != 24 or compression != 0:
+        return None
+    return begin, (3 * header.width + 3) // 4 * 4, height > 0, False
+
+
+def _tiff_rows(fd: int, header: Header) -> tuple[int, int, bool, bool] | None:
+    """As `_bmp_rows`, for a TIFF whose strips follow each other without gaps."""
+    tags = _tiff_arrays(fd)
+    plain = {259: [1], 262: [2], 284: [1], 317: [1], 258: [8, 8, 8]}
+    if any(tags.get(tag, wanted if tag in (284, 317, 259) else None) != wanted for tag, wanted in plain.items()):
+        return None
+    offsets, counts = tags.get(273), tags.get(279)
+    if not offsets or not counts or len(offsets) != len(counts):
+        return None
+    row_bytes = 3 * header.width
+    if any(offset + count != after for offset, count, after in zip(offsets, counts, offsets[1:], strict=False)):
+        return None
+    if any(count % row_bytes for count in counts) or sum(counts) != row_bytes * header.height:
+        return None
+    return offsets[0], row_bytes, False, True
+
+
+MAX_TIFF_ENTRIES = 512
+MAX_STRIPS = 1 << 20
+_TIFF_TYPES = {3: ("H", 2), 4: ("I", 4), 16: ("Q", 8)}
+
+
+def _tiff_arrays(fd: int) -> dict[int, list[int]]:
+    """The numbers of the first directory, by tag; empty for anything unexpected."""
+    try:
+        start = os.pread(fd, 16, 0)
+        order = {b"II": "<", b"MM": ">"}[start[:2]]
+        (magic,) = struct.unpack(f"{order}H", start[2:4])
+        if magic not in (42, 43):
+            return {}
+        is_big = magic == 43
+        letter, width = ("Q", 8) if is_big else ("I", 4)
+        (at,) = struct.unpack_from(f"{order}{letter}", start, 8 if is_big else 4)
+        head = struct.Struct(f"{order}{'Q' if is_big else 'H'}")
+        (num_entries,) = head.unpack(os.pread(fd, head.size, at))
+        if num_entries > MAX_TIFF_ENTRIES:
+            return {}
+        entry = struct.Struct(f"{order}HH{letter}{width}s")
+        found: dict[int, list[int]] = {}
+        for tag, kind, count, value in entry.iter_unpack(os.pread(fd, num_entries * entry.size, at + head.size)):
+            if kind not in _TIFF_TYPES or not 0 < count <= MAX_STRIPS:
+                continue
+            symbol, each = _TIFF_TYPES[kind]
+            if each * count > width:
+                value = os.pread(fd, each * count, struct.unpack(f"{order}{letter}", value)[0])
+            found[tag] = list(struct.unpack(f"{order}{count}{symbol}", value[: each * count]))
+        return found
+    except (struct.error, KeyError, OSError, OverflowError):
+        return {}
