@@ -89,7 +89,7 @@ class ReplayRun:
         self.options, self.hyp = read_options(self.folder)
         if self.options.tiles is not None:
             raise ConfigError(
-                f"{self.folder}: this run was trained on tiles (--tiles), and replays of tiles are not offered. Look at "
+                f"{self.folder}: this run was trained on tiles (--tiles), of which there are no replays. Look at "
                 "train_batch0.jpg in that folder for what the network saw first."
             )
         self.recorded: RecordedSteps = read_steps(self.folder)
