@@ -185,6 +185,32 @@ def test_scores_are_those_of_whole_images(tmp_path):
     assert worse.evaluation.recall < 1
 
 
+def test_ranks_share_the_images_and_find_together_what_one_finds(tmp_path):
+    rng = np.random.default_rng(4)
+    sizes = [(90, 70), (64, 100), (80, 80)]
+    scenes = [random_boxes(rng, *size, count=5, sides=(8, 30), gap=8) for size in sizes]
+    images = tiled_set(tmp_path, scenes, sizes)
+
+    def found(rank: int, num_ranks: int) -> dict[int, list[list[float]]]:
+        tiles = TiledInput(
+            images,
+            TileConfig(tile=TILE),
+            size=TILE,
+            stride=32,
+            device=torch.device("cpu"),
+            threads=1,
+            rank=rank,
+            num_ranks=num_ranks,
+        )
+        batches = tiles.detected(find_rectangles, NmsConfig())
+        return {int(batch.indices[0]): detections.row_D6.tolist() for batch, detections in batches}
+
+    first, second = found(0, 2), found(1, 2)
+    assert sorted(first) == [0, 2] and sorted(second) == [1]
+    assert first | second == found(0, 1)
+    assert found(5, 8) == {}
+
+
 # Large files
 
 
