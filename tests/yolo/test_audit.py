@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
+from bench import audit as bench
 from flatout.errors import ConfigError, DataError
 from flatout.yolo.commands.audit import main
 from flatout.yolo.data.find import Pair
@@ -344,3 +345,39 @@ def test_csv_and_json_have_every_finding(tmp_path: Path):
     content = json.loads(as_json(found, {"data": "d.yaml"}))
     assert len(content["findings"]) == len(found) and content["data"] == "d.yaml"
     assert content["findings"][0]["kind"] == "missing"
+
+
+# The benchmark
+
+
+def test_the_benchmark_plants_equal_shares_of_every_kind():
+    rng = np.random.default_rng(3)
+    before = {
+        f"{image:03}": [
+            [float(rng.integers(3)), *rng.uniform(0.2, 0.8, 2), *rng.uniform(0.05, 0.15, 2)] for _ in range(4)
+        ]
+        for image in range(200)
+    }
+    labels = {image: [list(row) for row in rows] for image, rows in before.items()}
+    planted = bench.plant(labels, 3, seed=0)
+    assert [sum(each.kind == kind for each in planted) for kind in bench.PLANTED] == [10] * 4  # 5 % of 800
+    assert sum(map(len, labels.values())) == 800  # ten deleted, ten added
+    for error in planted:
+        own = [
+            row for row in labels[error.image] if np.allclose(bench.corners(row), error.box) and row[0] == error.number
+        ]
+        was = [row for row in before[error.image] if np.allclose(bench.corners(row), error.box)]
+        assert len(own) == (error.kind != "missing") and len(was) == (error.kind in ("missing", "wrong class"))
+        if error.kind == "moved box":
+            overlaps = [bench.overlap(bench.corners(row), np.array(error.box)) for row in before[error.image]]
+            assert any(0.3 <= overlap <= 0.6 for overlap in overlaps)
+
+
+def test_natural_findings_leave_both_counts():
+    box, elsewhere = np.array([0.1, 0.1, 0.3, 0.3]), np.array([0.6, 0.6, 0.8, 0.8])
+    errors = [bench.Planted("spurious", "a", 0, tuple(box))]
+    found = [bench.Suspect(0.9, "a", "label", elsewhere, 0), bench.Suspect(0.8, "a", "label", box, 0)]
+    assert bench.judged(found, errors, []) == [-1, 0]
+    assert bench.judged(found, errors, found[:1]) == [0]
+    figures = bench.figures([-1, 0], errors)
+    assert (figures.precision_100, figures.recall_2n, figures.average_precision) == (0.5, 1.0, 0.5)
