@@ -101,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         help="most worker processes that read images (default: %(default)s)",
     )
     parser.add_argument(
-        "--mirrored", action="store_true", help="also look at mirrored images: twice the time, hardly better in our tests"
+        "--mirrored",
+        action="store_true",
+        help="also look at mirrored images: twice the time, hardly better in our tests",
     )
     parser.add_argument(
         "--out",
