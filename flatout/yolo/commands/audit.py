@@ -19,7 +19,7 @@ examples:
   flatout yolo audit --weights a.pt b.pt --data data/bolts.yaml --split val
   flatout yolo audit --fix-list fix-list.json --out fixed          write corrected copies to fixed/labels/...
 
-A training with `--audit` also looks at its training images while it learns, which makes the list of its run better.
+A training with `--audit` also looks at its training images while it learns; the audit of its run uses that too.
 
 Exit codes: 0 done, 2 wrong arguments, 3 unusable data, 4 unusable weights, 5 not enough disk, memory or GPUs.
 """
@@ -101,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         help="most worker processes that read images (default: %(default)s)",
     )
     parser.add_argument(
-        "--mirrored", action="store_true", help="also look at mirrored images: twice the time, slightly better"
+        "--mirrored",
+        action="store_true",
+        help="also look at mirrored images: twice the time, hardly better in our tests",
     )
     parser.add_argument(
         "--out",
