@@ -285,7 +285,7 @@ def hits(suspect: Suspect, error: Planted) -> bool:
 
 
 class Figures(NamedTuple):
-    """Of one way, data set and seed."""
+    """The figures of one way, data set and seed."""
 
     precision_100: float
     recall_2n: float

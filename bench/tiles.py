@@ -49,7 +49,7 @@ CONF, IOU = 0.1, 0.45
 """Thresholds of both sides. With a lower confidence SAHI would replace its default merging by NMS."""
 OVERLAP = 0.2
 SEED = 12
-"""Of the scenes. Those of seed 11 were used to choose a constant of flatout/yolo/nms/merge_tiles.py."""
+"""Seed of the scenes. Those of seed 11 were used to choose a constant of flatout/yolo/nms/merge_tiles.py."""
 
 
 @dataclass(frozen=True, kw_only=True)

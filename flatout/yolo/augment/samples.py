@@ -86,7 +86,7 @@ class WholeImages:
     def __init__(self, image_set: ImageSet) -> None:
         self._paths = image_set.paths
         self.num_bytes = 3 * int(image_set.size_wh_N2.astype(np.int64).prod(1).sum())
-        """Of all images, decoded."""
+        """Size of all images, decoded."""
 
     @property
     def parameters(self) -> str:

@@ -36,7 +36,7 @@ class LabelStatistics:
     weight: float
     """Sum of the weights of the passes, see `weight_of`."""
     fingerprint: str
-    """Of the labels that were audited."""
+    """Hash of the labels that were audited."""
     own_T: np.ndarray
     """Weighted sum of `Evidence.own_T`; likewise near and other."""
     near_T: np.ndarray
