@@ -142,7 +142,8 @@ def test_a_loss_that_is_a_plain_function_has_a_stage_of_its_own():
             total = total + torch.logsumexp(logits, 1).sum() * 0.01
         return total
 
-    model, loader = slow_loops.small_network(), DataLoader(slow_loops.ready_samples(320), batch_size=8)
+    # Seconds of steps: the sampler looks at the stack every 40 ms.
+    model, loader = slow_loops.small_network(), DataLoader(slow_loops.ready_samples(2400), batch_size=8)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     with watch(loader, model, optimizer, loss_fn=slow_loss) as watched:
         for images, labels in loader:
