@@ -26,7 +26,7 @@ from flatout.clock import clock
 from flatout.engine.job import IntervalStats
 from flatout.profiler.observe.device_times import DeviceClock
 from flatout.profiler.observe.engine_steps import STEP_BEGINS
-from flatout.profiler.observe.recorder import Sampler, StepRecorder
+from flatout.profiler.observe.recorder import Line, Sampler, StepRecorder
 
 LIMIT = 0.01
 STAGES = ("feed.wait", "train.wait", "train.inputs", "train.loss", "train.forward", "train.backward", "train.optimizer")
@@ -75,7 +75,11 @@ def step(matrix: torch.Tensor) -> tuple[float, float]:
 def observing(recorder: StepRecorder) -> Iterator[None]:
     """Record and sample, as an observation does in timed steps."""
     with recorder.recording():
-        sampler = Sampler(label=lambda: recorder.innermost.name if recorder.innermost else None)
+        samples: list[tuple[Line, str | None]] = []
+        sampler = Sampler(
+            lambda line, stage: samples.append((line, stage)),
+            label=lambda: recorder.innermost.name if recorder.innermost else None,
+        )
         try:
             yield
         finally:

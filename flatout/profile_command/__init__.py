@@ -1,12 +1,14 @@
 """`flatout profile JOB ...`: where the time of a training goes, why, and how fast each remedy would make it.
 
 It runs the training that `flatout JOB train` with the same flags would start, for a few dozen steps, in a temporary
-folder. With --apply it also switches the best remedy on and measures again.
+folder. With --apply it also switches the best remedy on and measures again. `flatout profile --compare A B` compares
+two saved profiles instead; `python -m flatout.profile_any train.py` profiles a script that is not flatout's.
 
 Files:
 
-    apply  Switch the best remedy on, measure again, and compare with the prediction
-    table  Ledger and verdict in colour, for a terminal
+    apply    Switch the best remedy on, measure again, and compare with the prediction
+    compare  Two saved profiles side by side: what changed, and whether the second is slower than allowed
+    table    Ledger and verdict in colour, for a terminal
 """
 
 import argparse
@@ -15,6 +17,7 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 from flatout.cli import JOBS
 from flatout.errors import ConfigError, Interrupted
@@ -23,19 +26,24 @@ from flatout.runs import TrainCommand
 MIN_STEPS = 3
 """Equal to flatout.profiler.observe.observation.MIN_TIMED_STEPS; repeated here so that --help does not load it."""
 
+COMPARE_USAGE = "flatout profile --compare A B [--fail-if-slower PERCENT]"
+
 EPILOG = """examples:
   flatout profile yolo --data demo-data/demo.yaml --cfg cfg/training/yolov7-tiny.yaml --img 320 --batch 16
   flatout profile yolo --apply --steps 40 --data ... --cfg ...      switch the best remedy on and measure again
   flatout profile defect --training_dataset_path R/train/good --num_workers 1
   flatout profile spike --config data/spike/spike_mini.yaml --set DATALOADER.TOTAL_WORKERS=1
+  flatout profile --compare profile-before profile-after --fail-if-slower 5%
 
 All other flags are those of `flatout JOB train`. Files written to --out: profile.html (open it in a browser),
 profile.json (the numbers) and trace.json (open it at https://ui.perfetto.dev). Exit code: 0; 2 for wrong arguments;
-otherwise that of the training."""
+9 if --fail-if-slower finds B slower; otherwise that of the training."""
 
 
 def main(argv: list[str]) -> int:
     """Profile a training; returns the exit code."""
+    if any(word.split("=")[0] in ("--compare", "--fail-if-slower") for word in argv) and not {"-h", "--help"} & {*argv}:
+        return _compare(argv)
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     if args.steps < MIN_STEPS:
@@ -53,15 +61,31 @@ def main(argv: list[str]) -> int:
         ) from error
 
 
+def _compare(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="flatout profile", usage=COMPARE_USAGE, allow_abbrev=False)
+    _add_compare_flags(parser)
+    args = parser.parse_args(argv)
+    if args.compare is None:
+        raise ConfigError("flatout profile: --fail-if-slower needs --compare A B, the two profiles to compare.")
+    from flatout.profile_command.compare import compare
+
+    return compare(*args.compare, allowed=args.fail_if_slower)
+
+
 def _profile(args: argparse.Namespace, flags: list[str]) -> int:
     # Imported here: help and wrong arguments must not have to load torch.
     from flatout.profile_command.apply import apply_best
     from flatout.profile_command.table import show
 
-    progress = _Progress()
+    began_s = time.monotonic()
+
+    def progress(activity: str) -> None:
+        """Print what is being done, with the seconds since the start, to stderr: the result goes to stdout."""
+        print(f"{time.monotonic() - began_s:4.0f} s  {activity}", file=sys.stderr, flush=True)
+
     command: TrainCommand = import_module(JOBS[args.job]).COMMAND
-    module, _, name = (command.profile or "flatout.runs.profiled:ProfiledTraining").partition(":")
-    training = getattr(import_module(module), name).from_flags(command, flags, num_steps=args.steps)
+    kind = resolve_name(command.profile or "flatout.runs.profiled:ProfiledTraining")
+    training = kind.from_flags(command, flags, num_steps=args.steps)
     progress(f"Timing {args.steps} steps of the training as it is ...")
     profile = training.observe()
     if not args.quick:
@@ -85,28 +109,51 @@ def _refuse_unwritable(folder: Path) -> None:
         raise ConfigError(f"--out {folder} cannot be written: {existing} is not a writable folder. Choose another one.")
 
 
-class _Progress:
-    """Prints what is being done, with the seconds since the start, to stderr: the result goes to stdout."""
-
-    def __init__(self) -> None:
-        self._began_s = time.monotonic()
-
-    def __call__(self, activity: str) -> None:
-        print(f"{time.monotonic() - self._began_s:4.0f} s  {activity}", file=sys.stderr, flush=True)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flatout profile",
-        usage="flatout profile JOB [--steps N] [--apply] [--quick] [--out FOLDER] [FLAGS OF flatout JOB train ...]",
+        usage="flatout profile JOB [--steps N] [--apply] [--quick] [--out FOLDER] [FLAGS OF flatout JOB train ...]\n"
+        f"       {COMPARE_USAGE}",
         description=__doc__.partition("\n\nFiles:")[0],
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("job", help=f"the training to profile: {', '.join(JOBS)}")
-    parser.add_argument("--steps", type=int, default=20, help="steps to time, 3 or more (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=20, metavar="N", help="steps to time, 3 or more (default: %(default)s)"
+    )
     parser.add_argument("--apply", action="store_true", help="switch the best remedy on, measure again, keep or revert")
     parser.add_argument("--quick", action="store_true", help="skip the short runs that measure limits and try flags")
-    parser.add_argument("--out", type=Path, default=Path("profile"), help="folder to write to (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("profile"), metavar="FOLDER", help="folder to write to (default: %(default)s)"
+    )
+    _add_compare_flags(parser)
     return parser
+
+
+def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("A", "B"),
+        help="compare two saved profiles (folders or profile.json files) instead of measuring",
+    )
+    parser.add_argument(
+        "--fail-if-slower",
+        type=fraction,
+        metavar="PERCENT",
+        help="with --compare: exit code 9 if B takes more than PERCENT longer per image than A, such as 5%%",
+    )
+
+
+def fraction(text: str) -> float:
+    """'5%' or '5' as 0.05."""
+    try:
+        value = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage, such as 5%")
+    return value

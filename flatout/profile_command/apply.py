@@ -12,9 +12,11 @@ MIN_KEPT_GAIN = 1.02
 class Training(Protocol):
     """A training whose options can be changed and whose speed can be measured."""
 
-    def with_switch(self, switch: Mapping[str, Any]) -> Self: ...
+    def with_switch(self, switch: Mapping[str, Any]) -> Self:
+        """The same training with these option values."""
 
-    def speed(self) -> float: ...
+    def speed(self) -> float:
+        """Measured images per second."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Applied:
 
     @property
     def is_kept(self) -> bool:
+        """Whether the measured gain is large enough to keep the remedy."""
         return self.remedy is not None and self.then > MIN_KEPT_GAIN * self.now
 
     @property
@@ -38,6 +41,7 @@ class Applied:
         return self.remedy.images_per_s / self.then - 1
 
     def text(self) -> str:
+        """Prediction, measurement and decision, for a terminal."""
         if self.remedy is None:
             return "Nothing to apply: no remedy that is a flag would gain more than 3 %."
         outcome = "kept" if self.is_kept else "reverted: it does not pay off here"
@@ -50,7 +54,7 @@ class Applied:
 
 
 def apply_best(training: Training, profile: Profile) -> Applied:
-    """Switch on the best remedy that is a flag of the training, and measure the speed."""
+    """Switch on the best remedy that is a flag of the training, and measure the speed; if there is none, do nothing."""
     now = profile.ledger.images_per_s
     remedy = next((remedy for remedy in profile.verdict.remedies if remedy.switch), None)
     if remedy is None:

@@ -24,7 +24,7 @@ WITHOUT_BAR = 62
 
 
 def show(profile: Profile, console: Console | None = None) -> None:
-    """Print the whole report on one screen: ledger, waits, time between steps, hardware limits, verdict."""
+    """Print the whole report: ledger, waits, time between steps, hardware limits, verdict."""
     console = console or Console()
     console.print(ledger_table(profile.ledger, console.width))
     ledger, measurement = profile.ledger, profile.measurement

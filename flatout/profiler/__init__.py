@@ -21,6 +21,7 @@ from flatout.lazy import face
 if TYPE_CHECKING:
     from flatout.profiler.demands import KEPT_DECODED, Demands
     from flatout.profiler.measurement import Ledger, Limits, Measurement, make_ledger
+    from flatout.profiler.observe.any_loop import watch_any
     from flatout.profiler.observe.device_times import DeviceTrace
     from flatout.profiler.observe.engine_steps import EngineObservation
     from flatout.profiler.observe.limits import drain, find_limits

@@ -83,11 +83,58 @@ class HotLine:
     text: str = ""
     function: str = ""
     in_worker: bool = False
+    runs: float = 0.0
+    """Runs per step, counted in a few steps that were not timed; 0: not counted."""
+
+    in_graph: bool = False
+    """Its function returned tensors that backward() goes through."""
+
+    writes: bool = False
+    """Its function, or one that it calls, writes to a file, a log or the terminal."""
+
+    samples: int = 0
+    """How often it was seen running; 0: unknown."""
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """File and name of the function that it belongs to."""
+        return self.where.rpartition(":")[0], self.function
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRun:
+    """Forward and backward of a copy of the network by themselves, on a batch of the observed loop."""
+
+    ms: float
+    images: float
+    threads: int
+    """Threads that torch computed with."""
+
+    without: str = ""
+    """A slow setting that the loop uses and this run does not (see observe/network_runs.py); empty: all as in the
+    loop."""
+
+    detail: str = ""
+    """What exactly that setting is about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdleSplit:
+    """Why the device was idle, in milliseconds per traced step."""
+
+    host_ms: float
+    """Nothing was queued: the host was busy with something else, or waited for data."""
+
+    gap_ms: float
+    """Work was queued and did not run yet: launch latency, and gaps between kernels."""
+
+    transfer_ms: float
+    """A copy between host and device ran, and no kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Milliseconds per step if only one part counted, from short runs without the other parts."""
+    """Measured milliseconds per step of parts of a training, from short runs without the others; None: not measured."""
 
     compute_ms: float | None = None
     """Training on one batch that is already on the device."""
@@ -116,12 +163,20 @@ class Measurement:
     main_cpu_ms: float = 0.0
     """CPU time of the main process per step, all of its threads."""
 
+    main_queued_ms: float = 0.0
+    """Time per step in which the main thread could have run and had no core."""
+
     worker_cpu_ms: float | None = None
     """CPU time of all workers per step; None: unknown."""
 
     worker_blocked_ms: float | None = None
     """Time per step that all workers spent in a stage without running or queueing for a core, that is, waiting for a
-    disk, a network or a lock. None: unknown."""
+    disk, a network, a lock or a sleep; without workers, the same of the main thread while it makes batches. None:
+    unknown."""
+
+    worker_start_ms: float = 0.0
+    """Time per step of all workers for the first samples after their start, as far as these take longer than later
+    ones: opening files, importing modules."""
 
     num_workers: int = 0
     usable_cores: float = 1.0
@@ -146,6 +201,12 @@ class Measurement:
 
     waits_between: Sequence[WaitBetween] = ()
     lines: Sequence[HotLine] = ()
+    network_runs: Sequence[NetworkRun] = ()
+    """The network by itself, first as in the loop, then with other batch sizes and settings; empty: not tried."""
+
+    idle_split: IdleSplit | None = None
+    """Why the device was idle; None: not traced."""
+
     limits: Limits = Limits()
     light: SpeedOfLight | None = None
     """Hardware limits of the machine; None: not measured."""
@@ -156,7 +217,11 @@ class Measurement:
     def __post_init__(self) -> None:
         times_ms = [*self.wall_ms, *(ms for lane in self.lanes for ms in lane.stage_ms.values())]
         if not (len(self.wall_ms) and min(self.wall_ms) > 0 and self.images > 0 and self.usable_cores > 0):
-            raise ValueError("a measurement needs at least one step, and step times, images and cores above 0")
+            raise ValueError(
+                "a measurement needs at least one step, and step times, images and cores above 0, not "
+                f"{len(self.wall_ms)} steps of {min(self.wall_ms, default=0)} ms or more, {self.images} images and "
+                f"{self.usable_cores} cores"
+            )
         if not all(map(math.isfinite, times_ms)):
             raise ValueError("a measurement needs finite times")
 

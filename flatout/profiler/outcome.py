@@ -11,7 +11,18 @@ from typing import Any
 
 from flatout.clock import Event, label_of, place_label
 from flatout.errors import ConfigError
-from flatout.profiler.measurement import HotLine, Lane, Ledger, Limits, Measurement, WaitBetween, WaitSite, make_ledger
+from flatout.profiler.measurement import (
+    HotLine,
+    IdleSplit,
+    Lane,
+    Ledger,
+    Limits,
+    Measurement,
+    NetworkRun,
+    WaitBetween,
+    WaitSite,
+    make_ledger,
+)
 from flatout.profiler.observe.observation import Observation
 from flatout.profiler.observe.speed_of_light import SpeedOfLight
 from flatout.profiler.report.page import page
@@ -37,13 +48,22 @@ class Profile:
         """Set from outside, by callers that can make the short runs that measure them."""
         self.light: SpeedOfLight | None = None
         """Hardware limits of the machine; set from outside, by callers that have measured them."""
+        self.network_runs: Sequence[NetworkRun] = ()
+        """The network by itself, in other settings; set by a watch when its loop has ended."""
         self.reword: Callable[[Remedy], Remedy] = lambda remedy: remedy
         """Rewrites a remedy in terms of the observed training, such as its own flags."""
 
     @property
     def measurement(self) -> Measurement:
         """The measured numbers. ConfigError if too few steps were timed."""
-        return replace(self._observation.measurement, limits=self.limits, light=self.light)
+        return replace(
+            self._observation.measurement, limits=self.limits, light=self.light, network_runs=self.network_runs
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether enough steps were timed for a measurement."""
+        return self._observation.is_complete
 
     @property
     def ledger(self) -> Ledger:
@@ -101,12 +121,17 @@ def load_measurement(path: str | Path) -> Measurement:
         parts["waits"] = [WaitSite(**site) for site in content["waits"]]
         parts["waits_between"] = [WaitBetween(**site) for site in content.get("waits_between", ())]
         parts["lines"] = [HotLine(**line) for line in content["lines"]]
+        parts["network_runs"] = [NetworkRun(**run) for run in content.get("network_runs", ())]
+        parts["idle_split"] = IdleSplit(**content["idle_split"]) if content.get("idle_split") else None
         parts["limits"] = Limits(**content["limits"])
         parts["light"] = SpeedOfLight(**content["light"]) if content.get("light") else None
         known = {field.name for field in fields(Measurement)}
         return Measurement(**{name: value for name, value in parts.items() if name in known})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not a profile that this version can read: {error}.") from error
+        raise ConfigError(
+            f"{path} is not a profile that this version can read: {error}. Give a profile.json of `flatout profile` or "
+            "watch(), or measure again."
+        ) from error
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:

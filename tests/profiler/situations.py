@@ -6,7 +6,7 @@ Each names the cause that a good engineer would name, and where it is known the 
 from dataclasses import replace
 from typing import NamedTuple
 
-from flatout.profiler.measurement import IDLE, HotLine, Lane, Limits, Measurement, WaitBetween, WaitSite
+from flatout.profiler.measurement import IDLE, HotLine, Lane, Limits, Measurement, NetworkRun, WaitBetween, WaitSite
 from flatout.profiler.verdict import EndToEndTrial, Trial
 from flatout.profiler.verdict.rules_host import CUDA_GRAPH
 from flatout.profiler.verdict.rules_input import ON_DEVICE
@@ -65,6 +65,13 @@ LOOP = (
 DECODE_LINE = HotLine(
     where="data.py:8", ms=420, text="image = cv2.imread(path)", function="__getitem__", in_worker=True
 )
+SLOW_LINE = HotLine(where="data.py:31", ms=2000, text="image = blur(image)", function="__getitem__", in_worker=True)
+
+
+def batch_runs(per_image_ms, fixed_ms):
+    """The network by itself, with batches of 4, 8, 16 and 32."""
+    return tuple(NetworkRun(ms=fixed_ms + per_image_ms * images, images=images, threads=1) for images in (4, 8, 16, 32))
+
 
 # The training that started this project: RTX 5090, yolov7-tiny, 320 px, batch 384, as its owner measured it (the
 # numbers of workers and cores were not recorded: 48 and 64 are assumed). Replacing the loss with the plain one gave
@@ -211,6 +218,23 @@ SITUATIONS = {
     "decode found by its line": Situation(
         input_bound(250, 2, {"fetch": 490}, lines=(DECODE_LINE,), cores=2), "decode", change="--cache-images"
     ),
+    "large images, decoded and scaled each time": Situation(
+        measured(
+            400,
+            {"feed.wait": 300, "forward": 40, "backward": 58},
+            num_workers=2,
+            workers={"fetch": 790},
+            cores=2,
+            main_cpu=0.25,
+            lines=(
+                HotLine(where="data.py:8", ms=500, text="i = cv2.imread(path)", function="__getitem__", in_worker=True),
+                HotLine(where="data.py:9", ms=260, text="i = resize(i, s)", function="__getitem__", in_worker=True),
+            ),
+        ),
+        "decode",
+        # 30 ms of the rest, 46 of reading what is kept: the main thread's 100 ms remain.
+        4.0,
+    ),
     "the store misses": Situation(input_bound(200, 16, {"store miss": 2400, "warp": 700}), "decode"),
     "every core augments": Situation(
         input_bound(400, 16, {"mosaic": 3000, "warp": 2500, "decode": 500}), "input", change="--device-augment"
@@ -236,8 +260,18 @@ SITUATIONS = {
             cores=4,
             lines=(HotLine(where="data.py:8", ms=170, text="image = cv2.imdecode(data)", function="__getitem__"),),
         ),
-        "decode",
+        "no workers",
         change="--workers",
+    ),
+    "no workers, and more decoding than workers can do": Situation(
+        measured(
+            300,
+            {"feed.wait": 5, "fetch": 275, "forward": 10, "backward": 10},
+            cores=2,
+            lines=(HotLine(where="data.py:8", ms=260, text="image = cv2.imdecode(data)", function="__getitem__"),),
+        ),
+        "decode",
+        change="--cache-images",
     ),
     "a Python loop with .item()": Situation(
         measured(
@@ -364,12 +398,188 @@ SITUATIONS = {
         None,
         (Trial(what="compile", change="--compile on", stage="forward+backward", then_ms=95),),
     ),
-    "unexplained time": Situation(
+    "unexplained time": Situation(measured(200, {"forward": 40, "backward": 55}), "unexplained"),
+    "time outside of all stages, at one line": Situation(
         measured(
             200,
             {"forward": 40, "backward": 55},
             lines=(HotLine(where="mine.py:7", ms=99, text="rows.sort()", function="main"),),
         ),
-        "unexplained",
+        "slow code",
+        200 / 97,
+        change="mine.py:7",
+    ),
+    "a slow __getitem__ that no number of workers makes up for": Situation(
+        measured(
+            1203,
+            {"feed.wait": 1120, "forward": 35, "loss": 3, "backward": 40, "optimizer": 3},
+            num_workers=2,
+            workers={"fetch": 2320, "collate": 40},
+            cores=2,
+            main_cpu=0.07,
+            lines=(SLOW_LINE,),
+        ),
+        "slow input code",
+        change="data.py:31",
+    ),
+    "a data set that sleeps, without workers": Situation(
+        measured(
+            300,
+            {"feed.wait": 2, "fetch": 248, "forward": 20, "backward": 28},
+            cores=2,
+            main_cpu=0.2,
+            worker_blocked_ms=240.0,
+            lines=(HotLine(where="data.py:9", ms=240, stage="fetch", text="time.sleep(0.01)", function="__getitem__"),),
+        ),
+        "storage",
+    ),
+    "a main thread that sleeps": Situation(
+        measured(
+            150,
+            network(),
+            main_cpu=0.6,
+            lines=(HotLine(where="train.py:40", ms=50, text="time.sleep(0.05)", function="main"),),
+        ),
+        "sleeping",
+        1.5,
+        change="train.py:40",
+    ),
+    "a loop of short operations, without reads": Situation(
+        measured(
+            200,
+            {"forward": 40, "backward": 90},
+            lines=(
+                HotLine(where="ema.py:12", ms=50, text="a.mul_(d).add_(b)", function="update_average", runs=900),
+                HotLine(where="ema.py:11", ms=18, text="for a, b in pairs:", function="update_average", runs=901),
+            ),
+        ),
+        "python loop",
+        200 / 132,
+        change="ema.py:12",
+    ),
+    "a loop in the loss that backward() goes through": Situation(
+        measured(
+            200,
+            {"forward": 20, "backward": 90},
+            lines=(HotLine(where="loss.py:5", ms=90, text="t += f(a)", function="loss", runs=900, in_graph=True),),
+        ),
+        "python loop",
+        # 90 ms of the loop, and 90 / 110 of the backward pass.
+        200 / 36.4,
+    ),
+    "layers called in a loop are no bottleneck": Situation(
+        measured(
+            100,
+            network(),
+            lines=(HotLine(where="net.py:8", ms=35, stage="forward", text="x = f(x)", function="forward", runs=24),),
+        ),
+        "nothing",
+    ),
+    "every step is logged": Situation(
+        measured(
+            140,
+            network(),
+            lines=(HotLine(where="train.py:50", ms=40, text="writer.add_histogram(n, p)", function="main", runs=1),),
+        ),
+        "logging",
+        1.4,
+    ),
+    "workers started for every short epoch": Situation(
+        measured(150, {**network(), "feed.start": 50}, num_workers=2, workers={"fetch": 60}), "worker start", 1.42
+    ),
+    "batches of 4": Situation(
+        measured(
+            10, {"forward": 3, "loss": 0.3, "backward": 4, "optimizer": 2}, images=4, network_runs=batch_runs(1.0, 6.0)
+        ),
+        "small batches",
+        # Per image 0.24 ms of the network; the other 3 ms stay.
+        (32 / (7 * (6 + 32 * 1.0) / 10 + 3)) / (4 / 10),
+        change="batch_size",
+    ),
+    "batches of 4 that are large enough": Situation(
+        measured(
+            10,
+            {"forward": 4, "loss": 0.3, "backward": 5, "optimizer": 0.3},
+            images=4,
+            network_runs=batch_runs(2.2, 0.4),
+        ),
+        "nothing",
+    ),
+    "more threads than cores": Situation(
+        measured(
+            100,
+            network(),
+            num_threads=16,
+            cores=2,
+            network_runs=(NetworkRun(ms=90, images=64, threads=16), NetworkRun(ms=30, images=64, threads=2)),
+        ),
+        "too many threads",
+        100 / 36,
+        change="OMP_NUM_THREADS=2",
+    ),
+    "one thread, and more cores": Situation(
+        measured(
+            100,
+            network(),
+            num_threads=1,
+            cores=2,
+            network_runs=(NetworkRun(ms=90, images=64, threads=1), NetworkRun(ms=50, images=64, threads=2)),
+        ),
+        "too few threads",
+        change="OMP_NUM_THREADS=2",
+    ),
+    "anomaly detection left on": Situation(
+        measured(
+            100,
+            network(),
+            network_runs=(
+                NetworkRun(ms=90, images=64, threads=1),
+                NetworkRun(ms=45, images=64, threads=1, without="anomaly detection"),
+            ),
+        ),
+        "anomaly detection",
+        100 / 55,
+        change="set_detect_anomaly(False)",
+    ),
+    "gradients of a network that is never updated": Situation(
+        measured(
+            100,
+            network(),
+            network_runs=(
+                NetworkRun(ms=90, images=64, threads=1),
+                NetworkRun(ms=60, images=64, threads=1, without="unneeded gradients", detail="target.0.weight"),
+            ),
+        ),
+        "unneeded gradients",
+        100 / 70,
+        change="torch.no_grad()",
+    ),
+    "statistics of a loop, written by another function": Situation(
+        measured(
+            130,
+            network(),
+            lines=(
+                HotLine(
+                    where="log.py:9", ms=30, text="counts = histogram(w)", function="all_weights", runs=200, writes=True
+                ),
+            ),
+        ),
+        "logging",
+        1.3,
+    ),
+    "workers that open their files again for every short epoch": Situation(
+        # 2 x 40 ms of two workers in a step of 60: without opening files, they need 20 ms.
+        measured(
+            60,
+            {**network(0.2), "feed.start": 40},
+            num_workers=2,
+            workers={"fetch": 80},
+            cores=2,
+            main_cpu=0.33,
+            worker_cpu_ms=80.0,
+            worker_start_ms=60.0,
+        ),
+        "worker start",
+        60 / 21,
     ),
 }

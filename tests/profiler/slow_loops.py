@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from flatout.clock import machine
 from flatout.profiler import watch
 
 
@@ -26,7 +27,7 @@ class Photos(Dataset):
 
 
 class Warped(Dataset):
-    """Samples that need a lot of arithmetic, none of it decoding."""
+    """Samples that need a lot of arithmetic, none of it decoding, in four functions that take about as long."""
 
     def __init__(self, num: int) -> None:
         self.num = num
@@ -36,9 +37,25 @@ class Warped(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         grid = np.linspace(0, 1, 3 * 32 * 32, dtype=np.float32)
-        for _ in range(250):
-            grid = np.sin(grid * 3 + index)
+        for _ in range(60):
+            grid = turned(squeezed(waved(bent(grid, index))))
         return torch.from_numpy(grid.reshape(3, 32, 32)), index % 2
+
+
+def bent(grid: np.ndarray, index: int) -> np.ndarray:
+    return np.sin(grid * 3 + index)
+
+
+def waved(grid: np.ndarray) -> np.ndarray:
+    return np.cos(grid * 5 + 1)
+
+
+def squeezed(grid: np.ndarray) -> np.ndarray:
+    return np.sin(grid * 2 - 1)
+
+
+def turned(grid: np.ndarray) -> np.ndarray:
+    return np.cos(grid * 4 + 2)
 
 
 def ready_samples(num: int) -> TensorDataset:
@@ -70,7 +87,7 @@ def slow_decode():
 
 def too_few_workers():
     # Long enough on a fast machine too: lines are sampled every 40 ms.
-    return train(DataLoader(Warped(480), batch_size=8, num_workers=1))
+    return train(DataLoader(Warped(1920), batch_size=8, num_workers=1))
 
 
 def item_loop():
@@ -94,7 +111,8 @@ def gc_pauses():
 
 
 def healthy():
-    """A loop in which the network takes nearly the whole step."""
+    """A loop in which the network takes nearly the whole step, on every core."""
+    torch.set_num_threads(machine.cores().usable)
     samples = TensorDataset(torch.rand(48, 3, 128, 128), torch.arange(48) % 2)
     model = nn.Sequential(nn.Conv2d(3, 32, 5), nn.Conv2d(32, 32, 5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     optimizer, loss_fn = torch.optim.SGD(model.parameters(), 0.01), nn.CrossEntropyLoss()

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from flatout import Feed, FeedConfig, Plan
 from flatout.clock import clock, worker_registry
-from flatout.clock.clock import Event, owners
+from flatout.clock.clock import Event, is_pause, label_of, owners
 from flatout.profiler import watch
 from flatout.profiler.measurement import WaitBetween, WaitSite
 from flatout.profiler.observe import device_times
@@ -73,6 +73,11 @@ def test_waits_between_steps_are_counted_apart():
     assert sum(site.per_step for site in measurement.waits) == 1
     apart = {site.stage: site.times for site in measurement.waits_between}
     assert apart == {"validate": 100, "pictures": 20, "between": 2}
+
+
+def test_plots_and_pictures_are_names_of_the_same_pause():
+    assert is_pause("plots") and is_pause("pictures")
+    assert label_of("plots") == label_of("train.pictures") == "plots"
 
 
 @pytest.mark.parametrize(("log_every", "per_step"), [(1, 4), (4, 1)])

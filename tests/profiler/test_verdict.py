@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flatout.defect.commands.flags import VERDICT_FLAGS as DEFECT_FLAGS
-from flatout.profiler.measurement import HotLine, Lane, Limits, WaitSite, make_ledger
+from flatout.profiler.measurement import HotLine, Lane, Limits, NetworkRun, WaitSite, make_ledger
 from flatout.profiler.report.text import report_text
 from flatout.profiler.verdict import Trial, diagnose, remedy_of
 from flatout.profiler.verdict.remedy import with_job_flags
@@ -43,6 +43,85 @@ def test_the_gain_is_predicted_within_fifteen_per_cent(name):
     best = diagnose(situation.measurement, situation.trials, situation.end_to_end).best
     assert best is not None
     assert best.gain == pytest.approx(situation.gain, rel=0.15)
+
+
+def test_a_slow_getitem_promises_what_the_table_knows():
+    """Two workers, 2,360 ms of one core per batch, 2,000 of them in one line (by samples, of the whole batch)."""
+    verdict = diagnose(SITUATIONS["a slow __getitem__ that no number of workers makes up for"].measurement)
+    assert "Make __getitem__(), data.py:31 2x faster: 1,203 -> " in verdict.sentence
+    half, none = (next(r for r in verdict.remedies if r.what.startswith(word)) for word in ("make", "without"))
+    assert f"-> {half.step_ms:.0f} ms per step." in verdict.sentence
+    # Half of the batch's 2,360 ms and the 84 ms of the main thread, on two cores.
+    assert half.step_ms == pytest.approx((2360 / 2 + 84) / 2, rel=0.01)
+    # Without the line nothing but the rest of the step is left.
+    assert none.step_ms == pytest.approx(1203 - 1120, rel=0.05)
+    assert verdict.of_cause == none
+
+
+@pytest.mark.parametrize(("samples", "cause"), [(20, "too few workers"), (400, "slow input code")])
+def test_few_samples_blame_no_function(samples, cause):
+    """Half of twenty samples in one function may be chance; half of four hundred are not."""
+    lines = [HotLine(where=f"data.py:{number}", ms=5, function=name, in_worker=True, samples=samples // 2)
+             for number, name in ((8, "blur"), (20, "warp"))]  # fmt: skip
+    late = measured(10, {"feed.wait": 8, "forward": 1, "backward": 1}, num_workers=1, workers={"fetch": 10}, cores=2,
+                    main_cpu=0.2, worker_cpu_ms=10.0, lines=lines)  # fmt: skip
+    assert diagnose(late).cause == cause
+
+
+def test_time_that_workers_sleep_is_not_called_time_of_a_core():
+    asleep = measured(150, {**network(0.2), "feed.wait": 130}, num_workers=2, workers={"fetch": 295}, cores=2,
+                      main_cpu=0.13, worker_cpu_ms=30.0, worker_blocked_ms=260.0)  # fmt: skip
+    evidence = " ".join(diagnose(asleep).evidence)
+    assert "of one core" not in evidence
+    assert "88 % of the time in which batches are made is waiting (for files, a network or a sleep)" in evidence
+    awake = replace(asleep, worker_cpu_ms=290.0, worker_blocked_ms=0.0)
+    assert "of one core" in " ".join(diagnose(awake).evidence)
+
+
+def test_workers_that_take_every_core_hold_the_main_thread_up():
+    """Of 20 ms beside the wait, the main thread queued 8 for a core; it gets one once the workers have little to do."""
+    decode = HotLine(where="data.py:8", ms=108, text="image = cv2.imread(path)", function="__getitem__", in_worker=True)
+    crowded = measured(60, {"feed.wait": 40, "forward": 8, "backward": 12}, num_workers=2, workers={"fetch": 108},
+                       cores=2, main_cpu=0.2, worker_cpu_ms=108.0, lines=(decode,))  # fmt: skip
+    cached = [next(remedy for remedy in diagnose(each).remedies if remedy.what == "cache decoded images")
+              for each in (crowded, replace(crowded, main_queued_ms=8.0))]  # fmt: skip
+    assert cached[0].step_ms == pytest.approx(20, rel=0.05)
+    assert cached[1].step_ms == pytest.approx(12.5, rel=0.05)
+
+
+def test_what_a_loader_does_once_per_batch_does_not_grow_with_the_batch():
+    small = SITUATIONS["batches of 4"].measurement
+    host = dict(small.lanes[0].stage_ms)
+    lanes = [replace(small.lanes[0], stage_ms=host | {"feed.wait": 0.5})]
+    verdict = diagnose(replace(small, lanes=lanes, wall_ms=[ms + 0.5 for ms in small.wall_ms]))
+    assert verdict.of_cause.step_ms == pytest.approx(diagnose(small).of_cause.step_ms + 0.5, rel=0.02)
+
+
+def test_one_thread_is_never_too_many_whatever_runs_of_the_network_show():
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        runs = [
+            NetworkRun(ms=float(rng.uniform(1, 200)), images=8, threads=threads)
+            for threads in (1, *rng.choice([1, 2, 4, 16], rng.integers(4)))
+        ]
+        step_ms = float(rng.uniform(50, 300))
+        m = measured(step_ms, network(step_ms / 100), images=8, cores=int(rng.integers(1, 5)), num_threads=1,
+                     others_cores=float(rng.uniform(0, 4)), network_runs=runs if rng.integers(2) else [])  # fmt: skip
+        verdict = diagnose(m)
+        named = [verdict.cause, *(each.cause for each in verdict.others)]
+        assert "too many threads" not in named
+        assert "threads: with OMP_NUM_THREADS" not in " ".join(verdict.evidence)
+
+
+def test_batches_are_small_only_if_nothing_else_would_gain_as_much():
+    """A larger batch would hide the logging, but it is the logging that is slow."""
+    logging = HotLine(where="train.py:50", ms=9, text="writer.add_scalar(n, v)", function="main", runs=1)
+    quiet = SITUATIONS["batches of 4"].measurement
+    wall_ms = [ms + 9 for ms in quiet.wall_ms]
+    verdict = diagnose(replace(quiet, wall_ms=wall_ms, lines=(logging,), main_cpu_ms=19.0))
+    assert verdict.cause == "logging"
+    # All of the 9.7 ms outside of stages are at that line.
+    assert verdict.of_cause.gain == pytest.approx(19 / 9.3, rel=0.02)
 
 
 def test_there_are_enough_situations():

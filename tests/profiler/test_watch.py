@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timing]
         pytest.param(
             slow_loops.too_few_workers,
             "too few workers",
-            "np.sin",
+            "np.",
             marks=pytest.mark.skipif(machine.cores().usable < 2, reason="needs a second core"),
         ),
     ],

@@ -11,6 +11,7 @@ separately.
 Dimension key:  S steps   K stages
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flatout.clock import Event, owners
+from flatout.profiler.measurement import IdleSplit
 
 
 class DeviceSteps(NamedTuple):
@@ -32,10 +34,8 @@ class DeviceSteps(NamedTuple):
 class DeviceClock:
     """Stage marks of one thread as CUDA events, on its current stream and on others."""
 
-    def __init__(self, base_host_ns: int | None = None) -> None:
+    def __init__(self) -> None:
         """Read both clocks while the device is idle (host-device wait)."""
-        import time
-
         import torch
 
         self._torch = torch
@@ -43,7 +43,7 @@ class DeviceClock:
         torch.cuda.synchronize()
         self._base = self._now()
         self._base.synchronize()
-        self._base_ns = time.perf_counter_ns() if base_host_ns is None else base_host_ns
+        self._base_ns = time.perf_counter_ns()
         self._open: list[tuple[str, Any]] = []
         self._marks: list[tuple[str, Any, Any, int, bool]] = []  # name, begin, end, depth, on another stream
         self._step_marks: list[int] = []  # marks made before each step's end
@@ -142,6 +142,9 @@ class DeviceWork(NamedTuple):
     pageable_copies: float
     """Copies from or to memory that is not page-locked: each makes the host wait."""
 
+    idle: IdleSplit | None = None
+    """Why nothing ran at other times. Tracing slows launches down, so its parts count, not their sum."""
+
 
 class TraceEvent(NamedTuple):
     """One event of a trace, in microseconds."""
@@ -150,6 +153,8 @@ class TraceEvent(NamedTuple):
     begin_us: float
     end_us: float
     on_device: bool
+    correlation: int = 0
+    """The same for a kernel and the call that launched it; 0: unknown."""
 
 
 class DeviceTrace:
@@ -183,14 +188,53 @@ def summarize(events: Sequence[TraceEvent], num_steps: int) -> DeviceWork:
     """Numbers per step from the events of a trace (pure)."""
     on_device = [event for event in events if event.on_device]
     copies = [event for event in on_device if event.name.startswith("Memcpy")]
-    host_copies = [event for event in copies if "HtoD" in event.name or "DtoH" in event.name]
+    host_copies = [event for event in copies if _is_host_copy(event)]
     launches = sum(event.name.startswith(_LAUNCHES) for event in events if not event.on_device)
     return DeviceWork(
         busy_ms=union_length((event.begin_us, event.end_us) for event in on_device) / 1e3 / num_steps,
         copy_ms=sum(event.end_us - event.begin_us for event in host_copies) / 1e3 / num_steps,
         launches=launches / num_steps,
         pageable_copies=sum("Pageable" in event.name for event in copies) / num_steps,
+        idle=split_idle(events, num_steps),
     )
+
+
+def split_idle(events: Sequence[TraceEvent], num_steps: int) -> IdleSplit:
+    """Why no kernel ran, for all time from the first event of a trace to the last (pure).
+
+        host     ......|launch|.....................|launch|
+        device         :      |kernel|::::::::::::::|......|kernel|
+                 host  : gap         :     host     : gap  :
+
+    Until the call that launches the next kernel begins, the device has nothing to do; from then on the time is a gap.
+    If that call was made before the device became idle, all of the time is a gap.
+    """
+    if not events:
+        return IdleSplit(host_ms=0.0, gap_ms=0.0, transfer_ms=0.0)
+    # Calls of CUDA only: other host events number themselves independently.
+    calls = [event for event in events if not event.on_device and event.name.startswith("cu")]
+    launched_us = {event.correlation: event.begin_us for event in calls if event.correlation}
+    on_device = sorted((event for event in events if event.on_device), key=lambda event: event.begin_us)
+    copies = [event for event in on_device if _is_host_copy(event)]
+    begin_us, end_us = min(event.begin_us for event in events), max(event.end_us for event in events)
+    busy_us = union_length((event.begin_us, event.end_us) for event in on_device)
+    kernels_us = union_length((event.begin_us, event.end_us) for event in on_device if not _is_host_copy(event))
+    host_us, reached_us = 0.0, begin_us
+    for event in on_device:
+        if event.begin_us > reached_us:
+            queued_us = launched_us.get(event.correlation, event.begin_us)
+            host_us += min(max(queued_us, reached_us), event.begin_us) - reached_us
+        reached_us = max(reached_us, event.end_us)
+    host_us += end_us - reached_us
+    return IdleSplit(
+        host_ms=host_us / 1e3 / num_steps,
+        gap_ms=max(0.0, end_us - begin_us - busy_us - host_us) / 1e3 / num_steps,
+        transfer_ms=(busy_us - kernels_us) / 1e3 / num_steps if copies else 0.0,
+    )
+
+
+def _is_host_copy(event: TraceEvent) -> bool:
+    return event.name.startswith("Memcpy") and ("HtoD" in event.name or "DtoH" in event.name)
 
 
 def union_length(spans: Iterable[tuple[float, float]]) -> float:
@@ -209,6 +253,7 @@ def _trace_events(events: Iterable[Any]) -> list[TraceEvent]:
             event.start_ns() / 1e3,
             (event.start_ns() + event.duration_ns()) / 1e3,
             "CUDA" in str(event.device_type()),
+            event.correlation_id(),
         )
         for event in events
         # Named ranges (such as an optimizer's step) appear on the device too, but nothing runs for them.

@@ -19,18 +19,18 @@ def stages_around(model: Any, optimizer: Any, loss_fn: Any) -> Iterator[None]:
     Several models or optimizers (of a GAN, for example) are given as a list or a dict; None: nothing to mark.
     """
     with ExitStack() as stack:
-        for each in _each(model):
+        for each in each_of(model):
             stack.enter_context(_module_stage(_module(each), "forward"))
         if hasattr(loss_fn, "register_forward_pre_hook"):
             stack.enter_context(_module_stage(loss_fn, "loss"))
         stack.enter_context(_backward_stage())
-        for each in _each(optimizer):
+        for each in each_of(optimizer):
             stack.enter_context(_optimizer_stage(each))
         stack.enter_context(_copy_stage())
         yield
 
 
-def _each(given: Any) -> Iterable[Any]:
+def each_of(given: Any) -> Iterable[Any]:
     """A single object as a sequence of one, the items of a list or a dict, nothing for None."""
     if isinstance(given, Mapping):
         return given.values()
@@ -89,16 +89,10 @@ def replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[
 @contextmanager
 def _module_stage(module: Any, name: str) -> Iterator[None]:
     bracket = _OpenStages(name)
-    handles = [
-        module.register_forward_pre_hook(bracket.begin),
-        # Called also when forward raises, or the mark would stay open.
-        module.register_forward_hook(bracket.end, always_call=True),
-    ]
-    try:
+    # The end is called also when forward raises, or the mark would stay open.
+    begin, end = bracket.begin, bracket.end
+    with module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -109,10 +103,8 @@ def _optimizer_stage(optimizer: Any) -> Iterator[None]:
     except AttributeError:  # a wrapper: it has no hooks, or inherits them without having initialized them
         handles = []
     with ExitStack() as stack:
-        for handle in handles:
-            stack.callback(handle.remove)
-        if not handles:
-            stack.enter_context(_step_stage(optimizer))
+        for hooked in handles or [_step_stage(optimizer)]:
+            stack.enter_context(hooked)
         yield
 
 
@@ -168,10 +160,8 @@ def _copy_stage() -> Iterator[None]:
 
         return copy
 
-    with (
-        replaced(torch.Tensor, {"to": marked(torch.Tensor.to, always=False)}),
-        replaced(torch.Tensor, {"cuda": marked(torch.Tensor.cuda, always=True)}),
-    ):
+    to, cuda = marked(torch.Tensor.to, always=False), marked(torch.Tensor.cuda, always=True)
+    with replaced(torch.Tensor, {"to": to, "cuda": cuda}):
         yield
 
 

@@ -7,12 +7,11 @@ process reads while the workers run; nothing is sent with the batches.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from flatout.clock import TIMELINE_DTYPE, TracedTotals, clock, want
+from flatout.clock import TIMELINE_DTYPE, TracedTotals, clock, want, worker_registry
 from flatout.profiler.observe.recorder import Line, Sampler
 
 LINE_DTYPE = np.dtype([("where", "S200"), ("function", "S56"), ("samples", np.int64)])
@@ -22,11 +21,30 @@ WORKER_DTYPE = np.dtype(
         ("lines", LINE_DTYPE, 128),
         ("cpu_ns", np.int64),
         ("wanted_ns", np.int64),
+        ("made_ns", np.int64),
+        ("first_ns", np.int64),
+        ("num_first", np.int64),
         ("timeline", TIMELINE_DTYPE),
     ]
 )
 """`cpu_ns`: CPU time of the worker process and of those it replaced; `wanted_ns`: time in which its main thread ran or
-queued for a core."""
+queued for a core; `made_ns`: without workers, the time in which the main process made batches; `first_ns` and
+`num_first`: time and number of first samples, one per start of the worker."""
+
+
+class ProbedTotals(NamedTuple):
+    """What the workers of a DataLoader have spent so far."""
+
+    spent: worker_registry.WorkerTotals
+    made_ns: int
+    """Without workers: time in which the main process made batches."""
+
+    first_ns: int
+    """Time of the first sample after each start of a worker."""
+    num_first: int
+
+
+NOTHING_SPENT = ProbedTotals(worker_registry.WorkerTotals(Counter(), Counter(), 0, 0), 0, 0, 0)
 
 
 class WorkerTables:
@@ -43,8 +61,13 @@ class WorkerTables:
         """The workers' tables as one array that shows later changes, WORKER_DTYPE [workers]."""
         return np.asarray(self._memory.numpy().view(WORKER_DTYPE))
 
-    def snapshot(self) -> np.ndarray:
-        return self.rows().copy()
+    def totals(self) -> ProbedTotals:
+        """What all workers have spent so far."""
+        rows = self.rows().copy()
+        names = ("cpu_ns", "wanted_ns", "made_ns", "first_ns", "num_first")
+        cpu_ns, wanted_ns, made_ns, first_ns, num_first = (int(rows[name].sum()) for name in names)
+        spent = worker_registry.WorkerTotals(*worker_registry.stage_sums(rows["stages"]), cpu_ns, wanted_ns)
+        return ProbedTotals(spent, made_ns, first_ns, num_first)
 
 
 class WorkerTable:
@@ -53,9 +76,10 @@ class WorkerTable:
     def __init__(self, tables: WorkerTables) -> None:
         self.tables = tables
         self._totals: clock.Totals | None = None
+        self._batch_began: tuple[int, int] | None = None  # in the main process: time, and time that it ran or queued
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"tables": self.tables, "_totals": None}
+        return {"tables": self.tables, "_totals": None, "_batch_began": None}
 
     def totals(self) -> clock.Totals | None:
         """The recorder of this worker; None in the main process, which has its own."""
@@ -68,8 +92,9 @@ class WorkerTable:
             row = self.tables.rows()[info.id]
             self._totals = TracedTotals(row["stages"], self.tables.rows()["timeline"][info.id : info.id + 1])
             lines = _LineTable(row["lines"])
-            Sampler(on_sample=lines.add, label=lambda: _current_stage(self._totals))
+            Sampler(lines.add, label=lambda: _current_stage(self._totals))
             self._cpu = row
+            self._is_first = True
             # Without persistent workers, every epoch starts new processes, whose CPU times begin at zero.
             self._earlier = int(row["cpu_ns"]), int(row["wanted_ns"])
         return self._totals
@@ -78,28 +103,37 @@ class WorkerTable:
         if self._totals is not None:
             cpu_ns, wanted_ns = self._earlier
             self._cpu["cpu_ns"] = cpu_ns + time.process_time_ns()
-            self._cpu["wanted_ns"] = wanted_ns + ran_or_queued_ns()
+            self._cpu["wanted_ns"] = wanted_ns + worker_registry.wanted_ns("thread-self")
 
     def timed(self, name: str, work: Callable[[], Any]) -> Any:
         """The result of `work`, run as stage `name`."""
         totals = self.totals()
         if totals is None:
-            with clock.stage(name):
-                return work()
+            return self._timed_here(name, work)
+        began_ns = time.perf_counter_ns()
         with clock.recording(totals), clock.stage(name):
             result = work()
+        if self._is_first:
+            self._is_first = False
+            self._cpu["first_ns"] += time.perf_counter_ns() - began_ns
+            self._cpu["num_first"] += 1
         if name == "collate":  # once per batch is enough
             self.update_cpu_times()
         return result
 
-
-def ran_or_queued_ns() -> int:
-    """Time this thread has run or waited for a free core; 0 if the system does not report it."""
-    try:
-        ran, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
-    except (OSError, ValueError):
-        return 0
-    return int(ran) + int(queued)
+    def _timed_here(self, name: str, work: Callable[[], Any]) -> Any:
+        """As `timed`, in the main process, which has a recorder of its own; only waiting is noted, once per batch."""
+        if self._batch_began is None:
+            self._batch_began = time.perf_counter_ns(), worker_registry.wanted_ns("thread-self")
+        with clock.stage(name):
+            result = work()
+        if name == "collate":
+            began_ns, ran_ns = self._batch_began
+            row = self.tables.rows()[0]
+            row["made_ns"] += time.perf_counter_ns() - began_ns
+            row["wanted_ns"] += worker_registry.wanted_ns("thread-self") - ran_ns
+            self._batch_began = None
+        return result
 
 
 def _current_stage(totals: clock.Totals | None) -> str | None:
@@ -181,24 +215,11 @@ class TimedCollate:
         return self._worker_table.timed("collate", lambda: self._collate(samples))
 
 
-def stage_ns(before: np.ndarray, after: np.ndarray) -> tuple[dict[str, int], dict[str, int]]:
-    """Self time and runs per stage between two snapshots, all workers together."""
-    self_ns: Counter[str] = Counter()
-    runs: Counter[str] = Counter()
-    for old, new in zip(before, after, strict=True):
-        for name, ns in clock.read_self_ns(new["stages"]).items():
-            self_ns[name] += ns - clock.read_self_ns(old["stages"]).get(name, 0)
-            earlier = clock.read_totals(old["stages"]).get(name, clock.StageTime(0, 0)).runs
-            runs[name] += clock.read_totals(new["stages"])[name].runs - earlier
-    return dict(self_ns), dict(runs)
-
-
-def line_samples(after: np.ndarray) -> Counter[tuple[str, str]]:
-    """Samples per (file:line, function), all workers together."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for worker in after:
-        for row in worker["lines"][worker["lines"]["samples"] > 0]:
-            counts[row["where"].decode(errors="replace"), row["function"].decode(errors="replace")] += int(
-                row["samples"]
-            )
+def line_samples(after: np.ndarray) -> Counter[tuple[Line, str | None]]:
+    """Samples per line, of no stage, all workers together."""
+    counts: Counter[tuple[Line, str | None]] = Counter()
+    for row in after["lines"][after["lines"]["samples"] > 0]:
+        where, function = (row[name].decode(errors="replace") for name in ("where", "function"))
+        file, _, line = where.rpartition(":")
+        counts[Line(file, int(line), function), None] += int(row["samples"])
     return counts

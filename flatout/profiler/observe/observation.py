@@ -7,17 +7,20 @@ In timed steps the recorder's marks give stages, samples give the running line, 
 events give the times of the device. bench/profiler_overhead.py measures what that costs a step.
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import CodeType
 from typing import NamedTuple
 
-from flatout.clock import Event, OtherLoad, clock, machine, pause_stage
+from flatout.clock import Event, OtherLoad, clock, machine, pause_stage, worker_registry
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import Lane, Limits, Measurement
 from flatout.profiler.observe.device_times import DeviceClock, DeviceSteps, DeviceWork, StepTrace
+from flatout.profiler.observe.line_counts import LineCounter
 from flatout.profiler.observe.recorder import Line, Sampler, StepRecorder
 from flatout.profiler.observe.speed_of_light import launch_us
 from flatout.profiler.observe.summary import (
@@ -80,35 +83,36 @@ SPEED_PHASES = Phases(counted=0, traced=0)
 # Timed steps
 
 
+@dataclass(eq=False, repr=False)
 class TimedSteps:
     """Collects what happens in timed steps, from its creation on; the recorder is restarted."""
 
-    def __init__(
-        self,
-        recorder: StepRecorder,
-        workers: WorkerObserver,
-        device: DeviceClock | None,
-        functions: Mapping[CodeType, str],
-    ) -> None:
-        """`functions`: code -> stage, for functions that cannot be marked."""
-        self._recorder, self._workers, self._device, self._functions = recorder, workers, device, functions
+    recorder: StepRecorder
+    workers: WorkerObserver
+    device: DeviceClock | None
+    functions: Mapping[CodeType, str]
+    """Code -> stage, for functions that cannot be marked."""
+
+    def __post_init__(self) -> None:
         self.num_steps = 0
         # Samples are kept when their step ends: those taken after the last step belong to no step.
         self._samples: Counter[tuple[Line, str | None]] = Counter()
         self._step_samples: list[tuple[Line, str | None]] = []  # of the current step
         self._device_timelines: dict[str, list[Event]] = {}
         self._worker_timelines: dict[str, list[Event]] = {}
-        self._sampler = Sampler(label=self._stage_now, functions=functions, on_sample=self._keep_sample)
-        workers.begin()
+        self._sampler = Sampler(self._keep_sample, label=self._stage_now, functions=self.functions)
+        self.workers.begin()
         self._others, self._cpu_began_s = OtherLoad(), time.process_time()
-        self._untimed_on_device = device.num_steps if device else 0
-        recorder.restart()
+        self._thread = threading.get_native_id()
+        self._queued_before_ns = worker_registry.queued_ns(self._thread)
+        self._untimed_on_device = self.device.num_steps if self.device else 0
+        self.recorder.restart()
 
     def step_ended(self) -> None:
         self.num_steps += 1
         samples, self._step_samples = self._step_samples, []
         self._samples.update(samples)
-        self._workers.poll(self.num_steps)
+        self.workers.poll(self.num_steps)
 
     def discard_samples(self) -> None:
         """Drop the samples taken since the last step ended: they belong to no step."""
@@ -120,7 +124,7 @@ class TimedSteps:
 
     def timeline(self) -> dict[str, list[Event]]:
         """Place -> events of the last steps; call after `summarize`."""
-        lanes = {"host": self._recorder.timeline}
+        lanes = {"host": self.recorder.timeline}
         lanes |= {place: events for place, events in self._device_timelines.items() if events}
         # Workers may be ahead of the loop: what they did after its end belongs to no step.
         end_ns = max((event.end_ns for event in lanes["host"]), default=0)
@@ -132,15 +136,18 @@ class TimedSteps:
         self._step_samples.append((line, stage))
 
     def _stage_now(self) -> str | None:
-        innermost = self._recorder.innermost
+        innermost = self.recorder.innermost
         return pause_stage(innermost) or (None if innermost is None else innermost.name)
 
-    def summarize(self, work: DeviceWork | None, waits: WaitCounter, title: str) -> Measurement:
-        """The measurement (host-device wait). `work` and `waits` come from the phases before."""
-        steps = self._recorder.steps()
-        workers = self._workers.end(self.num_steps)
-        self._worker_timelines = self._workers.timelines()
-        host = host_lane(steps, self._samples, set(self._functions.values()))
+    def summarize(self, work: DeviceWork | None, waits: WaitCounter, counted: LineCounter, title: str) -> Measurement:
+        """The measurement (host-device wait). `work`, `waits` and `counted` lines come from the phases before."""
+        import torch
+
+        steps = self.recorder.steps()
+        workers = self.workers.end(self.num_steps)
+        self._worker_timelines = self.workers.timelines()
+        host = host_lane(steps, self._samples, set(self.functions.values()))
+        blocked_ms = workers.blocked_ms if workers else None
         if workers is not None and workers.num_workers == 0:
             host, workers = with_serial_input(host, workers.lane), None
         walls_ms = steps.wall_ns / 1e6
@@ -150,7 +157,7 @@ class TimedSteps:
             # A host that never waits only queues work: then the device tells how long steps really take.
             walls_ms = device.wall_ms if device.wall_ms.mean() > walls_ms.mean() else walls_ms
         lanes: list[Lane] = [host]
-        lines = hot_lines(self._samples, float(steps.wall_ns.mean()) / 1e6)
+        lines = hot_lines(self._samples, float(steps.wall_ns.mean()) / 1e6, counted)
         if workers is not None:
             lanes.append(limited_to_step(float(walls_ms.mean()), workers.lane))
             lines += workers.lines
@@ -163,16 +170,19 @@ class TimedSteps:
             images=float(steps.images.mean()),
             lanes=lanes,
             main_cpu_ms=float(steps.cpu_ns.mean()) / 1e6,
+            main_queued_ms=(worker_registry.queued_ns(self._thread) - self._queued_before_ns) / 1e6 / self.num_steps,
             worker_cpu_ms=workers.cpu_ms if workers else None,
-            worker_blocked_ms=workers.blocked_ms if workers else None,
-            num_workers=workers.num_workers if workers else self._workers.num_unobserved,
+            worker_blocked_ms=blocked_ms,
+            worker_start_ms=workers.start_ms if workers else 0.0,
+            num_workers=workers.num_workers if workers else self.workers.num_unobserved,
             usable_cores=float(machine.cores().usable),
             others_cores=self._others.cores(self._own_cpu_s(workers)),
-            num_threads=_num_threads(),
-            has_device=self._device is not None,
+            num_threads=torch.get_num_threads(),
+            has_device=self.device is not None,
             device_busy_ms=work.busy_ms if work else None,
             launches=work.launches if work else None,
-            launch_us=launch_us() if self._device else None,
+            launch_us=launch_us() if self.device else None,
+            idle_split=work.idle if work else None,
             waits=waits.sites(),
             waits_between=waits.between(),
             lines=lines,
@@ -189,20 +199,14 @@ class TimedSteps:
 
     def _read_device(self, *, other_streams: bool = False) -> DeviceSteps | None:
         """The timed steps by the device's own events, on the stream of the step or on all others (host-device wait)."""
-        if self._device is None:
+        if self.device is None:
             return None
-        device = self._device.read(skip=self._untimed_on_device, other_streams=other_streams)
+        device = self.device.read(skip=self._untimed_on_device, other_streams=other_streams)
         self._device_timelines["copy" if other_streams else "device"] = device.timeline
-        real = self._recorder.is_step()
+        real = self.recorder.is_step()
         if len(real) != len(device.wall_ms):  # more steps than the recorder keeps
             return device
         return device._replace(self_ms=device.self_ms[real], wall_ms=device.wall_ms[real])
-
-
-def _num_threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
 
 
 # Observation
@@ -236,6 +240,7 @@ class Observation:
         self._num_steps, self._phases, self._on_end = num_steps, phases, on_end
         self._functions, self._title = functions or {}, title
         self._waits = WaitCounter(self._stage_apart)
+        self._lines = LineCounter()
         self._counting = ExitStack()
         self._trace = StepTrace()
         self._timed: TimedSteps | None = None
@@ -288,8 +293,10 @@ class Observation:
         seen, phases = self.steps_observed, self._phases
         if phases.is_counted(seen):
             self._waits.num_steps += 1
+            self._lines.num_steps += 1
         if seen == phases.warm_up and phases.counted:
             self._counting.enter_context(self._waits.counting())
+            self._counting.enter_context(self._lines.counting())
         if seen == phases.counting_ends:
             self._counting.close()
             if self._device and phases.traced:
@@ -329,7 +336,7 @@ class Observation:
         if self._timed is not None:
             self._timed.close()
             if self.recorder.num_steps >= MIN_TIMED_STEPS:
-                self._measurement = self._timed.summarize(self._trace.work, self._waits, self._title)
+                self._measurement = self._timed.summarize(self._trace.work, self._waits, self._lines, self._title)
         clock.stop(self.recorder)
         self._on_end()
 

@@ -27,7 +27,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -84,10 +84,9 @@ class StepRecorder(clock.Totals):
         device: DeviceMarks | None = None,
         max_steps: int = 2000,
         timeline_events: int = 4096,
-        capacity: int = 64,
     ) -> None:
         """The last `max_steps` steps are kept, and the last `timeline_events` stages."""
-        super().__init__(capacity=capacity)
+        super().__init__()
         self.device = device
         self._timeline_events = timeline_events
         self._depth = 0
@@ -233,26 +232,20 @@ class Line(NamedTuple):
 
 
 class Sampler:
-    """Samples the running line of one thread, by default the one that creates it. `close()` may be called twice."""
+    """Samples the running line of the thread that creates it. `close()` may be called twice."""
 
     def __init__(
         self,
+        on_sample: Callable[[Line, str | None], None],
         *,
-        interval_s: float = SAMPLE_INTERVAL_S,
-        thread_id: int | None = None,
-        label: Callable[[], str | None] = lambda: None,
+        label: Callable[[], str | None],
         functions: Mapping[CodeType, str] | None = None,
-        on_sample: Callable[[Line, str | None], None] | None = None,
     ) -> None:
-        """`label` gives the current stage of the thread; where it gives None, `functions` (code -> label) is searched
-        for a function on the stack. `on_sample` replaces counting.
+        """`on_sample` is called with every line and its stage. `label` gives the current stage of the thread; where it
+        gives None, `functions` (code -> label) is searched for a function on the stack.
         """
-        self._interval_s = interval_s
-        self._thread_id = threading.get_ident() if thread_id is None else thread_id
-        self._label = label
-        self._functions = functions or {}
-        self.counts: Counter[tuple[Line, str | None]] = Counter()
-        self._on_sample = on_sample or self._count
+        self._thread_id = threading.get_ident()
+        self._on_sample, self._label, self._functions = on_sample, label, functions or {}
         # Held until the sampler is closed. Waking up from a lock costs half of waking up from an Event.
         self._open_lock = threading.Lock()
         self._open_lock.acquire()
@@ -267,20 +260,17 @@ class Sampler:
             sys.setswitchinterval(self._switch_s)
         self._thread.join()
 
-    @property
-    def num_samples(self) -> int:
-        return sum(self.counts.values())
-
-    def restart(self) -> None:
-        """Discard all samples."""
-        self.counts.clear()
-
     def _run(self) -> None:
-        waits_s = jittered(self._interval_s)
+        waits_s, last_s = jittered(SAMPLE_INTERVAL_S), time.monotonic()
         while not self._open_lock.acquire(timeout=next(waits_s)):
             frame = sys._current_frames().get(self._thread_id)
+            # C code that holds the GIL delays a sample; one that comes late counts for those that it replaces.
+            now_s = time.monotonic()
+            times, last_s = max(1, round((now_s - last_s) / SAMPLE_INTERVAL_S)), now_s
             if frame is not None:
-                self._on_sample(user_line(frame), self._label() or self._function(frame))
+                line, label = user_line(frame), self._label() or self._function(frame)
+                for _ in range(times):
+                    self._on_sample(line, label)
 
     def _function(self, frame: FrameType | None) -> str | None:
         while self._functions and frame is not None:
@@ -288,9 +278,6 @@ class Sampler:
                 return self._functions[frame.f_code]
             frame = frame.f_back
         return None
-
-    def _count(self, line: Line, label: str | None) -> None:
-        self.counts[line, label] += 1
 
 
 def jittered(interval_s: float) -> Iterator[float]:
@@ -317,7 +304,14 @@ def is_library_code(file: str) -> bool:
 
 
 def _line(frame: FrameType) -> Line:
-    return Line(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+    code = frame.f_code
+    return Line(code.co_filename, frame.f_lineno or _line_before(code, frame.f_lasti), code.co_name)
+
+
+def _line_before(code: CodeType, instruction: int) -> int:
+    """The last line up to an instruction that belongs to none, such as the jump at the end of a loop."""
+    lines = [line for begin, _, line in code.co_lines() if line is not None and begin <= instruction]
+    return lines[-1] if lines else code.co_firstlineno
 
 
 def relative_location(where: str) -> str:

@@ -5,16 +5,17 @@ import os
 import platform
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from flatout.clock import AHEAD, Event, canonical, machine, want, worker_registry, worker_timelines
 from flatout.profiler.measurement import IDLE, WAIT, HotLine, Lane
 from flatout.profiler.observe.device_times import DeviceSteps
-from flatout.profiler.observe.loader_probe import WorkerTables, line_samples, stage_ns
+from flatout.profiler.observe.line_counts import LineCounter
+from flatout.profiler.observe.loader_probe import ProbedTotals, WorkerTables, line_samples
 from flatout.profiler.observe.recorder import Line, Steps, relative_location
 from flatout.profiler.observe.waits import source_text
 
@@ -86,37 +87,26 @@ def device_lane(steps: DeviceSteps, place: str = "device") -> Lane:
     return Lane(place=place, stage_ms=dict(stage_ms), rest=IDLE)
 
 
-def hot_lines(samples: Samples, step_ms: float) -> list[HotLine]:
-    """The hottest lines of the main thread, hottest first."""
+def hot_lines(
+    samples: Samples, total_ms: float, counted: LineCounter | None = None, *, in_worker: bool = False
+) -> list[HotLine]:
+    """The hottest lines of the main thread or of the workers, hottest first; `total_ms` is the time of all samples."""
     total = max(1, sum(samples.values()))
     hottest = sorted(samples.items(), key=lambda item: -item[1])[:MAX_LINES]
     return [
         HotLine(
             where=relative_location(str(line)),
-            ms=step_ms * count / total,
+            ms=total_ms * count / total,
             stage=None if stage is None else canonical(stage),
             text=source_text(str(line)),
             function=line.function,
+            in_worker=in_worker,
+            runs=counted.runs(line.file, line.line) if counted else 0.0,
+            in_graph=counted is not None and counted.is_in_graph(line.file, line.function),
+            writes=counted is not None and counted.writes(line.file, line.function),
+            samples=count,
         )
         for (line, stage), count in hottest
-    ]
-
-
-def worker_lines(samples: Counter[tuple[str, str]], busy_ms: float) -> list[HotLine]:
-    """The hottest lines of the workers, hottest first.
-
-    Samples are per (file:line, function); `busy_ms` is the time per step of all their work.
-    """
-    total = max(1, sum(samples.values()))
-    return [
-        HotLine(
-            where=relative_location(where),
-            ms=busy_ms * count / total,
-            text=source_text(where),
-            function=function,
-            in_worker=True,
-        )
-        for (where, function), count in samples.most_common(MAX_LINES)
     ]
 
 
@@ -151,37 +141,40 @@ class WorkerStats(NamedTuple):
     lines: list[HotLine]
     apart_cpu_ms: float = 0.0
     """CPU time of workers that do not make batches for training steps: those of a validation."""
+    start_ms: float = 0.0
+    """What first samples after a start take beyond others."""
 
     @property
     def num_workers(self) -> int:
         return self.lane.width
 
 
-class WorkerObserver(Protocol):
-    """Observes workers from `begin` to `end`."""
+class WorkerObserver:
+    """Observes workers from `begin` to `end`; by itself, it observes none."""
 
-    num_unobserved: int
+    num_unobserved = 0
     """Number of workers that exist and cannot be observed."""
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        """To be called before the first timed step."""
 
     def poll(self, num_steps: int) -> None:
         """To be called between two steps; `num_steps` were timed so far."""
 
     def end(self, num_steps: int) -> WorkerStats | None:
         """What they did since `begin`; None: there are none, or they cannot be observed."""
+        return None
 
-    def timelines(self) -> dict[str, list[Event]]: ...
+    def timelines(self) -> dict[str, list[Event]]:
+        return {}
 
 
-class FeedWorkers:
+class FeedWorkers(WorkerObserver):
     """Observes the workers of all feeds that were started in this process.
 
     The tables of a feed disappear when it is closed, so they are read from time to time: a training that ends before
     the observation does is measured by the last reading.
     """
-
-    num_unobserved = 0
 
     def begin(self) -> None:
         self._before = {id(group): (group, worker_registry.spent(group)) for group in worker_registry.worker_groups()}
@@ -200,13 +193,17 @@ class FeedWorkers:
         self._poll(num_steps)
         for group in worker_registry.worker_groups():
             want(group.timelines, False)
+        nothing = worker_registry.WorkerTotals(Counter(), Counter(), 0, 0)
         groups = [
-            (group, _per_step(self._spent_before(group), after, steps, group.num_workers))
+            (group, after.since(self._before.get(id(group), (group, nothing))[1]), steps)
             for group, after, steps in self._latest.values()
         ]
-        busy = [spent for group, spent in groups if not group.in_pause and sum(spent.runs.values()) > 0]
-        apart_cpu_ms = sum(spent.cpu_ms for group, spent in groups if group.in_pause)
-        return _combined(busy)._replace(apart_cpu_ms=apart_cpu_ms) if busy else None
+        busy = [(group, spent, steps) for group, spent, steps in groups if not group.in_pause and spent.runs]
+        if not busy:
+            return None
+        num_workers = sum(group.num_workers for group, _, _ in busy)
+        apart_cpu_ms = sum(spent.cpu_ns / 1e6 / steps for group, spent, steps in groups if group.in_pause)
+        return _stats([(spent, steps) for _, spent, steps in busy], num_workers)._replace(apart_cpu_ms=apart_cpu_ms)
 
     def timelines(self) -> dict[str, list[Event]]:
         """Timelines of the group with the most events, at the last reading."""
@@ -220,100 +217,59 @@ class FeedWorkers:
                 if group.num_workers and not group.in_pause:
                     self._timelines[id(group)] = worker_timelines(group.timelines)
 
-    def _spent_before(self, group: worker_registry.WorkerGroup) -> worker_registry.WorkerTotals:
-        before = self._before.get(id(group))
-        return before[1] if before else worker_registry.WorkerTotals(Counter(), Counter(), 0, 0)
 
-
-class _PerStep(NamedTuple):
-    """What one group of workers spent per step."""
-
-    stage_ms: Counter[str]
-    runs: Counter[str]
-    cpu_ms: float
-    wanted_ms: float
-    num_workers: int
-
-
-def _per_step(
-    before: worker_registry.WorkerTotals, after: worker_registry.WorkerTotals, num_steps: int, num_workers: int
-) -> _PerStep:
-    return _PerStep(
-        Counter({name: (ns - before.self_ns[name]) / 1e6 / num_steps for name, ns in after.self_ns.items()}),
-        Counter({name: (count - before.runs[name]) / num_steps for name, count in after.runs.items()}),
-        (after.cpu_ns - before.cpu_ns) / 1e6 / num_steps,
-        (after.wanted_ns - before.wanted_ns) / 1e6 / num_steps,
-        num_workers,
-    )
-
-
-def _combined(busy_groups: list[_PerStep]) -> WorkerStats:
-    stage_ms: Counter[str] = sum((each.stage_ms for each in busy_groups), Counter())
-    runs: Counter[str] = sum((each.runs for each in busy_groups), Counter())
-    wanted_ms = sum(each.wanted_ms for each in busy_groups)
-    lane = Lane(
-        place="workers",
-        stage_ms=dict(stage_ms),
-        stage_runs=dict(runs),
-        width=sum(each.num_workers for each in busy_groups),
-        rest=IDLE,
-    )
+def _stats(groups: Sequence[tuple[worker_registry.WorkerTotals, int]], num_workers: int) -> WorkerStats:
+    """What groups of workers spent per step, each in its own number of steps."""
+    stage_ms: Counter[str] = Counter()
+    runs: Counter[str] = Counter()
+    for spent, steps in groups:
+        stage_ms += Counter({name: ns / 1e6 / steps for name, ns in spent.self_ns.items()})
+        runs += Counter({name: count / steps for name, count in spent.runs.items()})
+    cpu_ms = sum(spent.cpu_ns / 1e6 / steps for spent, steps in groups)
+    wanted_ms = sum(spent.wanted_ns / 1e6 / steps for spent, steps in groups)
+    lane = Lane(place="workers", stage_ms=dict(stage_ms), stage_runs=dict(runs), width=num_workers, rest=IDLE)
     blocked_ms = max(0.0, sum(stage_ms.values()) - wanted_ms) if wanted_ms else None
-    return WorkerStats(lane, sum(each.cpu_ms for each in busy_groups), blocked_ms, [])
+    return WorkerStats(lane, cpu_ms, blocked_ms, [])
 
 
-class ProbedWorkers:
+class ProbedWorkers(WorkerObserver):
     """Observes the workers of a torch DataLoader whose dataset and collate function are wrapped."""
-
-    num_unobserved = 0
 
     def __init__(self, tables: WorkerTables, num_workers: int) -> None:
         self._tables = tables
         self._num_workers = num_workers
 
     def begin(self) -> None:
-        self._before = self._tables.snapshot()
-
-    def poll(self, num_steps: int) -> None:
-        """Nothing to do: its tables stay."""
+        self._before = self._tables.totals()
 
     def end(self, num_steps: int) -> WorkerStats | None:
-        if not self._num_workers:
-            return None
-        before, after = self._before, self._tables.snapshot()
-        self_ns, runs = stage_ns(before, after)
-        lane = Lane(
-            place="workers",
-            stage_ms={name: ns / 1e6 / num_steps for name, ns in self_ns.items()},
-            stage_runs={name: count / num_steps for name, count in runs.items()},
-            width=self._num_workers,
-            rest=IDLE,
-        )
-        busy_ms = sum(lane.stage_ms.values())
-        cpu_ms, wanted_ms = (
-            float((after[name] - before[name]).sum()) / 1e6 / num_steps for name in ("cpu_ns", "wanted_ns")
-        )
-        blocked_ms = max(0.0, busy_ms - wanted_ms) if after["wanted_ns"].any() else None
-        return WorkerStats(lane, cpu_ms, blocked_ms, worker_lines(line_samples(after), busy_ms))
+        return probed_stats(self._tables, self._before, self._num_workers, num_steps)
 
     def timelines(self) -> dict[str, list[Event]]:
-        return worker_timelines(self._tables.snapshot()["timeline"]) if self._num_workers else {}
+        return worker_timelines(self._tables.rows()["timeline"]) if self._num_workers else {}
 
 
-class NoWorkers:
+def probed_stats(tables: WorkerTables, before: ProbedTotals, num_workers: int, num_steps: int) -> WorkerStats:
+    """What the workers of a DataLoader did per step since `before`.
+
+    Without workers the stages are in the main thread's own lane, and only its waiting is reported here.
+    """
+    now = tables.totals()
+    spent = now.spent.since(before.spent)
+    stats = _stats([(spent, num_steps)], num_workers)
+    busy_ms = sum(stats.lane.stage_ms.values())
+    waited_ms = busy_ms + (now.made_ns - before.made_ns - spent.wanted_ns) / 1e6 / num_steps
+    lines = hot_lines(line_samples(tables.rows()), busy_ms, in_worker=True) if num_workers else []
+    first_ns, num_first = now.first_ns - before.first_ns, now.num_first - before.num_first
+    later_ns, num_later = spent.self_ns["fetch"] - first_ns, spent.runs["fetch"] - num_first
+    extra_ns = max(0.0, first_ns - num_first * later_ns / num_later) if num_later > 0 else 0.0
+    return stats._replace(
+        blocked_ms=max(0.0, waited_ms) if spent.wanted_ns else None, lines=lines, start_ms=extra_ns / 1e6 / num_steps
+    )
+
+
+class NoWorkers(WorkerObserver):
     """Placeholder for workers that cannot be observed, if there are any."""
 
     def __init__(self, num_unobserved: int = 0) -> None:
         self.num_unobserved = num_unobserved
-
-    def begin(self) -> None:
-        pass
-
-    def poll(self, num_steps: int) -> None:
-        pass
-
-    def end(self, num_steps: int) -> WorkerStats | None:
-        return None
-
-    def timelines(self) -> dict[str, list[Event]]:
-        return {}

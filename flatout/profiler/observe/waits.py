@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from linecache import getline
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 from flatout.clock import LOG
 from flatout.profiler.measurement import WaitBetween, WaitSite
@@ -83,18 +83,11 @@ class WaitCounter:
 def _cuda_waits(note: Callable[[str], None]) -> Iterator[None]:
     import torch
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
         if _WAIT_WARNING in str(message):
             note(str(user_line(sys._getframe(1))))
         elif _PROTOTYPE not in str(message):
-            previous_show(message, category, filename, lineno, file, line)
+            previous_show(message, *where, **more)
 
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from flatout.clock import clock
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import WAIT
-from flatout.profiler.observe.hooks import code_of, stages_around
+from flatout.profiler.observe.hooks import code_of, each_of, stages_around
 from flatout.profiler.observe.loader_probe import TimedCollate, TimedDataset, TimedStream, WorkerTable, WorkerTables
-from flatout.profiler.observe.observation import Observation
+from flatout.profiler.observe.network_runs import kept_calls, network_runs
+from flatout.profiler.observe.observation import ALL_PHASES, Observation
 from flatout.profiler.observe.recorder import StepRecorder
 from flatout.profiler.observe.summary import FeedWorkers, NoWorkers, ProbedWorkers, WorkerObserver
 from flatout.profiler.outcome import Profile
@@ -45,24 +46,31 @@ def watch(
     observation = Observation(NoWorkers(), functions={code: "loss"} if code else {}, title=title)
     boundary = StepBoundary(observation, SampleCounter.of_loader(loader))
     profile = Profile(observation, trials)
-    if _is_stream(loader):
-        profile.reword = _for_stream
+    if is_stream(loader):
+        profile.reword = for_stream
     with ExitStack() as stack:
         stack.enter_context(stages_around(model, optimizer, loss_fn))
         tables = stack.enter_context(watching(loader, boundary))
         observation.workers = _workers_of(loader, tables)
         observation.attach_device()
+        # Of one step, the first after the warm-up: it is not timed.
+        calls = stack.enter_context(
+            kept_calls(each_of(model), lambda: observation.steps_observed == ALL_PHASES.warm_up)
+        )
         stack.enter_context(observation.observing())
         yield profile
+    if observation.is_complete:
+        profile.network_runs = network_runs(calls, round(observation.measurement.images), each_of(optimizer))
 
 
-def _is_stream(loader: Any) -> bool:
+def is_stream(loader: Any) -> bool:
+    """Whether a loader is a DataLoader of an IterableDataset."""
     from torch.utils.data import DataLoader, IterableDataset
 
     return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
 
 
-def _for_stream(remedy: Remedy) -> Remedy:
+def for_stream(remedy: Remedy) -> Remedy:
     """The remedy with a caution: each worker of a DataLoader iterates all of a stream that does not split itself."""
     if "workers" not in remedy.switch:
         return remedy
@@ -71,8 +79,7 @@ def _for_stream(remedy: Remedy) -> Remedy:
 
 
 def _workers_of(loader: Any, tables: Any) -> WorkerObserver:
-    declared = getattr(loader, "num_workers", 0)
-    num_workers = declared if isinstance(declared, int) else 0
+    num_workers = _num_workers(loader)
     if tables is not None:
         return ProbedWorkers(tables, num_workers)
     if any(kind.__module__.startswith("flatout.") for kind in type(loader).__mro__):
@@ -86,29 +93,21 @@ def _workers_of(loader: Any, tables: Any) -> WorkerObserver:
     return NoWorkers(num_workers)
 
 
+def _num_workers(loader: Any) -> int:
+    declared = getattr(loader, "num_workers", 0)
+    return declared if isinstance(declared, int) else 0
+
+
 # Observing the loader
 #
 # Inside the block the loader gets a subclass of its class with another `__iter__`, so that every `for batch in loader`
 # is observed, in whatever code; a torch DataLoader also gets wrappers around its dataset and collate function.
 
 
-class LoopObserver(Protocol):
-    """Observer of a training loop; see `Observation` in observation.py."""
-
-    def observes_this_thread(self) -> bool:
-        """Whether the calling thread is the observed one."""
-
-    def pass_begins(self) -> None: ...
-    def after_step(self) -> None:
-        """After each step, before the next batch is fetched."""
-
-    def pass_ends(self) -> None: ...
-
-
 class StepBoundary:
     """Marks steps between a loop and its loader: a step begins with the request of a batch and ends with the next."""
 
-    def __init__(self, observer: LoopObserver, samples_of: Callable[[Any], int]) -> None:
+    def __init__(self, observer: Observation, samples_of: Callable[[Any], int]) -> None:
         self._observer, self._samples_of = observer, samples_of
 
     def wrap(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -147,14 +146,15 @@ def watching(loader: Any, boundary: StepBoundary) -> Iterator[WorkerTables | Non
             "or Feed, or any object of a Python class with __iter__), not a list, a generator or an iterator."
         ) from error
     try:
-        with _probed(loader) as tables:
+        with probed(loader, WorkerTables(_num_workers(loader))) as tables:
             yield tables
     finally:
         loader.__class__ = kind
 
 
 @contextmanager
-def _probed(loader: Any) -> Iterator[WorkerTables | None]:
+def probed(loader: Any, tables: WorkerTables) -> Iterator[WorkerTables | None]:
+    """Workers that are started inside the block write into the tables; gives None if they cannot."""
     from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
     from torch.utils.data.dataloader import _DatasetKind
 
@@ -165,7 +165,6 @@ def _probed(loader: Any) -> Iterator[WorkerTables | None]:
         yield None
         return
     dataset, collate = loader.dataset, loader.collate_fn
-    tables = WorkerTables(loader.num_workers)
     worker_table = WorkerTable(tables)
     timed = TimedDataset if loader._dataset_kind == _DatasetKind.Map else TimedStream
     # DataLoader forbids this to keep its sampler and dataset consistent; ours has the same length and samples.

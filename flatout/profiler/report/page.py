@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flatout.clock import STAGES, Event, canonical, is_pause, kind_of, label_of, place_label
 from flatout.profiler.measurement import HotLine, Ledger, Measurement, Row
-from flatout.profiler.report.text import how_often, pauses_of, runs_of, shown_rows, wait_kind
+from flatout.profiler.report.text import how_often, idle_lines, pauses_of, runs_of, shown_rows, wait_kind
 from flatout.profiler.verdict import Remedy, Verdict
 from flatout.profiler.verdict.remedy import number
 
@@ -153,6 +153,7 @@ def page(ledger: Ledger, verdict: Verdict, measurement: Measurement, timeline: M
         _ledger(ledger),
         _timeline(timeline, ledger),
         _waits(measurement),
+        _idle(measurement),
         _between(ledger, measurement),
         _lines(measurement),
         _foot(measurement),
@@ -298,6 +299,12 @@ def _waits(measurement: Measurement) -> str:
     head = '<tr><th>line</th><th class="left">code</th><th>times</th></tr>'
     kind = wait_kind(measurement).capitalize()
     return f"<section><h2>{kind}, per step</h2><table>{head}{rows}</table></section>"
+
+
+def _idle(measurement: Measurement) -> str:
+    return "".join(
+        f"<section><h2>Why the GPU is idle</h2><p>{escape(line)}</p></section>" for line in idle_lines(measurement)
+    )
 
 
 def _between(ledger: Ledger, measurement: Measurement) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from flatout.clock import PAUSES, label_of, place_label
 from flatout.profiler.measurement import Ledger, Measurement, Row
 from flatout.profiler.verdict import Verdict
+from flatout.profiler.verdict.predict_step import StepNumbers
 from flatout.profiler.verdict.remedy import number
 
 WIDTH = 110
@@ -18,7 +19,7 @@ FEW = 3
 
 
 def report_text(ledger: Ledger, verdict: Verdict, measurement: Measurement) -> str:
-    """The whole report on one screen: ledger, waits, time between steps, hardware limits, verdict."""
+    """The whole report as text: ledger, waits, time between steps, hardware limits, verdict."""
     parts = [*ledger_lines(ledger), "", *wait_lines(measurement), *between_lines(ledger, measurement)]
     return "\n".join([*parts, *speed_of_light_lines(measurement), *verdict_lines(verdict)])
 
@@ -58,7 +59,27 @@ def wait_lines(measurement: Measurement) -> list[str]:
         lines += [f"  {site.per_step:>9,.1f}  {site.where}  {site.text}"[:WIDTH] for site in waits[:5]]
     if measurement.launches is not None:
         lines.append(f"kernel launches, per step: {measurement.launches:,.0f}")
+    lines += idle_lines(measurement)
     return [*lines, ""] if lines else []
+
+
+def idle_lines(measurement: Measurement) -> list[str]:
+    """Why the GPU is idle; empty without a GPU or a trace."""
+    idle_ms = StepNumbers(measurement).device_idle_ms
+    split = measurement.idle_split
+    if split is None or idle_ms <= 0:
+        return []
+    parts = {
+        "the host queued nothing": split.host_ms,
+        "gaps between kernels": split.gap_ms,
+        "copies from or to the host": split.transfer_ms,
+    }
+    traced_ms = sum(parts.values())
+    if traced_ms <= 0:
+        return []
+    # Shares of the traced steps: tracing makes the steps themselves longer.
+    shares = ", ".join(f"{name} {number(idle_ms * ms / traced_ms)}" for name, ms in parts.items())
+    return [f"GPU idle, {number(idle_ms)} ms per step: {shares} ms"]
 
 
 def wait_kind(measurement: Measurement) -> str:

@@ -15,8 +15,15 @@ from flatout.profiler.verdict.predict_step import (
     remedy_of_trial,
 )
 from flatout.profiler.verdict.remedy import NOTHING, Bottleneck, EndToEndTrial, Remedy, Trial, Verdict, number
-from flatout.profiler.verdict.rules_host import ASSIGNER, device_bottlenecks, host_bottlenecks
+from flatout.profiler.verdict.rules_host import ASSIGNER, OPTIMIZER, device_bottlenecks, host_bottlenecks
 from flatout.profiler.verdict.rules_input import input_bottlenecks
+from flatout.profiler.verdict.rules_network import (
+    MIN_BATCH_GAIN,
+    SMALL_BATCHES,
+    TOO_FEW_THREADS,
+    TOO_MANY_THREADS,
+    network_bottlenecks,
+)
 
 MIN_GAIN = 1.03
 """Remedies with a smaller predicted gain are not offered, nor those whose gain is small for its uncertainty."""
@@ -28,7 +35,6 @@ SLOWED_DOWN = 1.5
 """Forward and backward relative to a whole step on one batch; above this ratio something else slows them down."""
 HOT_SHARE = 0.3
 """A line that takes more than this fraction of the step is named even if no rule applies to it."""
-THREADS = "too many threads"
 ADD_MARKS = "to see more, mark the parts of your loop with flatout.clock.clock.stage(name)"
 
 
@@ -42,7 +48,7 @@ def diagnose(
     """
     n = StepNumbers(measurement)
     trials = [in_ms(n, trial) for trial in trials]
-    found = [*input_bottlenecks(n), *host_bottlenecks(n), *device_bottlenecks(n)]
+    found = [*input_bottlenecks(n), *host_bottlenecks(n), *device_bottlenecks(n), *network_bottlenecks(n)]
     bottlenecks = [_with_trials(bottleneck, n, trials) for bottleneck in found]
     has_assigner = any(bottleneck.cause == ASSIGNER for bottleneck in bottlenecks)
     bottlenecks += [bottleneck_of_trial(n, trial) for trial in trials if not (has_assigner and is_of_loss(trial))]
@@ -50,7 +56,7 @@ def diagnose(
         replace(bottleneck, remedies=[_with_load_uncertainty(remedy, n) for remedy in bottleneck.remedies])
         for bottleneck in bottlenecks
     ]
-    bottlenecks.sort(key=lambda bottleneck: -_best_gain(bottleneck))
+    bottlenecks = sorted(bottlenecks, key=lambda bottleneck: _rank(bottleneck, bottlenecks))
     bottlenecks = _with_end_to_end(bottlenecks, n, end_to_end)
     worthwhile = [bottleneck for bottleneck in bottlenecks if any(map(_is_worthwhile, bottleneck.remedies))]
     if not worthwhile:
@@ -65,6 +71,7 @@ def diagnose(
         evidence=[*first.evidence, *_limit_lines(n), *_load_lines(n)],
         remedies=sorted(remedies.values(), key=lambda remedy: -remedy.images_per_s),
         others=others,
+        of_cause=next(filter(_is_worthwhile, first.remedies)),
     )
 
 
@@ -120,6 +127,23 @@ def _best_gain(bottleneck: Bottleneck) -> float:
     return max((remedy.gain for remedy in bottleneck.remedies if _is_worthwhile(remedy)), default=0.0)
 
 
+def _rank(bottleneck: Bottleneck, all_found: Sequence[Bottleneck]) -> tuple[bool, float]:
+    """Sorts bottlenecks by the gain that is certain; what would change the training or its surroundings comes last.
+
+    A larger batch hides whatever a step does only once (of that, only the optimizer must), and more threads make any
+    step faster: neither is the cause if something else would gain as much as they must.
+    """
+    least = {SMALL_BATCHES: MIN_BATCH_GAIN, TOO_FEW_THREADS: MIN_GAIN}.get(bottleneck.cause)
+    others = [each for each in all_found if each.cause not in (SMALL_BATCHES, TOO_FEW_THREADS, OPTIMIZER)]
+    return least is not None and any(_best_gain(each) >= least for each in others), -_certain_gain(bottleneck)
+
+
+def _certain_gain(bottleneck: Bottleneck) -> float:
+    """Gain of its best worthwhile remedy at the slow end of its range; 0 if there is none."""
+    gains = (each.gain / (1 + each.uncertainty) for each in bottleneck.remedies if _is_worthwhile(each))
+    return max(gains, default=0.0)
+
+
 def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdict:
     """The verdict if no remedy is worthwhile: a cause without one, unexplained time, threads, or the network itself."""
     unexplained_ms = n.unexplained_ms
@@ -146,9 +170,9 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
             remedies=[],
         )
     compute_ms = n.network_ms
-    if n.threads_that_fit and compute_ms > LARGE_SHARE * n.step_ms:
+    if n.threads_that_fit and not _fewer_threads_were_tried(n) and compute_ms > LARGE_SHARE * n.step_ms:
         return Verdict(
-            cause=THREADS,
+            cause=TOO_MANY_THREADS,
             sentence=(
                 f"Torch computes with {n.m.num_threads} threads, but there are free cores for only "
                 f"{n.threads_that_fit} of them. Threads that run wait for those that do not, which can slow a step "
@@ -176,6 +200,11 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
         ],
         remedies=[],
     )
+
+
+def _fewer_threads_were_tried(n: StepNumbers) -> bool:
+    """Whether the network was run with fewer threads; if that had been faster, a rule would have said so."""
+    return any(run.threads < n.m.network_runs[0].threads for run in n.m.network_runs)
 
 
 def _network_speed(n: StepNumbers) -> str:

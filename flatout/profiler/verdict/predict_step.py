@@ -111,8 +111,9 @@ class StepNumbers:
 
     @property
     def worker_blocked(self) -> float:
-        """Fraction of the workers' busy time in which they wait for a disk or a network."""
-        return (self.m.worker_blocked_ms or 0.0) / self.input_ms if self.m.num_workers and self.input_ms else 0.0
+        """Fraction of the time in which batches are made, by workers or by the main thread, that is spent waiting: for
+        a disk, a network or a sleep."""
+        return min(1.0, (self.m.worker_blocked_ms or 0.0) / self.input_ms) if self.input_ms else 0.0
 
     @property
     def cpu_ms(self) -> float:
@@ -230,7 +231,16 @@ class StepPrediction:
         now = self.now
         kept = 1 - min(1.0, saved_ms / max(self.n.input_ms, 1e-9))
         worker_cpu_ms = now.cpu_ms - self.n.m.main_cpu_ms
-        return self._step(replace(now, input_ms=now.input_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * worker_cpu_ms))
+        # Workers that take every core make the main thread queue for one; what they no longer do frees it.
+        queued_ms = self.n.m.main_queued_ms if now.workers and not self.n.is_crowded else 0.0
+        return self._step(
+            replace(
+                now,
+                consumer_ms=max(0.0, now.consumer_ms - (1 - kept) * queued_ms),
+                input_ms=now.input_ms * kept,
+                cpu_ms=now.cpu_ms - (1 - kept) * worker_cpu_ms,
+            )
+        )
 
     def with_batch_size(
         self, images: float, *, tried_now_ms: float, tried_then_ms: float, device_ms: float = 0.0
@@ -238,10 +248,12 @@ class StepPrediction:
         """Step with another batch size: tried stages take the tried time, input scales with images, the rest stays."""
         now, factor = self.now, images / self.n.images
         consumer_ms = now.consumer_ms - tried_now_ms + tried_then_ms
+        # What the main thread does for a batch besides making its samples: a DataLoader's own work, once per batch.
+        per_batch_ms = 0.0 if now.workers else min(self.n.wait_ms, now.input_ms)
         then = replace(
             now,
             consumer_ms=consumer_ms,
-            input_ms=now.input_ms * factor,
+            input_ms=per_batch_ms + (now.input_ms - per_batch_ms) * factor,
             cpu_ms=self.n.m.main_cpu_ms * consumer_ms / max(now.consumer_ms, 1e-9)
             + factor * (now.cpu_ms - self.n.m.main_cpu_ms),
         )
@@ -257,6 +269,23 @@ class StepPrediction:
         then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.n.m.main_cpu_ms)
         floor_ms = self.floor_ms if device_ms is None else device_ms + self.n.between_ms
         return max(then.step_ms * self.bias, floor_ms, self.input_limit_ms)
+
+    def with_kept_workers(self, saved_ms: float) -> float:
+        """Step if workers were not started again: the main thread waits `saved_ms` less, and workers open nothing."""
+        now, start_ms = self.now, self.n.m.worker_start_ms
+        then = replace(
+            now,
+            consumer_ms=max(0.0, now.consumer_ms - saved_ms),
+            input_ms=max(0.0, now.input_ms - start_ms),
+            cpu_ms=max(self.n.m.main_cpu_ms, now.cpu_ms - start_ms),
+        )
+        return max(then.step_ms * self.bias, self.floor_ms, self.input_limit_ms)
+
+    def with_parallel_consumer(self, saved_ms: float) -> float:
+        """Step if the main thread took `saved_ms` less by computing on more cores: the same CPU time, or more."""
+        now = self.now
+        then = replace(now, consumer_ms=max(0.0, now.consumer_ms - saved_ms))
+        return max(then.step_ms * self.bias, then.cpu_ms / then.cores, self.floor_ms, self.input_limit_ms)
 
     def with_less_between_steps(self, saved_ms: float, *, floor_ms: float) -> float:
         """Step with `saved_ms` less between steps; workers use that time to get ahead, so waits may replace it."""

@@ -144,6 +144,8 @@ class Bottleneck:
     sentence: str
     evidence: Sequence[str]
     remedies: Sequence[Remedy]
+    """The one that removes the cause first, then others that help."""
+
     cost_ms: float
     """Approximate cost per step."""
 
@@ -158,6 +160,9 @@ class Verdict:
     remedies: Sequence[Remedy]
     others: Sequence[Bottleneck] = ()
     """Smaller bottlenecks."""
+
+    of_cause: Remedy | None = None
+    """The remedy that removes the cause itself; `remedies` are those of all bottlenecks."""
 
     @property
     def best(self) -> Remedy | None:

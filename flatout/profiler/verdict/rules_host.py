@@ -10,10 +10,18 @@ from flatout.clock import is_pause, label_of
 from flatout.profiler.measurement import HotLine, WaitSite
 from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction, remedy
 from flatout.profiler.verdict.remedy import Bottleneck
+from flatout.profiler.verdict.rules_code import LOGGING, backward_of, code_bottlenecks, driving_functions
 
 ASSIGNER = "assigner"
+OPTIMIZER = "optimizer"
 LOOPED_READS = 8
 """This many reads per step from one line can only come from a loop."""
+
+MIN_STARTS = 2
+"""Every training starts its workers once."""
+
+RARE_STEPS = 1000
+"""Validating or saving more often than this can be done less often."""
 
 MIN_COLLECTIONS = 3
 """Full collections are rare: one of them in a short observation tells nothing about a long training."""
@@ -30,6 +38,8 @@ def host_bottlenecks(n: StepNumbers) -> Iterator[Bottleneck]:
     """All bottlenecks of the main thread."""
     yield from _heavy_loss(n)
     yield from _python_loop(n)
+    yield from code_bottlenecks(n, [line for lines in _loops(n) for line in lines])
+    yield from _worker_start(n)
     yield from _collector(n)
     yield from _updates(n)
     yield from _after_steps(n)
@@ -102,11 +112,15 @@ def _python_loop(n: StepNumbers) -> Iterator[Bottleneck]:
             continue
         hottest = max(lines, key=lambda line: line.ms)
         reads = sum(site.per_step for site in n.m.waits if any(_near(site.where, line.where) for line in lines))
+        loop_ms += backward_of(n, lines, loop_ms)
+        # The training loop itself always writes something.
+        writes = hottest.writes and hottest.owner not in driving_functions(n)
+        is_logging = writes or LOGGING.search(f"{hottest.function}( {hottest.text}") is not None
         yield Bottleneck(
-            cause="python loop",
+            cause="logging" if is_logging else "python loop",
             sentence=(
-                f"A Python loop in {hottest.function}() reads values out of tensors one at a time, which takes "
-                f"{n.percent(loop_ms)} of the step."
+                f"{'Logging' if is_logging else 'A Python loop'} in {hottest.function}() reads values out of tensors "
+                f"one at a time, which takes {n.percent(loop_ms)} of the step."
             ),
             evidence=[
                 f"{reads:.0f} reads (.item() and the like) per step near {hottest.where}  {hottest.text}".rstrip(),
@@ -116,7 +130,7 @@ def _python_loop(n: StepNumbers) -> Iterator[Bottleneck]:
             remedies=[
                 remedy(
                     n,
-                    what="replace the loop with one tensor operation",
+                    what="log less often" if is_logging else "replace the loop with one tensor operation",
                     change=f"{hottest.where}: reduce the values on the device, read the result once per log interval",
                     step_ms=StepPrediction(n).with_faster_consumer(0.97 * loop_ms),
                     uncertainty=0.1,
@@ -153,7 +167,7 @@ def _updates(n: StepNumbers) -> Iterator[Bottleneck]:
     if update_ms < 0.2 * n.step_ms or update_ms < 0.5 * network_ms:
         return
     yield Bottleneck(
-        cause="optimizer",
+        cause=OPTIMIZER,
         sentence=f"Updating the weights takes {n.percent(update_ms)} of the step.",
         evidence=[f"optimizer and EMA {update_ms:.1f} ms, forward and backward {network_ms:.1f} ms per step"],
         remedies=[
@@ -169,25 +183,64 @@ def _updates(n: StepNumbers) -> Iterator[Bottleneck]:
     )
 
 
+def _worker_start(n: StepNumbers) -> Iterator[Bottleneck]:
+    """Worker processes that are started again and again."""
+    start_ms, times = n.host_ms("feed.start"), n.host_times("feed.start")
+    if start_ms < 0.08 * n.step_ms or (times and times < MIN_STARTS):
+        return
+    # The first batch of a pass is still waited for, but its workers are there, and have opened their files.
+    first_batch_ms = max(0.0, n.input_ms - n.m.worker_start_ms) * times / max(1, len(n.m.wall_ms))
+    saved_ms = max(0.8 * start_ms, start_ms - first_batch_ms)
+    yield Bottleneck(
+        cause="worker start",
+        sentence=(
+            f"Starting the loader's workers, and waiting for their first batch, takes {n.percent(start_ms)} of the run."
+        ),
+        evidence=[f"{start_ms:.1f} ms per step on average, {times:.0f} times in {len(n.m.wall_ms)} steps"],
+        remedies=[
+            remedy(
+                n,
+                what="keep the workers",
+                change="persistent_workers=True, and one DataLoader for all epochs",
+                step_ms=StepPrediction(n).with_kept_workers(saved_ms),
+                uncertainty=0.12,
+            )
+        ],
+        cost_ms=saved_ms,
+    )
+
+
 def _after_steps(n: StepNumbers) -> Iterator[Bottleneck]:
     """Logging, validation and checkpoints: fine from time to time, a bottleneck above a tenth of the run."""
     lane = n.m.lane("host")
     knobs = {
         "log": ("Logging", "log less often", "--log-every 100", 0.9),
-        "validate": ("Validation", "validate less often", "validate only every few epochs (yolo: --notest)", 0.75),
-        "checkpoint": ("Saving checkpoints", "save less often", "--save-every-minutes 30", 0.75),
+        "validate": (
+            "Validation",
+            "validate less often",
+            "every 1,000 steps or every few epochs (yolo: --notest)",
+            0.75,
+        ),
+        "checkpoint": (
+            "Saving checkpoints",
+            "save less often",
+            "every 1,000 steps (flatout: --save-every-minutes 30)",
+            0.75,
+        ),
     }
     for stage, ms in (lane.stage_ms if lane else {}).items():
         if stage not in knobs or ms < 0.1 * n.step_ms:
             continue
         activity, what, change, share = knobs[stage]
+        if runs := lane.stage_runs.get(stage, 0.0) if lane else 0.0:
+            share = max(share, 1 - 1 / (RARE_STEPS * runs))
         prediction = StepPrediction(n)
         # The device continues to work while the host logs, but not in a pause between steps.
         floor_ms = prediction.floor_ms - (share * ms if is_pause(stage) else 0.0)
         yield Bottleneck(
             cause=label_of(stage),
             sentence=f"{activity} takes {n.percent(ms)} of the run.",
-            evidence=[_how_often(ms, lane.stage_runs.get(stage, 0.0) if lane else 0.0), *_time_in_steps(n)],
+            evidence=[_how_often(ms, runs), *_time_in_steps(n)],
             remedies=[
                 remedy(
                     n,
@@ -226,7 +279,7 @@ def _loops(n: StepNumbers) -> list[list[HotLine]]:
         for line in lines:
             # Marked losses and optimizers have rules of their own.
             if line.stage in stages - {"loss", "assign", "optimizer"} and _near(site.where, line.where):
-                group = groups.setdefault((line.where.rpartition(":")[0], line.function), [])
+                group = groups.setdefault(line.owner, [])
                 group += [line] if line not in group else []
     return list(groups.values())
 

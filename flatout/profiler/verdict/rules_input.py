@@ -6,19 +6,27 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flatout.clock import PAUSES, kind_of, label_of
-from flatout.profiler.demands import KEPT_DECODED
+from flatout.profiler.demands import KEPT_DECODED, Demands
 from flatout.profiler.measurement import HotLine
 from flatout.profiler.verdict.predict_step import MIN_WAIT_SHARE, StepNumbers, StepPrediction, remedy
 from flatout.profiler.verdict.remedy import Bottleneck, Remedy, number
+from flatout.profiler.verdict.rules_code import faster_input_code, promise, slow_input_code
 
 DECODING = re.compile(r"decode|imread|image\.open|read_image|load_image|open_image|jpeg|np\.load|tifffile", re.I)
 """Matches source lines that decode an image."""
+
+SCALING = re.compile(r"resize|thumbnail|rescale|INTER_AREA", re.I)
+"""Matches source lines that scale an image; after decoding, the result is the same each time."""
 
 DECODE_STAGES = ("decode", "store miss")
 ON_DEVICE = "augment on the GPU"
 """Name of the remedy."""
 WAITING_FOR_DISK = 0.5
-"""Fraction of a worker's busy time spent blocked, above which it mostly waits for files."""
+"""Fraction of the time in which batches are made that is spent blocked, above which it is mostly waiting."""
+WAITS_FOR = "for files, a network or a sleep"
+MOST_OF_THE_WAIT = 0.6
+SLOW_CODE = "slow input code"
+"""A function of the data set or of the collation that no number of workers makes up for."""
 
 
 def input_bottlenecks(n: StepNumbers) -> Iterator[Bottleneck]:
@@ -69,18 +77,48 @@ def _no_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     stage, decode_ms = dominant_stage(n), decode_time_ms(n)
     remedies = [_more_workers(n, wanted)] if wanted else []
     if decode_ms > 0.1 * lost_ms:
-        remedies.append(_cache_decoded(n, decode_ms))
-    decodes = decode_ms > 0.5 * lost_ms
+        remedies += _keep_decoded(n, decode_ms)
+    code = slow_input_code(n)
+    promised = faster_input_code(n, code) if code else []
+    if n.worker_blocked > WAITING_FOR_DISK:
+        cause, why = "storage", f"most of it waiting ({WAITS_FOR}), which takes no core"
+    elif _workers_suffice(n, wanted):
+        cause, why = "no workers", "and nothing else runs meanwhile"
+    elif decode_ms > 0.5 * lost_ms:
+        cause, why = "decode", "most of it for decoding images"
+    elif code:
+        cause, why = SLOW_CODE, f"most of it in {code.name}"
+    else:
+        cause, why = "no workers", "and nothing else runs meanwhile"
     return Bottleneck(
-        cause="decode" if decodes else "no workers",
+        cause=cause,
         sentence=(
-            f"The main thread makes every batch itself, which takes {n.percent(lost_ms)} of the step"
-            f"{', most of it for decoding images' if decodes else ', and nothing else runs meanwhile'}."
+            f"The main thread makes every batch itself, which takes {n.percent(lost_ms)} of the step, {why}."
+            f"{promise(promised)}"
         ),
         evidence=_evidence(n, lost_ms, stage),
-        remedies=remedies,
+        remedies=_cure_first(cause, [*remedies, *promised]),
         cost_ms=lost_ms,
     )
+
+
+def _workers_suffice(n: StepNumbers, wanted: int) -> bool:
+    """Whether that many workers would win back most of the time that the step waits for its input.
+
+    On a machine of its own: a cause does not depend on what else runs at the moment, only the gain does.
+    """
+    now = Demands(n.consumer_ms, n.input_ms, n.cpu_ms, n.m.num_workers, n.m.usable_cores)
+    if n.is_crowded and n.m.num_workers and not n.m.has_device:  # times include waiting for a core: count CPU time
+        input_ms = n.cpu_ms - n.m.main_cpu_ms + (n.m.worker_blocked_ms or 0.0)
+        now = replace(now, consumer_ms=n.m.main_cpu_ms, input_ms=input_ms)
+    saved_ms = now.step_ms - replace(now, workers=wanted).step_ms
+    return wanted > 0 and saved_ms >= MOST_OF_THE_WAIT * (now.step_ms - now.consumer_ms)
+
+
+def _cure_first(cause: str, remedies: list[Remedy]) -> list[Remedy]:
+    """The remedies, the one that removes the cause first."""
+    names = {"decode": ("keep", "cache"), SLOW_CODE: ("without",), "storage": ("without",)}.get(cause, ("workers",))
+    return sorted(remedies, key=lambda each: not each.what.startswith(names))
 
 
 def _busy_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
@@ -89,15 +127,18 @@ def _busy_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     remedies = [_more_workers(n, wanted)] if wanted else []
     disk_bound = n.worker_blocked > WAITING_FOR_DISK
     if decode_ms > 0.1 * n.input_ms:
-        remedies.append(_cache_decoded(n, decode_ms))
+        remedies += _keep_decoded(n, decode_ms)
     if n.m.has_device and n.m.num_workers >= n.m.usable_cores * 0.9:
         remedies.append(_render_on_device(n))
-    stage = dominant_stage(n)
+    stage, code = dominant_stage(n), slow_input_code(n)
+    promised = faster_input_code(n, code) if code else []
     room = n.m.usable_cores - n.m.num_workers
     if disk_bound:
-        cause, why = "storage", "they mostly wait for files"
+        cause, why = "storage", f"they mostly wait ({WAITS_FOR}), which takes no core"
     elif decode_ms > 0.5 * n.input_ms:
         cause, why = "decode", "they mostly decode images"
+    elif code and not (wanted and room >= 1 and _workers_suffice(n, wanted)):
+        cause, why = SLOW_CODE, f"most of their time passes in {code.name}"
     elif wanted and room >= 1:
         num = "is only one" if n.m.num_workers == 1 else f"are only {n.m.num_workers}"
         cause, why = "too few workers", f"there {num} of them for {n.m.usable_cores:g} cores"
@@ -110,9 +151,10 @@ def _busy_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
         cause=cause,
         sentence=(
             f"The step spends {n.percent(lost_ms)} of its time waiting for batches. The workers cannot keep up: {why}."
+            f"{promise(promised)}"
         ),
         evidence=_evidence(n, lost_ms, stage),
-        remedies=remedies,
+        remedies=_cure_first(cause, [*remedies, *promised]),
         cost_ms=lost_ms,
     )
 
@@ -179,8 +221,7 @@ def decode_time_ms(n: StepNumbers) -> float:
     marked = sum((n.worker_ms or {}).get(stage, 0.0) for stage in DECODE_STAGES) + n.host_ms(*DECODE_STAGES)
     if marked:
         return marked
-    lines = [line for line in n.m.lines if line.in_worker or (n.m.num_workers == 0 and line.stage not in PAUSES)]
-    return sum(line.ms for line in lines if DECODING.search(f"{line.function} {line.text}"))
+    return sum(line.ms for line in _input_lines(n) if DECODING.search(f"{line.function} {line.text}"))
 
 
 def dominant_stage(n: StepNumbers) -> str | None:
@@ -201,6 +242,26 @@ def _more_workers(n: StepNumbers, workers: int) -> Remedy:
         uncertainty=min(0.25, (0.15 if workers > n.m.usable_cores else 0.08) + 0.02 * (workers - n.m.num_workers)),
         switch={"workers": workers},
     )
+
+
+def _keep_decoded(n: StepNumbers, decode_ms: float) -> list[Remedy]:
+    """Keeping decoded images; and if they are scaled after that, keeping them at the size that is used."""
+    scaling_ms = sum(line.ms for line in _input_lines(n) if SCALING.search(line.text))
+    if scaling_ms < 0.1 * n.input_ms:
+        return [_cache_decoded(n, decode_ms)]
+    scaled = remedy(
+        n,
+        what="keep images decoded and scaled",
+        change="store them at the size that is used, or decode at reduced size (cv2.IMREAD_REDUCED_*, draft() of PIL)",
+        step_ms=StepPrediction(n).with_faster_input((1 - KEPT_DECODED) * (decode_ms + scaling_ms)),
+        uncertainty=0.15,
+    )
+    return [scaled, _cache_decoded(n, decode_ms)]
+
+
+def _input_lines(n: StepNumbers) -> list[HotLine]:
+    """Hot lines of the making of batches: of the workers, or without workers of the main thread outside of pauses."""
+    return [line for line in n.m.lines if line.in_worker or (n.m.num_workers == 0 and line.stage not in PAUSES)]
 
 
 def _cache_decoded(n: StepNumbers, decode_ms: float) -> Remedy:
@@ -237,7 +298,12 @@ def _evidence(n: StepNumbers, lost_ms: float, stage: str | None) -> list[str]:
         workers = "1 worker" if n.m.num_workers == 1 else f"{n.m.num_workers} workers"
         lines.append(
             f"{workers} on {n.m.usable_cores:g} usable cores, busy {100 * n.worker_busy:.0f} % of the time; an image "
-            f"takes {n.input_ms / n.images:.2f} ms of one core"
+            f"takes {n.input_ms / n.images:.2f} ms of {'one core' if n.worker_blocked < 0.2 else 'a worker'}"
+        )
+    if n.worker_blocked >= 0.2 and not n.is_input_unobserved:
+        lines.append(
+            f"{100 * n.worker_blocked:.0f} % of the time in which batches are made is waiting ({WAITS_FOR}), not "
+            "computing"
         )
     if stage and (ms := n.worker_ms.get(stage, n.host_ms(stage))):
         lines.append(f"most expensive stage: {label_of(stage)}, {ms / n.images:.2f} ms per image")
