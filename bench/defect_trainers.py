@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -227,7 +227,8 @@ class RepeatedBatch:
     device_wait_s = 0.0
 
     def __init__(self, batch: DeviceBatch) -> None:
-        self._batch = replace(batch, fields={name: tensor.clone() for name, tensor in batch.fields.items()})
+        fields: dict[str, Any] = {name: tensor.clone() for name, tensor in batch.fields.items()}
+        self._batch = replace(batch, fields=fields)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
         while True:

@@ -24,11 +24,13 @@ Files:
     profile        The defect training as `flatout profile` runs it
     render         Crops and paints a whole batch on the device that holds the images, without a host-device wait
     render_triton  The renderer as one Triton kernel that crops and paints a batch of patches
+    report         The result of a test as one HTML page: scores, missed defects, false blobs and the worst images
     source         Sources of training samples: painted patches, or parameters for a GPU renderer
     step           One training step: network and focal loss; learning rate and focal gamma by epoch
     train          Training of a defect network: the recipe that `flatout defect train` hands to a run
     weights        Weights files of flatout and of older trainers, read without executing anything in them
     commands/      The commands of `flatout defect`: each parses, calls one library function and prints its result
+    compare/       Comparison of an image with its references: alignment, differences, thresholds
     data/          From image files to canonical images: three aligned planes, target, ref1 and ref2
     evaluate/      Evaluation of a network: heat maps of whole images, and scores computed from them
     synth/         Synthetic defects: parameters are drawn for whole batches, then painted without further randomness

@@ -12,9 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
+from flatout.defect.compare.align import AlignConfig, find_shifts
 from flatout.defect.data.decode import read_stored
-from flatout.defect.data.find import HARD_NEGATIVES, ImgFormat, list_images, list_split, root_of, training_folder
-from flatout.defect.data.items import MAX_GREY, canonical, planes_first, read_mask
+from flatout.defect.data.find import (
+    HARD_NEGATIVES,
+    EvaluationImage,
+    ImgFormat,
+    list_images,
+    list_split,
+    root_of,
+    training_folder,
+)
+from flatout.defect.data.items import MAX_GREY, canonical, mask_of, planes_first
+from flatout.defect.data.pairs import holds_pairs, list_pair_images, read_boxes, read_planes
 from flatout.defect.patches import Grid
 from flatout.errors import ConfigError, DataError, counted
 from flatout.feed import DecodeError
@@ -60,7 +70,9 @@ class CheckReport:
 
 
 def check_data_set(path: str, img_format: ImgFormat, *, patch: int = 128) -> CheckReport:
-    """Check every image and mask below a training folder or the root of a data set; no file is changed."""
+    """Check every image and mask below a training folder, of a data set, or of pairs; no file is changed."""
+    if holds_pairs(path):
+        return _check_pairs(path, patch)
     findings: list[Finding] = []
     checker = _Checker(patch)
     root = root_of(path)
@@ -75,8 +87,19 @@ def check_data_set(path: str, img_format: ImgFormat, *, patch: int = 128) -> Che
             findings += checker.image(entry.path)
             if not entry.is_good:
                 findings += checker.mask(entry.path, entry.mask)
+    return _report(findings, len(images), checker.shape_hw)
+
+
+def _check_pairs(path: str, patch: int) -> CheckReport:
+    """Check every pair: its files, sizes and values, whether the template can be aligned, and its labels."""
+    images, checker = list_pair_images(path), _Checker(patch)
+    findings = [finding for image in images for finding in checker.pair(image)]
+    return _report(findings, len(images), checker.shape_hw)
+
+
+def _report(findings: list[Finding], num_images: int, shape_hw: tuple[int, int] | None) -> CheckReport:
     findings.sort(key=lambda finding: -LEVELS.index(finding.level))
-    return CheckReport(findings, len(images), checker.shape_hw)
+    return CheckReport(findings, num_images, shape_hw)
 
 
 def _finding(severity: Severity, kind: str, where: str, text: str) -> Finding:
@@ -117,6 +140,35 @@ class _Checker:
                 text = f"{name} is shifted by {dx:+.0f} px in x and {dy:+.0f} px in y: align it, or set shift_px"
                 yield _finding("warning", "misregistered", str(path), text)
 
+    def pair(self, image: EvaluationImage) -> Iterator[Finding]:
+        """The findings of the inspected image of a pair, of its references and of its labels."""
+        where, messages = str(image.path), list[str]()
+        try:
+            with decoder_messages() as messages:
+                planes_CHW = read_planes(image)
+        except (OSError, DecodeError) as error:
+            yield _finding("error", "cannot be used", where, " ".join([str(error), *messages[:1]]))
+            return
+        yield from self._size(image.path, (planes_CHW.shape[1], planes_CHW.shape[2]))
+        flat = _is_flat(planes_CHW)
+        for plane in np.flatnonzero(flat):
+            name = ("test image", "template", "second reference")[plane]
+            yield _finding("error", "no content", where, f"its {name} is of one grey level")
+        if not flat.any():
+            names = ("template", "second reference")[: len(image.references)]
+            for name, reference_HW in zip(names, planes_CHW[1:], strict=False):
+                shift_GK2, _ = find_shifts(planes_CHW[0], reference_HW)
+                if (farthest := float(np.median(np.abs(shift_GK2), (0, 1)).max())) > AlignConfig.reach_px:
+                    text = f"its {name} is off by {farthest:.0f} px or more: align it beforehand, or raise align_px"
+                    yield _finding("warning", "misregistered", where, text)
+        if image.mask is not None:
+            yield from self.mask(image.path, image.mask)
+        if image.boxes is not None:
+            try:
+                read_boxes(image.boxes)
+            except DataError as error:
+                yield _finding("error", "cannot be used", str(image.boxes), str(error))
+
     def mask(self, image: Path, mask: Path | None) -> Iterator[Finding]:
         if mask is None:
             yield _finding(
@@ -126,13 +178,16 @@ class _Checker:
         messages: list[str] = []
         try:
             with decoder_messages() as messages:
-                mask_HW = read_mask(mask)
+                mask_HW = mask_of(read_stored(mask))
         except (OSError, DecodeError) as error:
             yield _finding("error", "cannot be used", str(mask), " ".join([str(error), *messages[:1]]))
             return
         if self.shape_hw is not None and mask_HW.shape != self.shape_hw:
             height, width = self.shape_hw
-            text = f"the mask has {mask_HW.shape[0]} x {mask_HW.shape[1]} pixels, the first image {height} x {width}"
+            text = (
+                f"the mask is {mask_HW.shape[1]} x {mask_HW.shape[0]} px (width x height), the first image {width} x "
+                f"{height}: save it at the size of its image"
+            )
             yield _finding("error", "size", str(mask), text)
         elif not mask_HW.any():
             yield _finding(
@@ -148,7 +203,7 @@ class _Checker:
                 yield _finding("error", "size", str(path), str(error))
         elif shape_hw != self.shape_hw:
             height, width = self.shape_hw
-            text = f"it has {shape_hw[0]} x {shape_hw[1]} pixels, the first image {height} x {width}"
+            text = f"it has {shape_hw[1]} x {shape_hw[0]} pixels (width x height), the first image {width} x {height}"
             yield _finding("error", "size", str(path), text)
 
 

@@ -8,6 +8,7 @@ that the input is not scaled twice.
 Dimension key:  B images   C planes   H W image   T tiles   P patch side
 """
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,9 @@ from flatout.defect.weights import load_network
 from flatout.errors import ConfigError, DataError, ParityError, ResourceError
 from flatout.export import (
     Model,
+    OpenVino,
     Precision,
+    Run,
     Session,
     in_float16,
     in_int8,
@@ -35,6 +38,7 @@ from flatout.export import (
     refuse_missing,
     require_package,
     save,
+    save_parts,
     set_metadata,
     traced,
 )
@@ -58,6 +62,10 @@ class Exported:
     """Largest difference of probabilities, computed by ONNX Runtime; None if that is not installed."""
     smaller: Path | None = None
     """The additional file of reduced precision, if one was requested."""
+    openvino: Path | None = None
+    """The folder with the OpenVINO model, if one was requested."""
+    openvino_difference: float | None = None
+    """Largest difference of its probabilities, computed by OpenVINO."""
 
 
 class WholeImage(nn.Module):
@@ -106,10 +114,16 @@ def export_file(
     precision: Precision = "float32",
     calibrate: str | Path | None = None,
     img_format: ImgFormat = "tiff",
+    openvino: bool = False,
 ) -> Exported:
-    """Export a weights file to `output`, by default beside it; float16 and int8 also write a smaller file."""
+    """Export a weights file to `output`, by default beside it; float16 and int8 also write a smaller file.
+
+    `openvino`: also write the model as `<stem>_openvino/<stem>.xml` and `.bin`, in float32.
+    """
     if precision == "int8" and calibrate is None:
         raise ConfigError("--precision int8 needs --calibrate FOLDER: images from which value ranges are taken.")
+    if openvino:
+        refuse_missing("onnx", "openvino")
     try:
         files = [] if calibrate is None else list_images(Path(calibrate), img_format)[:MAX_CALIBRATION_IMAGES]
         images = [read_canonical(file) for file in files]
@@ -118,6 +132,9 @@ def export_file(
     network, weights = load_network(model_path)
     grid = Grid.over(size_hw, patch_size or weights.patch or PATCH_OF_TYPE["strip"])
     done = export_onnx(network, grid, Path(output or model_path.with_suffix(".onnx")))
+    if openvino:
+        folder, difference = export_openvino(network, grid, done.path)
+        done = replace(done, openvino=folder, openvino_difference=difference)
     if precision == "float32":
         return done
     smaller = done.path.with_suffix(f".{precision}.onnx")
@@ -137,14 +154,7 @@ def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSE
         free_axes={"input": {0: "batch"}, "output": {0: "batch"}},
         opset=opset,
     )
-    facts = {
-        "input_range": INPUT_RANGE,
-        "input_planes": "target, ref1, ref2",
-        "output_planes": "probability of a defect, 0, 0",
-        "network": network.version,
-        "patches": f"{len(grid.ys)} x {len(grid.xs)} of {grid.patch_hw[0]} px, stitched by owner",
-    }
-    set_metadata(model, facts)
+    set_metadata(model, _facts(network, grid))
     difference = _difference(whole, model, path, grid)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,6 +162,16 @@ def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSE
         raise ResourceError(f"{path}: cannot be written: {error.strerror}. Choose another folder.") from None
     save(model, path)
     return Exported(path, difference)
+
+
+def export_openvino(network: DefectNet, grid: Grid, path: Path) -> tuple[Path, float]:
+    """Convert a file that `export_onnx` wrote; returns the folder beside it, and the difference from the network."""
+    runtime = OpenVino(require_package("onnx").load(str(path)))
+    folder = path.with_name(f"{path.stem}_openvino")
+    difference = _compared(WholeImage(network.eval().cpu().float(), grid).eval(), runtime, folder, grid)
+    metadata = json.dumps(_facts(network, grid), indent=1).encode()
+    save_parts(folder, path.stem, {**runtime.files(), ".json": metadata})
+    return folder, difference
 
 
 def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequence[np.ndarray]) -> None:
@@ -179,8 +199,13 @@ def _difference(whole: WholeImage, model: Model, path: Path, grid: Grid) -> floa
             path,
         )
         return None
+    return _compared(whole, Session(model), path, grid)
+
+
+def _compared(whole: WholeImage, run: Run, path: Path, grid: Grid) -> float:
+    """Largest difference of a loaded model from the network; ParityError that names `path` if above the tolerance."""
     images = np.concatenate((_example(grid), 255 - _example(grid)))
-    found = Session(model)({"input": images})["output"]
+    found = run({"input": images})["output"]
     with torch.inference_mode():
         expected = whole(torch.from_numpy(images)).numpy()
     difference = float(np.abs(found - expected).max())
@@ -190,6 +215,17 @@ def _difference(whole: WholeImage, model: Model, path: Path, grid: Grid) -> floa
             "nothing was written. Try another opset, and please report it."
         )
     return difference
+
+
+def _facts(network: DefectNet, grid: Grid) -> dict[str, str]:
+    """What a consumer of the model must know."""
+    return {
+        "input_range": INPUT_RANGE,
+        "input_planes": "target, ref1, ref2",
+        "output_planes": "probability of a defect, 0, 0",
+        "network": network.version,
+        "patches": f"{len(grid.ys)} x {len(grid.xs)} of {grid.patch_hw[0]} px, stitched by owner",
+    }
 
 
 def _example(grid: Grid) -> np.ndarray:

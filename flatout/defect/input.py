@@ -17,6 +17,7 @@ import torch
 
 from flatout.defect.data.find import HARD_NEGATIVES, ImgFormat, list_images, root_of, training_folder
 from flatout.defect.data.items import PLANES, Strips
+from flatout.defect.data.pairs import holds_pairs, list_pair_images, read_template_planes
 from flatout.defect.patches import Grid
 from flatout.defect.render import renderer_for
 from flatout.defect.source import ImageNames, ParameterSource, PatchSource, SampleRecipe
@@ -63,7 +64,7 @@ class ImagesConfig:
     """The image files of a training."""
 
     folder: str
-    """R/train/good, or the root R of a data set."""
+    """R/train/good, the root R of a data set, or pairs."""
     img_format: ImgFormat
     hard_negatives: bool = False
     """Whether hard negatives are used."""
@@ -74,7 +75,12 @@ class ImagesConfig:
 def find_images(config: ImagesConfig) -> TrainingImages:
     """List the files and decode the first; DataError if there are none."""
     if not config.folder:
-        raise ConfigError("--training_dataset_path is missing: give R/train/good, or the root R of a data set.")
+        raise ConfigError(
+            "--training_dataset_path is missing. Give the folder of defect-free images (DATASET/train/good), or "
+            "DATASET itself."
+        )
+    if holds_pairs(config.folder):
+        return _templates(config)
     images = list_images(training_folder(config.folder), config.img_format)
     hard: list[Path] = []
     if config.hard_negatives:
@@ -89,6 +95,15 @@ def find_images(config: ImagesConfig) -> TrainingImages:
             strips.equal_planes,
         )
     return TrainingImages(strips, len(images))
+
+
+def _templates(config: ImagesConfig) -> TrainingImages:
+    """The templates of pairs, each once and in all planes: they are free of defects, and disturbed when cropped."""
+    if config.hard_negatives:
+        raise ConfigError("--hard_negative_ratio: hard negatives are files of three planes, which pairs are not.")
+    references = (path for image in list_pair_images(config.folder) for path in image.references)
+    templates = list(dict.fromkeys(references))
+    return TrainingImages(Strips(templates, read=read_template_planes), len(templates))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,13 +219,21 @@ def make_plan(recipe: SampleRecipe, config: InputConfig, world: World) -> Plan:
 
 
 def store_config(strips: Strips, config: InputConfig) -> StoreConfig:
-    """How decoded images are kept: as many as fit, or the current group of a set that does not fit."""
+    """How decoded images are kept: as many as fit into `cache_size` or free memory.
+
+    With `group_images`, if not all fit: one group per worker, whatever `cache_size` is, with a warning; 0 keeps none.
+    """
     size, each = config.cache_size, strips.item_bytes + 4096
     budget = None if size is None else size * each
     store = StoreConfig(place="off" if size == 0 else "ram", budget_bytes=budget, workers=config.workers)
     fits = len(strips) * each <= (free_ram_bytes() if budget is None else budget)
     if fits or not config.group_images:
         return store
+    if size:
+        logger.warning(
+            "--cache_size %d is less than the %d images: with --group_images %d, each worker keeps one group instead.",
+            size, len(strips), config.group_images,
+        )  # fmt: skip
     # Every worker reads patches of the whole group, so each of them keeps its own copy.
     group_bytes = max(1, store.num_workers) * config.group_images * strips.item_bytes
     return replace(store, policy="lru", budget_bytes=group_bytes)

@@ -167,7 +167,11 @@ class SqueezeExcite(nn.Module):
 
 
 class Sppf(nn.Module):
-    """Spatial pyramid pooling (fast): three stacked 5 x 5 max-poolings, concatenated with their input."""
+    """Spatial pyramid pooling (fast).
+
+    1x1 convolution to half the channels, three stacked 5 x 5 max-poolings, all four maps concatenated, 1x1 convolution
+    back.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()

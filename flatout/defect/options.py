@@ -14,6 +14,7 @@ from flatout.runs import RunOptions, too_small
 
 Network = Literal["v1", "v2"]
 ImageType = Literal["strip", "square", "mvtec"]
+Method = Literal["network", "classical"]
 PATCH_OF_TYPE: dict[str, int] = {"strip": 128, "square": 128, "mvtec": 256}
 CPU = -1
 """The `gpu_id` that means the CPU."""
@@ -28,7 +29,8 @@ class TrainOptions(RunOptions):
     # Names that users know from earlier trainers
     training_dataset_path: str = option(
         "",
-        "folder with the training images: R/train/good, or the root R of a data set (docs/defect.md shows its layout)",
+        "folder with the training images: R/train/good, the root R of a data set, or pairs, a folder with temp/ and "
+        "test/ or a CSV file (docs/defect.md shows the layouts)",
         change="place",
         metavar="FOLDER",
     )
@@ -41,7 +43,9 @@ class TrainOptions(RunOptions):
     )
     bs: int = option(16, "batch size: samples per step, summed over all GPUs")
     lr: float = option(
-        1e-3, "learning rate of Adam; divided by 5 after 80 %% and again after 90 %% of three or more epochs"
+        1e-3,
+        "learning rate of Adam; divided by 5 after 80 %% and again after 90 %% of the epochs (not in runs of 1 or "
+        "2 epochs)",
     )
     epochs: int = option(30, "passes over the training images")
     gpu_id: int | None = option(None, "old name of --device: the number of a GPU, or -1 for the CPU", change="exact")
@@ -55,8 +59,8 @@ class TrainOptions(RunOptions):
     seed: int = option(42, "seed of the initial weights, the order of the samples and the painted defects")
     cache_size: int | None = option(
         None,
-        "number of decoded images to keep in memory that all workers share; 0: keep none "
-        "(default: as many as fit into half of the free memory)",
+        "number of decoded images to keep in memory that all workers share; 0: keep none; with --group_images, if not "
+        "all fit, each worker keeps one group instead (default: as many as fit into half of the free memory)",
         change="exact",
     )
     gamma_start: float = option(2.0, "gamma of the focal loss in the first epoch")
@@ -135,6 +139,15 @@ class TrainOptions(RunOptions):
         1.0, "contrast factor around middle grey, applied after shift and noise; 4 for black-and-white scans"
     )
     one_reference: bool = option(False, "ref2 repeats ref1: for pairs of an image and a template")
+    align_px: int = option(
+        12, "for pairs to validate on: largest shift that the alignment looks for, in pixels", change="exact"
+    )
+    false_blobs: float | None = option(
+        None,
+        "store the threshold with at most this many false blobs per validation image (default: the one with the best "
+        "pixel F1)",
+        change="exact",
+    )
     group_images: int = option(
         0,
         "visit patches in groups of this many images, for data sets that do not fit into memory; 0: shuffle all "
@@ -216,7 +229,27 @@ class TestOptions:
     __test__ = False  # not a test class for pytest
 
     model_path: str = option("", "weights: best.pt, or a file of an older trainer", metavar="FILE")
-    test_path: str = option("", "the root of a data set, its test/ folder, or any folder with images", metavar="FOLDER")
+    test_path: str = option(
+        "",
+        "the root of a data set, its test/ folder, any folder with images, or pairs: a folder with temp/ and test/, or "
+        "a CSV file with the columns template and test",
+        metavar="FOLDER",
+    )
+    method: Method | None = option(
+        None,
+        "network, or classical: the aligned difference without any weights (default: network if --model_path is "
+        "given, else classical for pairs)",
+    )
+    settings: str = option("", "file with a threshold, as `flatout defect calibrate` writes it", metavar="FILE")
+    align: Literal["auto", "on", "off"] = option(
+        "auto", "align the references to target, block by block; auto: if the images are pairs"
+    )
+    align_px: int = option(12, "largest shift that the alignment looks for, in pixels")
+    refine: Literal["auto", "on", "off"] = option(
+        "auto",
+        "draw what the network detects by the difference to the references, exact to the pixel; auto: if the images "
+        "are pairs",
+    )
     output_dir: str = option("runs/defect/test", "folder to write results to", metavar="FOLDER")
     img_format: ImgFormat = option("tiff", "file format of the images")
     image_type: ImageType | None = option(
@@ -234,8 +267,8 @@ class TestOptions:
     )
     threshold: float | None = option(
         None,
-        "probability at or above which a pixel counts as defect (default: the threshold stored in the weights; else "
-        "the one with the best F1 on these images, or 0.5 without masks)",
+        "probability at or above which a pixel counts as defect (default: the threshold in --settings, else in the "
+        "weights; 0.5 for the classical method; else the one with the best F1 on these images, or 0.5 without masks)",
     )
     dead_pixels: str = option(
         "",
@@ -247,6 +280,10 @@ class TestOptions:
     )
     save_maps: bool = option(True, "write a heat map per image, as float32 TIFF")
     save_pictures: bool = option(True, "write a plot per image: its planes, their differences and the heat map")
+    save_masks: bool = option(True, "write a binary mask per image, as PNG: 255 at or above the threshold, 0 elsewhere")
+    report: bool = option(
+        True, "write report.html: scores, missed defects, false blobs and the worst images, in one file to read offline"
+    )
     sweep: bool = option(
         False, "also report the mean probability of painted defects, by amplitude and by the planes they are in"
     )
@@ -255,6 +292,14 @@ class TestOptions:
     def resolved_device(self) -> str:
         """`device`, or what the old `gpu_id` stands for."""
         return self.device or device_from_gpu_id(self.gpu_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions(TestOptions):
+    """Options of a calibration: which images, and how many false blobs are allowed."""
+
+    settings: str = option("", "file to write the threshold to", metavar="FILE")
+    false_blobs: float = option(0.1, "false blobs that are allowed per image, on average")
 
 
 def device_from_gpu_id(gpu_id: int | None) -> str:

@@ -1,6 +1,6 @@
 """Plots of training samples and of results.
 
-Dimension key:  B samples   C planes   H W pixels
+Dimension key:  B samples   C planes   H W pixels   G K blocks of an alignment   2 (x, y)
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flatout.defect.compare.align import Alignment
 from flatout.defect.data.items import MAX_GREY
 from flatout.errors import ResourceError
 
@@ -18,6 +19,10 @@ GREY = 90
 OUTLINE_DISTANCE = 4
 """Pixels between a defect and its outline."""
 _RED = (40, 40, 230)
+ARROWS_PX = 32
+"""Distance of the arrows that show shifts."""
+MAX_ARROW_SCALE = 8.0
+"""Pixels of an arrow for one pixel of shift, at most."""
 
 
 def examples_png(images_BCHW: np.ndarray, masks_BHW: np.ndarray, path: Path) -> None:
@@ -43,6 +48,18 @@ def result_png(planes_CHW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray 
     _write(path, _beside(panels) if target.shape[0] >= target.shape[1] else _below(panels))
 
 
+def shifts_png(target_HW: np.ndarray, reference_HW: np.ndarray, found: Alignment, path: Path) -> None:
+    """Write the shifts as arrows over target, their confidence, and the difference before and after the alignment."""
+    before, after = (MAX_GREY - np.abs(target_HW - plane_HW) for plane_HW in (reference_HW, found.reference_HW))
+    panels = [_arrows(target_HW, found), _confidence(found, target_HW.shape), _grey(before), _grey(after)]
+    _write(path, _beside(panels))
+
+
+def grey_png(plane_HW: np.ndarray, path: Path) -> None:
+    """Write a plane in 0..255 as a grey image."""
+    _write(path, np.clip(plane_HW, 0, MAX_GREY).astype(np.uint8))
+
+
 def both_differences(target_HW: np.ndarray, ref1_HW: np.ndarray, ref2_HW: np.ndarray) -> np.ndarray:
     """The smaller of the differences to both references: the classical way to find what only target has."""
     first, second = target_HW - ref1_HW, target_HW - ref2_HW
@@ -64,6 +81,34 @@ def overlay(target_HW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray | No
         outlines, _ = cv2.findContours(around, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(mixed, outlines, -1, _RED, 1)
     return mixed
+
+
+def _arrows(target_HW: np.ndarray, found: Alignment) -> np.ndarray:
+    """Target, pale, with arrows from where a block is in target to where the reference shows it; magnified."""
+    import cv2
+
+    plot = (_grey(target_HW) // 3 + 170).astype(np.uint8)
+    rows, columns, _ = found.shift_GK2.shape
+    block_y, block_x = -(-target_HW.shape[0] // rows), -(-target_HW.shape[1] // columns)
+    step = max(1, ARROWS_PX // block_y)
+    scale = min(MAX_ARROW_SCALE, ARROWS_PX / max(float(np.abs(found.shift_GK2).max()), 1e-6))
+    for row in range(step // 2, rows, step):
+        for column in range(step // 2, columns, step):
+            x, y = (column + 0.5) * block_x, (row + 0.5) * block_y
+            dx, dy = (found.shift_GK2[row, column] * scale).tolist()
+            cv2.arrowedLine(
+                plot, (round(x), round(y)), (round(x + dx), round(y + dy)), _RED, 1, cv2.LINE_AA, tipLength=0.3
+            )
+    return plot
+
+
+def _confidence(found: Alignment, shape_hw: tuple[int, ...]) -> np.ndarray:
+    """The confidence of every block, from dark blue for 0 to yellow for 1."""
+    import cv2
+
+    blocks = np.clip(found.confidence_GK * MAX_GREY, 0, MAX_GREY).astype(np.uint8)
+    dense = cv2.resize(blocks, (shape_hw[1], shape_hw[0]), interpolation=cv2.INTER_NEAREST)
+    return cv2.applyColorMap(dense, cv2.COLORMAP_VIRIDIS)
 
 
 def _grey(plane_HW: np.ndarray) -> np.ndarray:

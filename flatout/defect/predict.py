@@ -1,6 +1,7 @@
 """Heat maps, detections and tables for a folder of images, with scores where labels exist.
 
-network, images -> per image: heat map (float32 TIFF), plot; over all: detections.csv, images.csv, results.json
+method, images or pairs -> per image: heat map (float32 TIFF), plot, binary mask (PNG)
+                           over all: detections.csv, blobs.csv, images.csv, results.json, report.html
 
 Dimension key:  C planes   H W image   K dead pixels
 """
@@ -8,20 +9,35 @@ Dimension key:  C planes   H W image   K dead pixels
 import csv
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
 
+from flatout.defect.compare.align import AlignConfig
+from flatout.defect.compare.calibrate import Settings, choose_settings, read_settings
+from flatout.defect.compare.classical import ClassicalMapper, RefinedMapper
 from flatout.defect.data.find import EvaluationImage, list_images, list_split
-from flatout.defect.data.items import are_equal, read_canonical
-from flatout.defect.evaluate.evaluate import EvaluatedImage, HeatMapper, evaluate_images
-from flatout.defect.evaluate.scores import DefectEvaluation
-from flatout.defect.options import PATCH_OF_TYPE, TestOptions
+from flatout.defect.data.items import MAX_GREY, are_equal, read_canonical
+from flatout.defect.data.pairs import Boxes, PairReader, aligned_planes, holds_pairs, list_pair_images, read_boxes
+from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
+from flatout.defect.evaluate.evaluate import (
+    EvaluatedImage,
+    FindDetections,
+    HeatMapper,
+    MakeMap,
+    ReadImage,
+    evaluate_images,
+)
+from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, DefectEvaluation, ImageRow, detect_components
+from flatout.defect.options import PATCH_OF_TYPE, CalibrateOptions, Method, TestOptions
 from flatout.defect.patches import Grid
-from flatout.defect.plots import result_png
+from flatout.defect.plots import grey_png, result_png
+from flatout.defect.report import Maps, Report
 from flatout.defect.weights import DefectWeights, load_network
 from flatout.errors import ConfigError, DataError, ResourceError, counted
 from flatout.feed import DecodeError
@@ -32,24 +48,20 @@ logger = logging.getLogger(__name__)
 
 def predict(options: TestOptions) -> DefectEvaluation:
     """Process every image of `test_path` and write the results to `output_dir`; images with a label are evaluated."""
-    if not options.model_path or not options.test_path:
-        raise ConfigError("--model_path and --test_path are both required: a weights file, and a folder with images.")
-    network, weights = load_network(options.model_path)
-    images = list_test_images(options)
-    device = choose_device(options.resolved_device)
-    grid = grid_for(options, weights, images[0].path)
-    network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    mapper = HeatMapper(network, grid, device, untiled=options.untiled)
+    way = open_inspection(options)
+    images = way.images
     writer = _Writer(options, root=_common_folder(images))
     result = evaluate_images(
-        mapper,
+        way.make_map,
         images,
+        read=way.read,
         use_masks=options.use_ground_truth_mask,
         dead_xy_K2=read_dead_pixels(options.dead_pixels) if options.dead_pixels else None,
-        threshold=options.threshold if options.threshold is not None else weights.threshold,
+        threshold=way.threshold,
+        find=way.find,
         observers=[writer, _EqualPlanes()],
     )
-    writer.finish(result)
+    result = writer.finish(result)
     rate = len(images) / max(result.seconds, 1e-9)
     logger.info(
         "%s, %.1f per second with reading and writing: %s", counted(len(images), "image"), rate, options.output_dir
@@ -57,8 +69,102 @@ def predict(options: TestOptions) -> DefectEvaluation:
     return result
 
 
+def calibrate(options: CalibrateOptions) -> Settings:
+    """Choose a threshold on labelled or good images, and write it to the settings file."""
+    if not options.settings:
+        raise ConfigError("--settings is missing: the file to write the threshold to.")
+    if options.false_blobs < 0:
+        raise ConfigError(f"--false_blobs {options.false_blobs} must be 0 or more.")
+    way = open_inspection(replace(options, settings=""))
+    settings = choose_settings(
+        way.make_map,
+        way.images,
+        way.read,
+        method=way.method,
+        false_blobs=options.false_blobs,
+        chosen_on=options.test_path,
+    )
+    settings.write(Path(options.settings))
+    return settings
+
+
+class Inspection(NamedTuple):
+    """Everything that turns files into heat maps: which images, how they are read, by which method."""
+
+    method: Method
+    images: list[EvaluationImage]
+    read: ReadImage
+    make_map: MakeMap
+    threshold: float | None
+    """From the flag, the settings file or the weights; None: none was chosen."""
+    find: FindDetections | None
+    """How detections are found; None: as local maxima."""
+
+
+def open_inspection(options: TestOptions) -> Inspection:
+    """List the images and open the method; ConfigError if the options do not go together."""
+    if not options.test_path:
+        raise ConfigError("--test_path is missing: a folder with images, or pairs.")
+    settings = read_settings(options.settings) if options.settings else None
+    are_pairs = holds_pairs(options.test_path)
+    method = options.method or ("network" if options.model_path or not are_pairs else "classical")
+    if method == "network" and not options.model_path:
+        raise ConfigError(
+            "--model_path and --test_path are both required: a weights file, and a folder with images. Without "
+            "weights, use --method classical."
+        )
+    if settings is not None and settings.method != method:
+        raise ConfigError(
+            f"{options.settings}: its threshold was chosen for the {settings.method} method, not for {method}."
+        )
+    chosen = settings.threshold if settings is not None else None
+    images = list_test_images(options)
+    read = reader_for(images, options)
+    refines = options.refine == "on" or (options.refine == "auto" and are_pairs)
+    threshold: float | None
+    if method == "classical":
+        make_map: MakeMap = ClassicalMapper()
+        threshold = DEFAULT_THRESHOLD if chosen is None else chosen
+    else:
+        network, weights = load_network(options.model_path)
+        device = choose_device(options.resolved_device)
+        grid = grid_for(options, weights, images[0].path, read)
+        network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        make_map = HeatMapper(network, grid, device, untiled=options.untiled)
+        if refines:
+            make_map = RefinedMapper(make_map)
+        threshold = weights.threshold if chosen is None else chosen
+        if threshold is None and are_pairs:
+            threshold = DEFAULT_THRESHOLD  # not the best one on the images that are tested
+    threshold = threshold if options.threshold is None else options.threshold
+    find = detect_components if method == "classical" or refines else None
+    return Inspection(method, images, read, make_map, threshold, find)
+
+
+class _AlignedFiles:
+    """Reads files of three planes and aligns their references to target."""
+
+    def __init__(self, config: AlignConfig) -> None:
+        self._config = config
+
+    def __call__(self, path: Path) -> np.ndarray:
+        return aligned_planes(read_canonical(path), self._config)
+
+
+def reader_for(images: list[EvaluationImage], options: TestOptions) -> ReadImage:
+    """How the planes of an image are read: from a file or a pair, aligned if the options say so."""
+    are_pairs = bool(images[0].references)
+    aligns = options.align == "on" or (options.align == "auto" and are_pairs)
+    config = AlignConfig(reach_px=options.align_px) if aligns else None
+    if are_pairs:
+        return PairReader(images, config)
+    return read_canonical if config is None else _AlignedFiles(config)
+
+
 def list_test_images(options: TestOptions) -> list[EvaluationImage]:
-    """The test split of a data set, given its root or its test/ folder; else all images of a folder, without labels."""
+    """Pairs; or the test split of a data set, given its root or its test/ folder; or all images of a folder."""
+    if holds_pairs(options.test_path):
+        return list_pair_images(options.test_path)
     path = Path(options.test_path)
     root = path.parent if path.name == "test" else path
     if images := list_split(root, "test", options.img_format):
@@ -66,11 +172,11 @@ def list_test_images(options: TestOptions) -> list[EvaluationImage]:
     return [EvaluationImage(image, None, is_good=False) for image in list_images(path, options.img_format)]
 
 
-def grid_for(options: TestOptions, weights: DefectWeights, first: Path) -> Grid:
+def grid_for(options: TestOptions, weights: DefectWeights, first: Path, read: ReadImage = read_canonical) -> Grid:
     """The patch grid as in training, for images of the size of the first."""
     patch = options.patch_size or weights.patch or PATCH_OF_TYPE[options.image_type or "strip"]
     try:
-        _, height, width = read_canonical(first).shape
+        _, height, width = read(first).shape
     except (OSError, DecodeError) as error:
         raise DataError(str(error)) from None
     return Grid.over((height, width), patch, options.min_patches)
@@ -96,6 +202,10 @@ class _Writer:
         self._folder = Path(options.output_dir)
         self._names: list[str] = []
         self._detections: list[tuple[str, int, int, float]] = []
+        self._boxes: list[Boxes | None] = []
+        self._blobs: list[BlobImage] = []
+        self._later = _Waiting()
+        self._report = Report() if options.report else None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -116,17 +226,89 @@ class _Writer:
         if self._options.save_pictures:
             plot = stem.with_name(f"{stem.name}_result.png")
             result_png(evaluated.planes_CHW, evaluated.heat_HW, evaluated.mask_HW, plot)
+        boxes = evaluated.image.boxes if self._options.use_ground_truth_mask else None
+        self._boxes.append(None if boxes is None else read_boxes(boxes))
+        maps = Maps(evaluated.planes_CHW, evaluated.heat_HW, evaluated.mask_HW)
+        if evaluated.threshold is None:
+            self._later.put(maps)
+        else:
+            self._compare(maps, evaluated.threshold)
 
-    def finish(self, result: DefectEvaluation) -> None:
+    def finish(self, result: DefectEvaluation) -> DefectEvaluation:
+        """Write the tables and the report; returns the result with the scores of blobs."""
+        for maps in self._later.take_all():
+            self._compare(maps, result.threshold)
+        rows = [_with_blobs(row, found) for row, found in zip(result.rows, self._blobs, strict=True)]
+        result = replace(result, rows=rows, at_threshold=blob_scores(self._blobs))
         ranked = sorted(self._detections, key=lambda row: -row[3])
         if not self._options.all_detections:
             ranked = [row for row in ranked if row[3] >= result.threshold]
         _write_table(self._folder / "detections.csv", ("image", "y", "x", "score"), ranked)
+        pairs = [
+            (blob, name, found) for name, found in zip(self._names, self._blobs, strict=True) for blob in found.blobs
+        ]
+        boxes = [
+            (name, *blob[:6], bool(blob.hits) if found.is_labelled else None)
+            for blob, name, found in sorted(pairs, key=lambda pair: -pair[0].score)
+        ]
+        columns = ("image", "x1", "y1", "x2", "y2", "area_px", "score", "is_hit")
+        _write_table(self._folder / "blobs.csv", columns, boxes)
         # Relative paths, as in detections.csv, because good and defective images may have the same file name.
-        rows = [asdict(row) | {"name": name} for row, name in zip(result.rows, self._names, strict=True)]
-        _write_table(self._folder / "images.csv", tuple(rows[0]), [tuple(row.values()) for row in rows])
+        images = [asdict(row) | {"name": name} for row, name in zip(rows, self._names, strict=True)]
+        _write_table(self._folder / "images.csv", tuple(images[0]), [tuple(row.values()) for row in images])
         scores = result.scores() | {f"recall@{num}": value for num, value in result.recalls().items()}
         (self._folder / "results.json").write_text(json.dumps(scores, indent=1) + "\n")
+        if self._report is not None:
+            page = self._report.page(scores, title=f"Defects in {self._options.test_path}")
+            (self._folder / "report.html").write_text(page, encoding="utf-8")
+        return result
+
+    def _compare(self, maps: Maps, threshold: float) -> None:
+        """Find the blobs of the next image, which are known only with the threshold, and write its mask."""
+        number = len(self._blobs)
+        name = self._names[number]
+        found = inspect_blobs(maps.heat_HW, threshold, maps.mask_HW, self._boxes[number])
+        self._blobs.append(found)
+        if self._options.save_masks:
+            stem = self._folder / Path(name).with_suffix("")
+            grey_png((maps.heat_HW >= threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
+        if self._report is not None:
+            self._report.add(name, maps, found)
+
+
+class _Waiting:
+    """Maps that wait for a threshold, in a temporary file: those of a large set would not fit into memory."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._has_mask: list[bool] = []
+
+    def put(self, maps: Maps) -> None:
+        self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - open until it was read back
+        self._has_mask.append(maps.mask_HW is not None)
+        for array in maps:
+            if array is not None:
+                np.save(self._file, array, allow_pickle=False)
+
+    def take_all(self) -> Iterator[Maps]:
+        """The maps in the order in which they came."""
+        if self._file is None:
+            return
+        with self._file as file:
+            file.seek(0)
+            for has_mask in self._has_mask:
+                planes_CHW, heat_HW = (np.load(file, allow_pickle=False) for _ in range(2))
+                yield Maps(planes_CHW, heat_HW, np.load(file, allow_pickle=False) if has_mask else None)
+
+
+def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:
+    return replace(
+        row,
+        verdict=found.verdict,
+        num_blobs=len(found.blobs),
+        num_false_blobs=len(found.false_blobs) if found.is_labelled else None,
+        area_px=sum(blob.area_px for blob in found.blobs),
+    )
 
 
 class _EqualPlanes:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from torch import Tensor
 
 from flatout.clock import clock
 from flatout.config import read_config
+from flatout.defect.compare.align import AlignConfig
+from flatout.defect.compare.calibrate import heat_blobs, threshold_for
+from flatout.defect.compare.classical import RefinedMapper
 from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth_folder
 from flatout.defect.data.items import MAX_GREY, Strips
-from flatout.defect.evaluate.evaluate import HeatMapper, evaluate_images
+from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
+from flatout.defect.evaluate.evaluate import EvaluatedImage, HeatMapper, MakeMap, evaluate_images
 from flatout.defect.evaluate.scores import DefectEvaluation
 from flatout.defect.input import ImagesConfig, InputConfig, SamplesConfig, find_images, make_recipe, open_input
 from flatout.defect.model import DefectNet, last_layer_problem
@@ -27,8 +32,8 @@ from flatout.defect.step import DefectJob, StepConfig, StepwiseSchedule
 from flatout.defect.synth.pool import amplitudes_of
 from flatout.defect.weights import load_network, weights_metadata
 from flatout.engine import DTYPES, Amp, Callback, Sections, default_fast_amp, make_optimizer
-from flatout.errors import CheckpointError, counted
-from flatout.feed import DeviceBatch, DeviceBatches, Store, StoreConfig
+from flatout.errors import CheckpointError, DataError, counted
+from flatout.feed import DecodeError, DeviceBatch, DeviceBatches, Store, StoreConfig
 from flatout.runs import (
     CONFIG_NAME,
     ComputeSettings,
@@ -77,13 +82,50 @@ def train(
     """
     result = run.train(
         DefectRecipe,
-        options.with_current_names(),
+        with_pair_recipe(options.with_current_names()),
         callbacks,
         spending=spending,
         seams=seams,
         typed=None if typed is None else {RENAMED_OPTIONS.get(name, name) for name in typed},
     )
     return TrainResult(**vars(result))
+
+
+PAIR_RECIPE: dict[str, Any] = {
+    "defect_mode": "board",
+    "num_defects_range": (3, 10),
+    "defect_share": 0.8,
+    "shift_px": 1.0,
+    "noise": 6.0,
+    "edge_noise": 0.4,
+}
+"""Options that are changed for pairs, unless they are given: painted differences as those that are left between an
+inspected image and its aligned template."""
+SCAN_STEEPNESS = 4.0
+"""`steepness` for pairs of black-and-white scans, whose edges are full steps wherever they lie."""
+MAX_GREY_SHARE = 0.05
+"""Share of pixels that are neither dark nor bright up to which a template is black and white."""
+
+
+def with_pair_recipe(options: TrainOptions) -> TrainOptions:
+    """The options, and for pairs with the recipe for pairs, where they have their default values."""
+    if not options.training_dataset_path or not holds_pairs(options.training_dataset_path):
+        return options
+    first = list_pair_images(options.training_dataset_path)[0]
+    wanted = PAIR_RECIPE | {"one_reference": len(first.references) == 1}
+    try:
+        template_HW = read_template_planes(first.references[0])[0]
+    except (OSError, DecodeError) as error:
+        raise DataError(str(error)) from None
+    if float(((template_HW > MAX_GREY / 4) & (template_HW < MAX_GREY * 3 / 4)).mean()) <= MAX_GREY_SHARE:
+        wanted["steepness"] = SCAN_STEEPNESS
+    usual = TrainOptions()
+    changed = {name: value for name, value in wanted.items() if getattr(options, name) == getattr(usual, name)}
+    logger.info(
+        "Pairs: defects are painted on the templates with %s.",
+        ", ".join(f"{name} {value}" for name, value in changed.items()) or "the options as they are given",
+    )
+    return replace(options, **changed)
 
 
 class DefectRecipe(Recipe):
@@ -152,10 +194,22 @@ class DefectRecipe(Recipe):
         if not self._validation_images:
             return None
         model.network.eval()
-        mapper = HeatMapper(model.network, self._samples.grid, self.device, dtype=DTYPES[self.amp])
+        mapper: MakeMap = HeatMapper(model.network, self._samples.grid, self.device, dtype=DTYPES[self.amp])
+        if self._validation_images[0].references:
+            mapper = RefinedMapper(mapper)  # as in `test` and `predict`, so that the threshold is that of its maps
+        false_heat: list[np.ndarray] = []
+
+        def keep(evaluated: EvaluatedImage) -> None:
+            self._run.stop_if_asked()
+            if self.options.false_blobs is not None:
+                blobs = heat_blobs(evaluated.heat_HW, evaluated.image)
+                false_heat.append(blobs.heat_N[blobs.is_false_N])
+
         with clock.stage("train.validate"):
-            observers = [lambda evaluated: self._run.stop_if_asked()]
-            found = evaluate_images(mapper, self._validation_images, read=self._read, observers=observers)
+            found = evaluate_images(mapper, self._validation_images, read=self._read, observers=[keep])
+        if self.options.false_blobs is not None:
+            threshold = threshold_for(false_heat, self.options.false_blobs)
+            found = replace(found, chosen_threshold=threshold)
         return ValidationResult(found.fitness, found.scores(), found, str(found))
 
     def describe_network(self, model: Model) -> dict[str, Any]:
@@ -252,7 +306,9 @@ class DefectRecipe(Recipe):
     def _read(self, path: Path) -> np.ndarray:
         """An image of valid/, decoded once and kept for the following epochs."""
         if self._validation_store is None:
-            strips = Strips([image.path for image in self._validation_images], shape_hw=self._samples.grid.shape_hw)
+            images = self._validation_images
+            reader = PairReader(images, AlignConfig(reach_px=self.options.align_px)) if images[0].references else None
+            strips = Strips([image.path for image in images], shape_hw=self._samples.grid.shape_hw, read=reader)
             config = StoreConfig(progress=False, workers=self.options.num_workers)
             self._validation_store = self._run.stack.enter_context(Store.open(strips, config))
             self._number = {image.path: number for number, image in enumerate(self._validation_images)}
@@ -296,6 +352,9 @@ def input_config(options: TrainOptions) -> InputConfig:
 
 def _list_validation_images(options: TrainOptions) -> list[EvaluationImage]:
     """The labelled images of valid/; warns of defective images without a mask, which are not used."""
+    if holds_pairs(options.training_dataset_path):
+        # Only their templates are trained on.
+        return [image for image in list_pair_images(options.training_dataset_path) if image.is_labelled]
     root = root_of(options.training_dataset_path)
     images = list_split(root, "valid", options.img_format)
     defective = [image for image in images if not image.is_good]

@@ -305,6 +305,29 @@ def test_smaller_files_give_nearly_the_same_heat_map(precision, data, weights, t
         assert "broken.tiff" in capsys.readouterr().err
 
 
+def test_an_openvino_model_computes_the_same_heat_map_for_any_batch(weights, tmp_path, capsys):
+    openvino = pytest.importorskip("openvino", reason="openvino is not installed")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    out = tmp_path / "strip.onnx"
+    words = ["defect", "export", "--model_path", str(weights), "--size", "80", "64", "--output", str(out)]
+    assert main([*words, "--openvino"]) == 0
+    assert "strip_openvino: OpenVINO, within" in capsys.readouterr().out
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(tmp_path / "strip_openvino/strip.xml"), "CPU", settings)
+    session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    for size in (1, 3):
+        images = np.stack([generate_strip(number, (80, 64)) for number in range(size)])
+        np.testing.assert_allclose(compiled(images)[0], session.run(None, {"input": images})[0], atol=1e-4)
+    assert json.loads((tmp_path / "strip_openvino/strip.json").read_text())["input_range"] == "0..255"
+
+
+def test_without_openvino_the_error_says_what_to_install(weights, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    out = tmp_path / "strip.onnx"
+    assert main(["defect", "export", "--model_path", str(weights), "--output", str(out), "--openvino"]) == 2
+    assert "pip install onnx onnxruntime openvino" in capsys.readouterr().err and not out.exists()
+
+
 def test_without_onnx_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigError, match=r"pip install onnx onnxruntime onnxslim"):

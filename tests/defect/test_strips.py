@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 import tifffile
 
+from flatout.defect.check import _Checker
 from flatout.defect.data.decode import decode
 from flatout.defect.data.find import list_images, list_split, root_of, training_folder
 from flatout.defect.data.items import Strips, canonical, read_canonical, read_mask
+from flatout.defect.input import InputConfig, store_config
 from flatout.errors import DataError
 from flatout.feed.source import DecodeError
 from tests.defect.golden_files import records
@@ -162,8 +165,8 @@ def test_canonical_never_modifies_its_argument():
     ("array", "text"),
     [
         (np.zeros((20, 20), np.uint8), "three planes"),
-        (np.zeros((20, 20, 5), np.uint8), "no axis of 3 or 4 planes"),
-        (np.zeros((2, 20, 20), np.uint8), "no axis of 3 or 4 planes"),
+        (np.zeros((20, 20, 5), np.uint8), r"has no first or last axis of 3 planes \(target, ref1, ref2\) or 4"),
+        (np.zeros((2, 20, 20), np.uint8), r"has no first or last axis of 3 planes \(target, ref1, ref2\) or 4"),
         (np.full((3, 20, 20), np.nan, np.float32), "not finite"),
         (np.zeros((3, 20, 20), np.complex64), "as numbers"),
     ],
@@ -185,7 +188,7 @@ def test_an_image_of_another_size_is_an_error_that_names_it(tmp_path: Path):
     for name, height in (("a.tiff", 20), ("b.tiff", 21)):
         tifffile.imwrite(tmp_path / name, np.zeros((3, height, 30), np.float32))
     strips = Strips(list_images(tmp_path, "tiff"))
-    with pytest.raises(DecodeError, match=r"b\.tiff.*21 x 30.*20 x 30"):
+    with pytest.raises(DecodeError, match=r"b\.tiff.*30 x 21.*30 x 20"):
         strips.decode(1)
 
 
@@ -234,3 +237,27 @@ def test_masks_of_any_layout_are_read(shape, tmp_path: Path):
     stored = np.broadcast_to(mask[..., None] if shape[-1] == 3 else mask, shape)
     tifffile.imwrite(tmp_path / "m.tiff", np.ascontiguousarray(stored))
     np.testing.assert_array_equal(read_mask(tmp_path / "m.tiff"), mask > 0)
+
+
+def test_groups_replace_a_cache_that_is_too_small_for_all_images_with_a_warning(caplog):
+    strips = Strips([f"{number}.tiff" for number in range(8)], shape_hw=(32, 32))
+    config = InputConfig(total_batch=2, epochs=1, workers=2, group_images=3, cache_size=5)
+    grouped = store_config(strips, config)
+    assert (grouped.policy, grouped.budget_bytes) == ("lru", 2 * 3 * strips.item_bytes)
+    assert caplog.messages == [
+        "--cache_size 5 is less than the 8 images: with --group_images 3, each worker keeps one group instead."
+    ]
+    caplog.clear()
+    assert store_config(strips, replace(config, cache_size=8)).policy != "lru" and not caplog.messages
+
+
+def test_the_error_of_an_unreadable_mask_names_its_file_once(tmp_path: Path):
+    empty, deep = tmp_path / "empty.png", tmp_path / "deep.tiff"
+    empty.write_bytes(b"")
+    tifffile.imwrite(deep, np.zeros((2, 2, 6, 6), np.uint8))
+    for path, reason in ((empty, "it is empty"), (deep, r"the mask has shape \(2, 2, 6, 6\); it must be \[H, W\]")):
+        with pytest.raises(DecodeError, match=rf"^{path}: {reason}") as refused:
+            read_mask(path)
+        assert str(refused.value).count(path.name) == 1
+        [finding] = _Checker(patch=32).mask(tmp_path / "image.tiff", path)
+        assert finding.where == str(path) and path.name not in finding.value

@@ -2,6 +2,8 @@
 
 Files:
 
+    align      flatout defect align: align a reference to an image and show the shifts that were found
+    calibrate  flatout defect calibrate: choose the threshold by the number of false blobs
     check      flatout defect check: check every file of a data set before training
     demo       flatout defect demo: generate strips, train on them and show the results
     demo_data  flatout defect demo-data: generate a small data set to try things on

@@ -11,6 +11,7 @@ EPILOG = """\
 examples:
   flatout defect check R/train/good
   flatout defect check R --img_format png_jpg --all
+  flatout defect check boards             pairs: boards/temp and boards/test, or a CSV file
 
 Exit code: 0 without errors (warnings are allowed), 3 with at least one error.
 """
@@ -25,7 +26,10 @@ def main(argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("data", help="folder of the training images, R/train/good, or the root R of a data set")
+    parser.add_argument(
+        "data",
+        help="folder of the training images, R/train/good, the root R of a data set, or pairs (docs/defect.md)",
+    )
     parser.add_argument(
         "--img_format", default="tiff", choices=("tiff", "png_jpg"),
         help="file format of the images (default: %(default)s)",

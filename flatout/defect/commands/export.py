@@ -48,6 +48,10 @@ def main(argv: list[str]) -> int:
         help="file format of the calibration images (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
+        "--openvino", action="store_true",
+        help="also write an OpenVINO model, in a folder beside the ONNX file, after a comparison with the network",
+    )  # fmt: skip
+    parser.add_argument(
         "--output", type=Path, metavar="FILE.onnx", help="file to write (default: beside the weights, as .onnx)"
     )
     args = parser.parse_args(argv)
@@ -62,10 +66,13 @@ def main(argv: list[str]) -> int:
         precision=args.precision,
         calibrate=args.calibrate,
         img_format=args.img_format,
+        openvino=args.openvino,
     )
     checked = (
         "not verified" if done.largest_difference is None else f"within {done.largest_difference:.1e} of the network"
     )
+    if done.openvino is not None:
+        print(f"{done.openvino}: OpenVINO, within {done.openvino_difference:.1e} of the network")
     if done.smaller is not None:
         print(f"{done.smaller}: smaller, but its results differ: compare its heat maps before you use it")
     print(f"{done.path}: {done.path.stat().st_size / 2**20:.1f} MiB, {checked}")

@@ -23,12 +23,14 @@ VERDICT_FLAGS = {
 """Advice in a profile (regular expression) -> the corresponding flag of `flatout defect train`."""
 
 
-def evaluation_parser(prog: str, description: str, epilog: str, *, hidden: Sequence[str] = ()) -> FlagParser:
-    """The parser of `flatout defect test` and `predict`; options in `hidden` get no flag."""
+def evaluation_parser(
+    prog: str, description: str, epilog: str, *, hidden: Sequence[str] = (), model: type[TestOptions] = TestOptions
+) -> FlagParser:
+    """The parser of `flatout defect test`, `predict` and `calibrate`; options in `hidden` get no flag."""
     parser = FlagParser(prog, description, epilog)
     add_config(parser)
-    names = [each.name for each in fields(TestOptions) if each.name not in hidden]
-    parser.add_flags("flags", flags_of(TestOptions, names, converts=False, underscores=True), TestOptions())
+    names = [each.name for each in fields(model) if each.name not in hidden]
+    parser.add_flags("flags", flags_of(model, names, converts=False, underscores=True), model())
     return parser
 
 

@@ -5,14 +5,14 @@ from flatout.defect.options import TestOptions
 from flatout.errors import counted
 
 DESCRIPTION = """\
-Run a network over the images of a folder. Writes a heat map (float32 TIFF) and a plot per image, and one table with the
-detections of all images that reach the threshold, highest score first.
+Run a network over the images of a folder. Writes a heat map (float32 TIFF), a binary mask (PNG) and a plot per image,
+and tables: pass or fail per image, and the boxes, areas and scores of everything that reaches the threshold.
 """
 EPILOG = """\
 example:
   flatout defect predict --model_path runs/defect/exp/weights/best.pt --test_path /data/new --output_dir found
 
-Exit code: 0, 2 wrong arguments, 3 unreadable images, 4 unreadable weights.
+Exit code: 0 (also if images fail), 2 wrong arguments, 3 unreadable images, 4 unreadable weights.
 """
 
 
@@ -28,8 +28,10 @@ def main(argv: list[str]) -> int:
 
     result = predict(options)
     num = sum(row.num_detections for row in result.rows)
+    num_failed = sum(row.verdict == "fail" for row in result.rows)
     print(
         f"{counted(len(result.rows), 'image')}, {counted(num, 'detection')} at or above {result.threshold:.4g}: "
         f"{options.output_dir}/detections.csv"
     )
+    print(f"{len(result.rows) - num_failed} pass, {num_failed} fail: {options.output_dir}/images.csv")
     return 0

@@ -4,8 +4,9 @@ from flatout.defect.commands.flags import evaluation_parser, options_from
 from flatout.defect.options import TestOptions
 
 DESCRIPTION = """\
-Run a network over test images. Writes a heat map, a plot and detections per image and, where masks exist, pixel and
-image AUROC, average precision, F1, IoU and the share of defects found at a given number of false detections per image.
+Run a network over test images. Writes a heat map, a binary mask, a plot, pass or fail and detections per image. Where
+masks exist: pixel and image AUROC, AU-PRO, average precision, F1, IoU, recall, and false blobs per image.
+report.html shows what was missed and what was found wrongly.
 """
 EPILOG = """\
 examples:

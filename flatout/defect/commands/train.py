@@ -1,6 +1,6 @@
 """flatout defect train: train a network on defect-free images."""
 
-from flatout.cli import FlagParser, flags_of
+from flatout.cli import TRAINING_EXIT_CODES, FlagParser, flags_of
 from flatout.defect.commands.flags import add_config, options_from
 from flatout.defect.options import TrainOptions
 from flatout.runs import Given, TrainCommand, own_and_run_options
@@ -10,7 +10,7 @@ Train a segmentation network on defect-free images with the planes target, ref1 
 training; decoded images are kept in memory, in GPU memory if there is a GPU. When interrupted, the training saves; the
 same command then continues it.
 """
-EPILOG = """\
+EPILOG = f"""\
 examples:
   flatout defect demo-data demo && flatout defect train --training_dataset_path demo --base_width 16 --epochs 3
   flatout defect train --config strips.yaml --epochs 100 --lr 1e-4
@@ -18,8 +18,8 @@ examples:
   flatout defect train --config strips.yaml --device 0,1            two GPUs; torchrun works too
 
 Every flag can also be set in the YAML file, under the same name. docs/defect.md explains the settings.
-Exit code: 0, 75 interrupted and saved; docs/exit-codes.md lists the others.
-"""
+
+{TRAINING_EXIT_CODES}"""
 
 
 class DefectCommand(TrainCommand):

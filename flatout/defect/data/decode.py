@@ -65,7 +65,10 @@ def _decode_png_or_jpeg(content: bytes) -> np.ndarray:
     except cv2.error as error:
         raise DecodeError(f"it cannot be decoded: {error.err}.") from None
     if image is None:
-        raise DecodeError(f"it is a damaged {header.format.upper()} file, or one of an unsupported kind.")
+        raise DecodeError(
+            f"the {header.format.upper()} file is damaged, or of a variant that OpenCV does not read. Copy it again, "
+            "or save it as TIFF."
+        )
     return np.asarray(image)
 
 

@@ -29,6 +29,10 @@ class EvaluationImage:
     """File that marks its defects; None if there is none."""
     is_good: bool
     """Whether it is known to have no defects; its mask is then empty."""
+    references: tuple[Path, ...] = ()
+    """Files of its one or two references, if it is the inspected image of a pair; else its own file has them."""
+    boxes: Path | None = None
+    """File with boxes around its defects, if there is one."""
 
     @property
     def is_labelled(self) -> bool:

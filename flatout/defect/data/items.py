@@ -3,7 +3,7 @@
 Dimension key:  C planes (target, ref1, ref2)   H W pixels
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +66,10 @@ def planes_first(stored: np.ndarray) -> np.ndarray:
         return stored[:PLANES]
     if stored.shape[2] in _STORED:
         return stored[:, :, :PLANES].transpose(2, 0, 1)
-    raise DecodeError(f"it has shape {stored.shape}, which has no axis of 3 or 4 planes (target, ref1, ref2).")
+    raise DecodeError(
+        f"its shape {stored.shape} has no first or last axis of 3 planes (target, ref1, ref2) or 4 (the fourth is "
+        "ignored). Save the planes along one of these axes."
+    )
 
 
 # Image files
@@ -75,14 +78,30 @@ VERSION = "defect strips 1: float32 CHW, 0..255"
 """Part of the key under which stores keep decoded images."""
 
 
+ReadPlanes = Callable[[str], np.ndarray]
+"""Path -> planes, float32 [3, H, W] in 0..255."""
+
+
 class Strips:
     """Image files of one size by number, float32 [3, H, W]; the items of a `flatout.feed.Store` or `DeviceStore`."""
 
     parameters = VERSION
 
-    def __init__(self, paths: Sequence[str | Path], *, shape_hw: tuple[int, int] | None = None) -> None:
-        """`shape_hw`: the size that every image must have; None: that of the first readable image, which is decoded."""
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        *,
+        shape_hw: tuple[int, int] | None = None,
+        read: ReadPlanes | None = None,
+    ) -> None:
+        """`shape_hw`: the size that every image must have; None: that of the first readable image, which is decoded.
+
+        `read`: gives the planes of a path, for images that are not files of three planes. Workers unpickle it.
+        """
         self._paths = [str(path) for path in paths]
+        self._read: ReadPlanes = read or read_canonical
+        if read is not None:
+            self.parameters = f"{VERSION}, {getattr(read, '__name__', read)!r}"
         self.equal_planes = ""
         """Path of the first readable image, if it was decoded here and its planes are equal; else empty."""
         self.shape_hw = shape_hw or self._shape_of_first()
@@ -106,12 +125,12 @@ class Strips:
         return PLANES * height * width * 4
 
     def decode(self, index: int) -> np.ndarray:
-        planes_CHW = read_canonical(self._paths[index])
+        planes_CHW = self._read(self._paths[index])
         if planes_CHW.shape[1:] != self.shape_hw:
             # The patch grid of another size would silently crop at wrong positions.
             raise DecodeError(
-                f"{self._paths[index]}: it has {_size(planes_CHW.shape[1:])} pixels, the first image of this run "
-                f"{_size(self.shape_hw)}. All images of a run must have one size."
+                f"{self._paths[index]}: it has {size_text(planes_CHW.shape[1:])} pixels (width x height), the first "
+                f"image of this run {size_text(self.shape_hw)}. All images of a run must have one size."
             )
         return planes_CHW
 
@@ -121,7 +140,7 @@ class Strips:
         errors: list[Exception] = []
         for path in self._paths:
             try:
-                planes_CHW = read_canonical(path)
+                planes_CHW = self._read(path)
             except (OSError, DecodeError) as error:
                 errors.append(error)
             else:
@@ -146,17 +165,27 @@ def are_equal(planes_CHW: np.ndarray) -> bool:
 
 
 def read_mask(path: str | Path) -> np.ndarray:
-    """Read a mask of any layout as bool [H, W], True on defects: where any of its planes is above 0."""
-    stored = read_stored(path)
+    """Read a mask of any layout as bool [H, W], as `mask_of`; a DecodeError names the file."""
+    try:
+        return mask_of(read_stored(path))
+    except DecodeError as error:
+        raise DecodeError(f"{path}: {error}") from None
+
+
+def mask_of(stored: np.ndarray) -> np.ndarray:
+    """Bool [H, W], True on defects: where any plane of the stored array is above 0; DecodeError if it is no image."""
     if stored.ndim == 3:
         stored = stored.max(axis=0 if stored.shape[0] in (1, 3, 4) and min(stored.shape[1:]) > 4 else 2)
     if stored.ndim != 2:
-        raise DecodeError(f"{path}: a mask of shape {stored.shape} is not an image.")
+        raise DecodeError(
+            f"the mask has shape {stored.shape}; it must be [H, W], or have its planes in the first or last axis."
+        )
     return np.asarray(stored > 0)
 
 
-def _size(shape_hw: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape_hw))
+def size_text(shape_hw: tuple[int, ...]) -> str:
+    """Width x height, of a shape in the order of arrays."""
+    return " x ".join(map(str, reversed(shape_hw)))
 
 
 # Pairs of an inspected image and a defect-free template, as images of three planes.
@@ -194,10 +223,11 @@ def read_pair(pair: BoardPair, *, align_px: int = 0) -> np.ndarray:
 
     `align_px`: move the template by at most this many whole pixels to where it fits best.
     """
-    target, reference = _grey(pair.inspected), _grey(pair.template)
+    target, reference = _grey_file(pair.inspected), _grey_file(pair.template)
     if target.shape != reference.shape:
         raise DecodeError(
-            f"{pair.inspected}: it has {_size(target.shape)} pixels, its template {_size(reference.shape)}."
+            f"{pair.inspected} has {size_text(target.shape)} pixels (width x height), its template {pair.template} "
+            f"{size_text(reference.shape)}. Both must have the same size: crop or rescale one."
         )
     if align_px:
         reference = moved(reference, best_shift(target, reference, align_px))
@@ -232,12 +262,16 @@ def moved(plane_HW: np.ndarray, shift_yx: tuple[int, int]) -> np.ndarray:
 
 def read_template(pair: BoardPair) -> np.ndarray:
     """The template in all three planes, uint8 [3, H, W]: what synthetic defects are painted on."""
-    return np.stack([_grey(pair.template)] * 3)
+    return np.stack([_grey_file(pair.template)] * 3)
 
 
-def _grey(path: Path) -> np.ndarray:
-    """Read an image as grey, uint8 [H, W]; colours are weighted as OpenCV does."""
-    stored = read_stored(path)
+def _grey_file(path: Path) -> np.ndarray:
+    """Read an image as grey, uint8 [H, W]."""
+    return grey(read_stored(path))
+
+
+def grey(stored: np.ndarray) -> np.ndarray:
+    """A decoded image as grey, [H, W]; colours are weighted as OpenCV does."""
     if stored.ndim == 2:
         return np.asarray(stored)
     if (stored == stored[:, :, :1]).all():
@@ -246,8 +280,9 @@ def _grey(path: Path) -> np.ndarray:
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
-    return {path.stem: path for path in _image_files(folder)}
+    return {path.stem: path for path in image_files(folder)}
 
 
-def _image_files(folder: Path) -> Iterator[Path]:
+def image_files(folder: Path) -> Iterator[Path]:
+    """Files in a folder that may be images, in any order; none if there is no such folder."""
     return (path for path in (folder.iterdir() if folder.is_dir() else ()) if path.suffix.lower() in _KINDS)

@@ -2,6 +2,7 @@
 
 Files:
 
+    blobs     Blobs: connected components of a heat map at a threshold, compared with labelled defects
     evaluate  Evaluates a network on whole images: heat maps against masks, one image at a time
     scores    Scores of an evaluation: pixel and image ranking, detections, recall
     sweep     Mean probability of painted defects, by amplitude and by the planes they are in

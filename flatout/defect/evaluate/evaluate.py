@@ -49,11 +49,15 @@ class EvaluatedImage(NamedTuple):
     heat_HW: np.ndarray
     mask_HW: np.ndarray | None
     detections: list[Detection]
+    threshold: float | None = None
+    """The threshold if it was set beforehand; None: it is known only after the last image."""
 
 
 ImageObserver = Callable[[EvaluatedImage], None]
 MakeMap = Callable[[np.ndarray], np.ndarray]
 """Planes [C, H, W] -> heat map [H, W]."""
+FindDetections = Callable[[np.ndarray], list[Detection]]
+"""Heat map [H, W] -> detections, highest score first."""
 ReadImage = Callable[[Path], np.ndarray]
 """Path -> planes [C, H, W]."""
 
@@ -70,11 +74,13 @@ def evaluate_images(
     dead_xy_K2: np.ndarray | None = None,
     threshold: float | None = None,
     observers: Iterable[ImageObserver] = (),
+    find: FindDetections | None = None,
 ) -> DefectEvaluation:
     """Compute the heat map of every image and compare it with its mask.
 
     `dead_xy_K2`: dead pixels, around which heat maps are set to 0. `threshold`: used instead of the one with the best
-    F1. `observers` are called with every image. Raises DataError that names an image or mask that cannot be used.
+    F1. `observers` are called with every image. `find`: finds the detections in a heat map; None: local maxima.
+    Raises DataError that names an image or mask that cannot be used.
     """
     pixels, tally = PixelCounts(), _Tally()
     began_s = time.monotonic()
@@ -83,12 +89,12 @@ def evaluate_images(
         heat_HW = make_map(planes_CHW)
         if dead_xy_K2 is not None:
             zero_dead_pixels(heat_HW, dead_xy_K2)
-        found = detect(heat_HW, FINE)
+        found = detect(heat_HW, FINE) if find is None else find(heat_HW)
         if mask_HW is not None:
             pixels.add(mask_HW, heat_HW)
         tally.add(image, heat_HW, mask_HW, found)
         for observer in observers:
-            observer(EvaluatedImage(image, planes_CHW, heat_HW, mask_HW, found))
+            observer(EvaluatedImage(image, planes_CHW, heat_HW, mask_HW, found, threshold))
     labelled = [row for row in tally.rows if row.is_defective is not None]
     result = DefectEvaluation(
         pixels=pixels.ranking(),
@@ -179,9 +185,10 @@ def _read(image: EvaluationImage, read: ReadImage, *, use_masks: bool) -> tuple[
     except (OSError, DecodeError) as error:
         raise DataError(str(error)) from None
     if mask_HW is not None and mask_HW.shape != planes_CHW.shape[1:]:
+        mask_wh, image_wh = (" x ".join(map(str, reversed(shape))) for shape in (mask_HW.shape, planes_CHW.shape[1:]))
         raise DataError(
-            f"{image.mask}: the mask has {' x '.join(map(str, mask_HW.shape))} pixels, its image "
-            f"{' x '.join(map(str, planes_CHW.shape[1:]))}."
+            f"{image.mask}: the mask is {mask_wh} px (width x height), its image {image_wh}. Save the mask at the "
+            "size of its image."
         )
     return planes_CHW, mask_HW
 

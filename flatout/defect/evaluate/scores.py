@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Ranking: AUROC, average precision and best F1, over millions of pixels in constant memory.
+# Ranking: AUROC, average precision, AU-PRO and best F1, over millions of pixels in constant memory.
 #
 # Scores are counted per class in bins, and every value here is computed from the counts. One bin per distinct score
 # gives exact values. Pixels of whole data sets are binned by the upper half of their float32 bit pattern, which is
@@ -18,6 +18,8 @@ import numpy as np
 _DROPPED_BITS = 16
 NUM_BINS = (0x3F800000 >> _DROPPED_BITS) + 1
 """Number of truncated bit patterns from 0.0 to 1.0."""
+PRO_MAX_FPR = 0.3
+"""False positive rate of pixels up to which AU-PRO is integrated, as usual in the literature."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Ranking:
     negative_V: np.ndarray
     score_V: np.ndarray
     """Lowest score of each bin."""
+    overlap_V: np.ndarray | None = None
+    """Share of a labelled defect's pixels per bin, averaged over all defects; None if there are none."""
 
     @property
     def auroc(self) -> float | None:
@@ -47,6 +51,22 @@ class Ranking:
             return None
         gained_V = np.diff(hit_V, prepend=0)
         return float((gained_V * precision_V).sum() / hit_V[-1])
+
+    def au_pro(self, max_fpr: float = PRO_MAX_FPR) -> float | None:
+        """Area under the per-region overlap over the false positive rate up to `max_fpr`, divided by `max_fpr`.
+
+        Every defect counts equally, however large it is. Linear between bins; None without defects or good pixels.
+        """
+        negatives = int(self.negative_V.sum())
+        if self.overlap_V is None or not negatives:
+            return None
+        fpr_V = np.concatenate(([0.0], np.cumsum(self.negative_V[::-1]) / negatives))
+        pro_V = np.concatenate(([0.0], np.cumsum(self.overlap_V[::-1])))
+        width_V, rise_V = np.diff(fpr_V), np.diff(pro_V)
+        # The share of each step that lies below the limit; a step straight up has no area.
+        inside_V = np.clip((max_fpr - fpr_V[:-1]) / np.maximum(width_V, 1e-300), 0, 1)
+        area = (width_V * inside_V * (pro_V[:-1] + rise_V * inside_V / 2)).sum()
+        return float(area / max_fpr)
 
     def best_f1(self) -> tuple[float, float] | None:
         """The best F1 and the threshold that gives it; None without positives."""
@@ -86,16 +106,32 @@ class PixelCounts:
 
     def __init__(self) -> None:
         self._count_2V = np.zeros((2, NUM_BINS), np.int64)
+        self._overlap_V = np.zeros(NUM_BINS)
+        self._num_defects = 0
 
     def add(self, is_defect_HW: np.ndarray, probability_HW: np.ndarray) -> None:
         bits_HW = np.ascontiguousarray(probability_HW, np.float32).view(np.uint32) >> _DROPPED_BITS
         bin_N = np.minimum(bits_HW, NUM_BINS - 1).astype(np.int64).reshape(-1)
         both = bin_N + NUM_BINS * is_defect_HW.reshape(-1).astype(np.int64)
         self._count_2V += np.bincount(both, minlength=2 * NUM_BINS).reshape(2, NUM_BINS)
+        if is_defect_HW.any():
+            self._add_overlap(is_defect_HW, bin_N)
 
     def ranking(self) -> Ranking:
         score_V = (np.arange(NUM_BINS, dtype=np.uint32) << _DROPPED_BITS).view(np.float32)
-        return Ranking(self._count_2V[1], self._count_2V[0], score_V)
+        overlap_V = self._overlap_V / self._num_defects if self._num_defects else None
+        return Ranking(self._count_2V[1], self._count_2V[0], score_V, overlap_V)
+
+    def _add_overlap(self, is_defect_HW: np.ndarray, bin_N: np.ndarray) -> None:
+        """Count defect pixels with a weight that sums to 1 over each connected defect."""
+        import cv2
+
+        count, number_HW = cv2.connectedComponents(is_defect_HW.astype(np.uint8), connectivity=8)
+        number_N = number_HW.reshape(-1)
+        pixels = np.flatnonzero(number_N)
+        weights = 1 / np.bincount(number_N[pixels], minlength=count)[number_N[pixels]]
+        self._overlap_V += np.bincount(bin_N[pixels], weights, minlength=NUM_BINS)
+        self._num_defects += count - 1
 
 
 # Detections: local maxima of a heat map, and how many true defects are among the best of them.
@@ -138,6 +174,28 @@ def detect(heat_HW: np.ndarray, config: DetectConfig | None = None) -> list[Dete
         found.append(Detection(y, x, score_at(heat_HW, y, x, config)))
         allowed_HW &= (y_H - y) ** 2 + (x_W - x) ** 2 > config.mask_radius**2
     return found
+
+
+def detect_components(heat_HW: np.ndarray) -> list[Detection]:
+    """One detection per connected component that is not 0: its highest heat, at the pixel nearest to its centre.
+
+    For heat maps that are 0 outside of components, where local maxima would find a long component several times.
+    """
+    import cv2
+
+    count, number_HW, _, center_N2 = cv2.connectedComponentsWithStats((heat_HW > 0).astype(np.uint8), connectivity=8)
+    y_M, x_M = np.nonzero(number_HW)
+    number_M, heat_M = number_HW[y_M, x_M].astype(np.int64), heat_HW[y_M, x_M]
+    highest_N = np.zeros(count)
+    np.maximum.at(highest_N, number_M, heat_M)
+    distance_M = np.hypot(x_M - center_N2[number_M, 0], y_M - center_N2[number_M, 1])
+    order = np.lexsort((distance_M, number_M))
+    firsts = order[np.searchsorted(number_M[order], np.arange(1, count))]
+    found = [
+        Detection(int(y), int(x), float(highest_N[number]))
+        for number, (y, x) in enumerate(zip(y_M[firsts], x_M[firsts], strict=True), start=1)
+    ]
+    return sorted(found, key=lambda each: -each.score)
 
 
 def score_at(heat_HW: np.ndarray, y: int, x: int, config: DetectConfig) -> float:
@@ -236,6 +294,14 @@ class ImageRow:
     """Number of its defects that a detection at or above the threshold hits."""
     num_detections: int
     """Number of detections at or above the threshold."""
+    verdict: str | None = None
+    """"fail" if any pixel reaches the threshold, else "pass". None, like the next three: blobs were not looked for."""
+    num_blobs: int | None = None
+    """Number of connected components at or above the threshold."""
+    num_false_blobs: int | None = None
+    """Number of those that hit no labelled defect; None if the image is not labelled."""
+    area_px: int | None = None
+    """Number of pixels at or above the threshold."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +319,8 @@ class DefectEvaluation:
     seconds: float = 0.0
     chosen_threshold: float | None = None
     """A threshold set beforehand; None: the one with the best F1 on these images."""
+    at_threshold: Mapping[str, float | None] = field(default_factory=dict)
+    """Further scores at the threshold, by name, if blobs were compared (`blobs.blob_scores`)."""
 
     @property
     def num_defects(self) -> int:
@@ -275,6 +343,7 @@ class DefectEvaluation:
         scores: dict[str, float | None] = {
             "pixel_AUROC": self.pixels.auroc,
             "pixel_AP": self.pixels.average_precision,
+            "pixel_AUPRO": self.pixels.au_pro(),
             "pixel_best_F1": None if best is None else best[0],
             "pixel_IoU": self.pixels.iou_at(self.threshold) if best is not None else None,
             "threshold": self.threshold,
@@ -284,7 +353,7 @@ class DefectEvaluation:
             scores[f"recall@{per_image:g}FP"] = recall_at_false_positives(
                 self.hits, num_defects=self.num_defects, num_images=self.num_labelled, per_image=per_image
             )
-        return scores
+        return scores | dict(self.at_threshold)
 
     def recalls(self) -> Mapping[int, float]:
         """Recall@K over the good images and those whose name gives the position of their defect."""

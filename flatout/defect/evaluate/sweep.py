@@ -8,10 +8,9 @@ Dimension key:  C planes   H W image   K defects
 
 import numpy as np
 
-from flatout.defect.data.items import read_canonical
 from flatout.defect.evaluate.evaluate import HeatMapper
 from flatout.defect.options import TestOptions
-from flatout.defect.predict import grid_for, list_test_images
+from flatout.defect.predict import grid_for, list_test_images, reader_for
 from flatout.defect.synth.draw import IN_PLANE_GC
 from flatout.defect.synth.paint import paint
 from flatout.defect.synth.pool import Kernels
@@ -39,9 +38,10 @@ def sweep_table(options: TestOptions) -> str:
     """The table for the first test image."""
     network, weights = load_network(options.model_path)
     device = choose_device(options.resolved_device)
-    first = list_test_images(options)[0].path
-    mapper = HeatMapper(network.to(device), grid_for(options, weights, first), device, untiled=options.untiled)
-    found = sweep(mapper, read_canonical(first))
+    images = list_test_images(options)
+    first, read = images[0].path, reader_for(images, options)
+    mapper = HeatMapper(network.to(device), grid_for(options, weights, first, read), device, untiled=options.untiled)
+    found = sweep(mapper, read(first))
     lines = ["mean probability   " + "".join(f"{f'+-{amplitude}':>8}" for amplitude in AMPLITUDES)]
     return "\n".join(
         lines + [f"  {name:<17}" + "".join(f"{value:8.3f}" for value in row) for name, row in found.items()]

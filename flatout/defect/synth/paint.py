@@ -158,7 +158,7 @@ class Headroom(NamedTuple):
 
 
 class PatchLine(NamedTuple):
-    """A horizontal or vertical line across the whole patch."""
+    """A horizontal or vertical line across the whole patch, a disturbance that is no defect."""
 
     horizontal: bool
     position: int

@@ -92,6 +92,7 @@ def make_kernels(
         if not board_shapes:
             raise ConfigError(f"board_shapes is empty: name some of {', '.join(SHAPES)}.")
         return Kernels([SHAPES[shape](rng) for shape, rng in zip(cycle(board_shapes), generators, strict=False)])
+    assert mode == "psf"
     family = psf_type_of(psf_type)
     with ThreadPoolExecutor(THREADS) as threads:
         return Kernels(list(threads.map(lambda rng: draw_psf(family, rng), generators)))
@@ -210,12 +211,18 @@ _OBSTRUCTIONS = ("square_eps", "h_stripe_w", "v_stripe_w", "h_outer_crop", "v_ou
 
 @dataclass(frozen=True, kw_only=True)
 class Psf:
-    """Optics of one point spread function; lengths in pixels of the pupil grid, aberrations in radians."""
+    """Optics of one point spread function; aberrations (defocus to trefoil_y) in radians.
+
+    Obstructions (square_eps to v_outer_crop) are shares of outer_r. brightness is the sum over the sensor, background
+    per pixel, both in counts. threshold_multiplier is in standard deviations of the crop.
+    """
 
     psf_size: int = 256
+    """Side of the sensor image, in sensor pixels."""
     crop_size: int = 32
+    """Side of its centre that is used, in sensor pixels."""
     outer_r: float = 31.0
-    """Outer radius of the annulus."""
+    """Outer radius of the annulus, in pixels of the pupil grid."""
     epsilon: float = 0.0
     """Inner radius of the annulus as a share of the outer one."""
     ellipticity: float = 0.0

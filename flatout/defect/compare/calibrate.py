@@ -1,0 +1,177 @@
+"""Chooses a threshold by the number of false blobs, on labelled or on good images.
+
+    images --heat maps--> components --touch no labelled defect--> false blobs --at most k per image--> threshold,
+                                                                                   which a settings file keeps
+
+The images are not those that will be tested: a threshold that was chosen on them says nothing about others.
+
+Dimension key:  H W image   N components   K boxes
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from flatout.defect.data.find import EvaluationImage
+from flatout.defect.data.items import read_mask
+from flatout.defect.data.pairs import read_boxes
+from flatout.defect.options import Method
+from flatout.errors import ConfigError, DataError, ResourceError, counted
+from flatout.feed import DecodeError
+
+logger = logging.getLogger(__name__)
+
+LOWEST = 0.2
+"""Lowest threshold that is chosen: heat below it is hardly ever a defect, even if there were no false blobs above."""
+OUTLIER_SHARE, MIN_FOR_OUTLIERS = 0.02, 20
+"""Share of images that are left out, those with most false blobs, and images from which on: one picture with a wrong
+label, or with writing on it, must not decide for all."""
+BOX_TOUCH_PX = 3
+"""Pixels around a labelled defect within which a component still counts as a hit."""
+
+
+class Blobs(NamedTuple):
+    """The components of a heat map that are not 0, compared with the labels of the image."""
+
+    heat_N: np.ndarray
+    """Highest heat of each."""
+    is_false_N: np.ndarray
+    best_K: np.ndarray
+    """For every labelled defect, the highest heat of a component that touches it; 0 if none does."""
+
+
+def heat_blobs(heat_HW: np.ndarray, image: EvaluationImage, *, least: float = LOWEST / 2) -> Blobs:
+    """Components of the pixels with a heat of at least `least`; DataError if the image has no label."""
+    import cv2
+
+    count, number_HW, facts, _ = cv2.connectedComponentsWithStats((heat_HW >= least).astype(np.uint8), connectivity=8)
+    heat_N = np.zeros(count, np.float32)
+    pixels = np.flatnonzero(number_HW)
+    np.maximum.at(heat_N, number_HW.reshape(-1)[pixels].astype(np.int64), heat_HW.reshape(-1)[pixels])
+    left_N, top_N = facts[1:, 0], facts[1:, 1]
+    right_N, bottom_N = left_N + facts[1:, 2], top_N + facts[1:, 3]
+    x1_K, y1_K, x2_K, y2_K = _labelled_boxes(image, heat_HW.shape).T
+    touches_NK = (
+        (left_N[:, None] < x2_K) & (right_N[:, None] > x1_K) & (top_N[:, None] < y2_K) & (bottom_N[:, None] > y1_K)
+    )
+    best_K = np.where(touches_NK, heat_N[1:, None], 0).max(0, initial=0)
+    return Blobs(heat_N[1:], ~touches_NK.any(1), best_K)
+
+
+def _labelled_boxes(image: EvaluationImage, shape_hw: tuple[int, ...]) -> np.ndarray:
+    """Boxes around the labelled defects of an image, float64 [K, 4]."""
+    import cv2
+
+    if image.is_good:
+        return np.zeros((0, 4))
+    if image.boxes is not None:
+        return read_boxes(image.boxes).xyxy_K4
+    if image.mask is None:
+        raise DataError(f"{image.path}: it has neither a mask nor boxes, and is not known to be good.")
+    try:
+        mask_HW = read_mask(image.mask)
+    except (OSError, DecodeError) as error:
+        raise DataError(str(error)) from None
+    if mask_HW.shape != shape_hw:
+        raise DataError(f"{image.mask}: the mask has another size than its image.")
+    _, _, facts, _ = cv2.connectedComponentsWithStats(mask_HW.astype(np.uint8), connectivity=8)
+    left, top, width, height = facts[1:, :4].T.astype(np.float64)
+    near = BOX_TOUCH_PX
+    return np.stack((left - near, top - near, left + width + near, top + height + near), 1)
+
+
+def threshold_for(false_heat: Sequence[np.ndarray], per_image: float) -> float:
+    """The lowest threshold, from LOWEST on, with at most `per_image` false blobs per image at or above it.
+
+    `false_heat`: the heat of the false blobs of every image. Of 20 images or more, the worst fiftieth is left out.
+    """
+    num_left_out = math.ceil(OUTLIER_SHARE * len(false_heat)) if len(false_heat) >= MIN_FOR_OUTLIERS else 0
+    kept = sorted(false_heat, key=lambda heat_N: float(np.sum(heat_N)))[: len(false_heat) - num_left_out]
+    falling_N = np.sort(np.concatenate([*kept, np.empty(0, np.float32)]).astype(np.float32))[::-1]
+    allowed = int(per_image * len(kept) + 1e-9)
+    if len(falling_N) <= allowed:
+        return LOWEST
+    return max(LOWEST, float(np.nextafter(falling_N[allowed], np.float32(2))))
+
+
+# The settings file
+
+_NAMES = ("method", "threshold", "false_blobs", "images", "chosen_on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a calibration chose, and on what."""
+
+    method: Method
+    threshold: float
+    """Heat at or above which a pixel counts as defect."""
+    false_blobs: float
+    """False blobs per image that were allowed."""
+    images: int
+    """Images it was chosen on."""
+    chosen_on: str
+    """Their folder."""
+
+    def write(self, path: Path) -> None:
+        """Write as YAML, one name per line."""
+        lines = [f"{name}: {_yaml(getattr(self, name))}\n" for name in _NAMES]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(lines))
+        except OSError as error:
+            raise ResourceError(f"{path}: cannot be written: {error.strerror}.") from None
+
+
+def read_settings(path: str | Path) -> Settings:
+    """Read a settings file; ConfigError names what is wrong in it."""
+    from flatout.config import build_config
+    from flatout.yaml_strict import load_yaml
+
+    content = load_yaml(path)
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path}: it is not a settings file. Write one with: flatout defect calibrate")
+    return build_config({str(name): value for name, value in content.items()}, Settings, where=str(path))
+
+
+def _yaml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def choose_settings(
+    make_map: Callable[[np.ndarray], np.ndarray],
+    images: Iterable[EvaluationImage],
+    read: Callable[[Path], np.ndarray],
+    *,
+    method: Method,
+    false_blobs: float,
+    chosen_on: str,
+) -> Settings:
+    """Compute heat maps of labelled or good images and choose the threshold."""
+    false: list[np.ndarray] = []
+    best: list[np.ndarray] = []
+    for image in images:
+        try:
+            blobs = heat_blobs(make_map(read(image.path)), image)
+        except (OSError, DecodeError) as error:
+            raise DataError(str(error)) from None
+        false.append(blobs.heat_N[blobs.is_false_N])
+        best.append(blobs.best_K)
+    if not false:
+        raise DataError(f"{chosen_on}: there are no images to choose a threshold on.")
+    threshold = threshold_for(false, false_blobs)
+    best_K = np.concatenate(best)
+    found = int((best_K >= threshold).sum())
+    logger.info(
+        "Threshold %.4f: %.2f false blobs per image on %s%s.",
+        threshold,
+        float((np.concatenate(false) >= threshold).sum() / len(false)),
+        counted(len(false), "image"),
+        f", {found} of {counted(len(best_K), 'labelled defect')} found" if len(best_K) else ", all good",
+    )
+    return Settings(method=method, threshold=threshold, false_blobs=false_blobs, images=len(false), chosen_on=chosen_on)

@@ -1,0 +1,176 @@
+"""Finds defects without a network: what differs from an aligned reference by more than edges do.
+
+    difference        of target and reference, above a share of the contrast          --> pixels that are drawn
+    core              part of it that no move of an edge by one pixel explains         --> components that count
+    heat of a pixel   s / (s + 10), where s is the core of its component in pixels     --> 0.5 for ten pixels
+
+The core is measured both ways: target against the neighbourhood of a pixel in the reference, and the reference against
+that in target; otherwise a thin line that is missing in target would be explained by the background beside it. With two
+references, a difference counts if it is there for both.
+
+Dimension key:  C planes (target, ref1, ref2)   H W image   N components   M pixels that are drawn
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from flatout.errors import ConfigError
+
+HALF_AT = 10.0
+"""Core, in pixels, of a component whose heat is 0.5."""
+_BOX_3, _BOX_2 = np.ones((3, 3), np.uint8), np.ones((2, 2), np.uint8)
+_STRIDE = 4
+"""Rows and columns between the pixels from which the contrast is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassicalConfig:
+    """What counts as a difference."""
+
+    difference: float = 0.4
+    """Lowest difference that is drawn, as a share of the contrast (from the darkest to the brightest percent)."""
+    min_contrast: float = 8.0
+    """Contrast in grey levels that images are taken to have at least, so that the noise of flat ones is not found."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.difference < 1:
+            raise ConfigError(f"difference={self.difference}: it is a share of the contrast, above 0 and below 1.")
+        if self.min_contrast <= 0:
+            raise ConfigError(f"min_contrast={self.min_contrast}: it must be above 0.")
+
+
+class Components(NamedTuple):
+    """The connected differences of an image; all of them, whatever their size."""
+
+    number_HW: np.ndarray
+    """int32: 0 outside, else the number of the component, from 1."""
+    pixels_M: np.ndarray
+    """Flat indices of the pixels of all components."""
+    box_xywh_N4: np.ndarray
+    area_N: np.ndarray
+    core_N: np.ndarray
+    """Pixels that no move of an edge by one pixel explains, each weighted with its share of the full contrast."""
+
+
+class ClassicalMapper:
+    """Heat maps of images of any size by comparison with their references."""
+
+    def __init__(self, config: ClassicalConfig | None = None) -> None:
+        self._config = config or ClassicalConfig()
+
+    def __call__(self, planes_CHW: np.ndarray) -> np.ndarray:
+        """Heat map, float32 [H, W] in 0..1, of aligned planes in 0..255; every pixel of a component has its heat."""
+        found = find_components(planes_CHW, self._config)
+        return _drawn(found, heat_of_core(found.core_N))
+
+
+class RefinedMapper:
+    """Heat maps of a network, drawn by the difference to the references."""
+
+    def __init__(self, make_map: Callable[[np.ndarray], np.ndarray]) -> None:
+        self._make_map = make_map
+
+    def __call__(self, planes_CHW: np.ndarray) -> np.ndarray:
+        return refined(self._make_map(planes_CHW), planes_CHW)
+
+
+def heat_of_core(core_N: np.ndarray) -> np.ndarray:
+    """Heat in 0..1 for a core in pixels."""
+    return np.asarray(core_N / (core_N + HALF_AT), np.float32)
+
+
+def core_of_heat(heat: float) -> float:
+    """Core, in pixels, of a component with this heat."""
+    return HALF_AT * heat / (1 - heat) if heat < 1 else float("inf")
+
+
+def find_components(planes_CHW: np.ndarray, config: ClassicalConfig | None = None) -> Components:
+    """Connected differences of target to both references, which must be aligned; planes in 0..255."""
+    import cv2
+
+    config = config or ClassicalConfig()
+    planes = [_bytes(plane_HW) for plane_HW in planes_CHW]
+    target_HW, references = planes[0], planes[1:]
+    if np.array_equal(references[0], references[-1]):
+        references = references[:1]
+    contrast = max(_contrast(references[0]), config.min_contrast)
+    bound = config.difference * contrast
+    differs_HW, there_HW, missing_HW = _differences(target_HW, references[0])
+    for reference_HW in references[1:]:
+        others = _differences(target_HW, reference_HW)
+        differs_HW, there_HW, missing_HW = map(cv2.min, (differs_HW, there_HW, missing_HW), others)
+    drawn_HW = opened((differs_HW > bound).astype(np.uint8))
+    drawn_HW |= cv2.max(there_HW, missing_HW) > bound * 0.8
+    count, number_HW, facts, _ = cv2.connectedComponentsWithStats(drawn_HW, connectivity=8)
+    pixels_M = np.flatnonzero(drawn_HW)
+    number_M = number_HW.reshape(-1)[pixels_M]
+    cores = [
+        np.bincount(number_M, plane_HW.reshape(-1)[pixels_M], minlength=count)[1:] / contrast
+        for plane_HW in (there_HW, missing_HW)
+    ]
+    return Components(number_HW, pixels_M, facts[1:, :4], facts[1:, 4], np.maximum(*cores))
+
+
+def refined(heat_HW: np.ndarray, planes_CHW: np.ndarray, config: ClassicalConfig | None = None) -> np.ndarray:
+    """The heat map of a network, drawn by the difference: a component gets the highest heat in it, the rest gets 0.
+
+    A network knows which differences are defects, but not to the pixel where they end; the difference does.
+    """
+    found = find_components(planes_CHW, config)
+    heat_N = np.zeros(len(found.area_N) + 1, np.float32)
+    np.maximum.at(heat_N, found.number_HW.reshape(-1)[found.pixels_M], heat_HW.reshape(-1)[found.pixels_M])
+    return _drawn(found, heat_N[1:])
+
+
+def opened(mask_HW: np.ndarray) -> np.ndarray:
+    """What is left of a mask after an opening with 2 x 2 pixels: lines of one pixel vanish; uint8 [H, W]."""
+    import cv2
+
+    # OpenCV's own opening shifts the mask by a pixel if the kernel has an even side: it does not mirror the kernel.
+    return cv2.dilate(cv2.erode(mask_HW, _BOX_2, anchor=(1, 1)), _BOX_2, anchor=(0, 0))
+
+
+def _differences(target_HW: np.ndarray, reference_HW: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The plain difference, and what of it no move by one pixel explains: in target, and in the reference; uint8."""
+    return (
+        _absolute(target_HW, reference_HW),
+        _unexplained(target_HW, reference_HW),
+        _unexplained(reference_HW, target_HW),
+    )
+
+
+def _unexplained(here_HW: np.ndarray, there_HW: np.ndarray) -> np.ndarray:
+    """How far a pixel is outside of the range of values around it in the other image, uint8."""
+    import cv2
+
+    above_HW = cv2.subtract(here_HW, cv2.dilate(there_HW, _BOX_3))
+    below_HW = cv2.subtract(cv2.erode(there_HW, _BOX_3), here_HW)
+    return cv2.max(above_HW, below_HW)
+
+
+def _absolute(first_HW: np.ndarray, second_HW: np.ndarray) -> np.ndarray:
+    import cv2
+
+    return cv2.absdiff(first_HW, second_HW)
+
+
+def _drawn(found: Components, heat_N: np.ndarray) -> np.ndarray:
+    heat_HW = np.zeros(found.number_HW.shape, np.float32)
+    flat = heat_HW.reshape(-1)
+    flat[found.pixels_M] = heat_N[found.number_HW.reshape(-1)[found.pixels_M] - 1]
+    return heat_HW
+
+
+def _contrast(plane_HW: np.ndarray) -> float:
+    """Grey levels between the darkest and the brightest percent of the pixels."""
+    low, high = np.percentile(plane_HW[::_STRIDE, ::_STRIDE], (1, 99))
+    return float(high - low)
+
+
+def _bytes(plane_HW: np.ndarray) -> np.ndarray:
+    if plane_HW.dtype == np.uint8:
+        return plane_HW
+    return np.asarray(np.clip(np.rint(plane_HW), 0, 255), np.uint8)

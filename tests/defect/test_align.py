@@ -1,0 +1,123 @@
+"""Registration: known shifts are found, defects do not bend them, the torch version agrees."""
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from flatout.__main__ import main
+from flatout.defect.compare.align import AlignConfig, align, find_shifts
+from flatout.defect.compare.align_torch import align_batch
+from flatout.defect.demo_data import generate_strip
+from flatout.errors import ConfigError
+from tests.defect.boards import board_pair, shifted, texture, write_boards
+
+MARGIN = 3
+"""Blocks near the edge, where the reference would have to be known beyond its own."""
+
+
+def pair(shift_xy, shape_hw=(240, 208), seed=0):
+    wide = texture((shape_hw[0] + 64, shape_hw[1] + 64), seed)
+    inner = np.s_[32:-32, 32:-32]
+    return wide[inner].copy(), shifted(wide, shift_xy)[inner].copy()
+
+
+@pytest.mark.parametrize("shift_xy", [(0, 0), (0.3, -0.7), (4.4, -5.25), (-9.6, 7.1), (0.5, 12.5)])
+def test_a_known_shift_is_found_to_a_tenth_of_a_pixel(shift_xy):
+    target, reference = pair(shift_xy)
+    inner = find_shifts(target, reference)[0][MARGIN:-MARGIN, MARGIN:-MARGIN]
+    np.testing.assert_allclose(np.median(inner, (0, 1)), shift_xy, atol=0.05)
+    assert np.abs(inner - shift_xy).max() < 0.1
+
+
+def test_shifts_that_differ_from_place_to_place_are_found():
+    wide = texture((320, 320))
+    y, x = np.mgrid[:320, :320].astype(np.float32)
+    bent_x, bent_y = 5 * np.sin(y / 150), 5 * np.cos(x / 150)
+    # Target shows at p what the reference, `wide`, shows at p + bend.
+    target = cv2.remap(wide, x + bent_x, y + bent_y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT)
+    found = align(target, wide)
+    expected = np.stack((bent_x, bent_y), -1)[8::16, 8::16]
+    error = np.abs(found.shift_GK2 - expected)[MARGIN:-MARGIN, MARGIN:-MARGIN]
+    assert error.max() < 0.25 and error.mean() < 0.1
+    before, after = (np.abs(target - plane)[found.inside_HW].mean() for plane in (wide, found.reference_HW))
+    assert after < before / 10
+
+
+def test_defects_do_not_bend_the_shifts():
+    target, reference = pair((3.3, -1.6))
+    without = find_shifts(target, reference)[0]
+    for x, y in ((60, 70), (150, 120), (100, 190)):
+        target[y - 4 : y + 4, x - 4 : x + 4] = 255 - target[y - 4 : y + 4, x - 4 : x + 4]
+    assert np.abs(find_shifts(target, reference)[0] - without).max() < 0.15
+
+
+def test_brightness_and_contrast_of_the_reference_do_not_matter():
+    target, reference = pair((2.5, 1.5))
+    inner = find_shifts(target, reference * 0.6 + 40)[0][MARGIN:-MARGIN, MARGIN:-MARGIN]
+    assert np.abs(inner - (2.5, 1.5)).max() < 0.1
+
+
+def test_noise_and_a_periodic_texture_do_not_make_a_shift():
+    strip_CHW = generate_strip(1)
+    shift_GK2, _ = find_shifts(strip_CHW[0], strip_CHW[1])
+    assert np.abs(shift_GK2).max() < 1.0
+
+
+def test_without_structure_nothing_is_moved_and_the_confidence_is_low():
+    plane = np.full((96, 128), 90, np.uint8)
+    found = align(plane, plane)
+    assert not found.shift_GK2.any() and not found.confidence_GK.any()
+    np.testing.assert_array_equal(found.reference_HW, plane)
+    target, reference = pair((1.0, 0.0))
+    assert align(target, reference).confidence_GK[MARGIN:-MARGIN, MARGIN:-MARGIN].min() > 0.8
+
+
+def test_beyond_its_edge_the_reference_repeats_target():
+    target, reference = pair((8.0, 0.0))
+    found = align(target, reference)
+    assert not found.inside_HW[:, -6:].any() and found.inside_HW[4:-4, :-12].all()
+    np.testing.assert_array_equal(found.reference_HW[~found.inside_HW], target[~found.inside_HW])
+
+
+@pytest.mark.parametrize("shape_hw", [(240, 208), (101, 77), (33, 250)])
+def test_torch_finds_the_same_shifts(shape_hw):
+    pairs = [pair((3.3, -1.6), shape_hw, 1), pair((-0.4, 5.2), shape_hw, 2)]
+    targets, references = (torch.from_numpy(np.stack(planes)) for planes in zip(*pairs, strict=True))
+    batch = align_batch(targets, references)
+    for number, (target, reference) in enumerate(pairs):
+        alone = align(target, reference)
+        np.testing.assert_allclose(batch.shift_BGK2[number].numpy(), alone.shift_GK2, atol=0.05)
+        np.testing.assert_allclose(batch.confidence_BGK[number].numpy(), alone.confidence_GK, atol=0.05)
+        assert np.abs(batch.reference_BHW[number].numpy() - alone.reference_HW).mean() < 0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_finds_the_same_shifts_as_the_cpu():
+    target, reference = (torch.from_numpy(plane)[None] for plane in pair((3.3, -1.6)))
+    on_gpu, on_cpu = align_batch(target.cuda(), reference.cuda()), align_batch(target, reference)
+    torch.testing.assert_close(on_gpu.shift_BGK2.cpu(), on_cpu.shift_BGK2, atol=0.01, rtol=0)
+
+
+def test_images_of_two_sizes_and_impossible_settings_are_refused():
+    with pytest.raises(ConfigError, match="both must be grey images of one size"):
+        align(np.zeros((64, 64), np.uint8), np.zeros((64, 65), np.uint8))
+    with pytest.raises(ConfigError, match=r"align_px=65.*0\.\.64"):
+        AlignConfig(reach_px=65)
+
+
+def test_the_command_writes_the_aligned_image_and_a_plot(tmp_path, capsys):
+    write_boards(tmp_path, 1)
+    words = ["defect", "align", str(tmp_path / "test/00.png"), str(tmp_path / "temp/00.png")]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "median +3.0" in shown and "px in y" in shown
+    aligned = cv2.imread(str(tmp_path / "out/00_aligned.png"), cv2.IMREAD_UNCHANGED)
+    template, inspected, _ = board_pair(0)
+    inner = np.s_[8:-8, 8:-8]
+    before, after = (np.abs(inspected.astype(float) - plane)[inner].mean() for plane in (template, aligned))
+    assert after < before / 3
+    assert cv2.imread(str(tmp_path / "out/00_shifts.png")).shape == (224, 4 * 224 + 3 * 4, 3)
+    assert main([*words[:3], str(tmp_path / "none.png")]) == 3
+    assert "none.png" in capsys.readouterr().err

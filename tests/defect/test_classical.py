@@ -1,0 +1,264 @@
+"""The classical method for pairs: defects are found, moved edges are not; thresholds come from other images."""
+
+import csv
+import json
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+import torch
+
+from flatout.__main__ import main
+from flatout.defect.check import check_data_set
+from flatout.defect.compare.calibrate import LOWEST, heat_blobs, read_settings, threshold_for
+from flatout.defect.compare.classical import ClassicalMapper, find_components, refined
+from flatout.defect.data.find import EvaluationImage
+from flatout.defect.data.items import moved
+from flatout.defect.data.pairs import PairReader, list_pair_images, read_boxes, read_planes
+from flatout.defect.evaluate.scores import detect_components
+from flatout.defect.model import DefectNet
+from flatout.defect.weights import read_weights, weights_metadata
+from flatout.errors import ConfigError, DataError
+from flatout.feed import DecodeError
+from flatout.safefiles.container import write_container
+from tests.defect.boards import DEFECTS_XY, SIDE_PX, scan, write_boards
+
+
+@pytest.fixture(scope="module")
+def boards(tmp_path_factory):
+    return write_boards(tmp_path_factory.mktemp("boards"), 2)
+
+
+# What is found
+
+
+def test_an_edge_that_is_one_pixel_off_is_no_defect():
+    board = scan()
+    off = moved(board, (1, 1))
+    assert (np.abs(board.astype(int) - off) > 100).sum() > 300, "a plain difference is full of edges"
+    assert find_components(np.stack((board, off, off))).core_N.sum() == 0
+
+
+def test_a_defect_is_drawn_to_the_pixel_with_the_heat_of_its_core():
+    board = scan()
+    target, mask = board.copy(), np.zeros(board.shape, bool)
+    mask[100:108, 60:68] = True
+    target[mask] = 255 - target[mask]
+    heat = ClassicalMapper()(np.stack((target, board, board)))
+    np.testing.assert_array_equal(heat > 0, mask)
+    assert len(np.unique(heat[mask])) == 1 and heat.max() > 0.5
+
+
+def test_a_thin_line_that_is_missing_in_target_is_found():
+    board = np.zeros((64, 96), np.uint8)
+    board[30:32, 10:80] = 255
+    target = board.copy()
+    target[30:32, 40:52] = 0
+    heat = ClassicalMapper()(np.stack((target, board, board)))
+    assert heat[30:32, 42:50].min() >= 0.5
+    assert not heat[:, 60:].any()
+
+
+def test_with_two_references_a_difference_to_one_of_them_is_no_defect():
+    board = scan()
+    target = board.copy()
+    target[100:108, 60:68] = 255 - target[100:108, 60:68]
+    assert not ClassicalMapper()(np.stack((target, board, target))).any()
+    assert ClassicalMapper()(np.stack((target, board, board))).any()
+
+
+def test_refining_draws_what_the_network_chose_and_nothing_else():
+    board = scan()
+    target = board.copy()
+    for x in (60, 150):
+        target[100:108, x : x + 8] = 255 - target[100:108, x : x + 8]
+    planes = np.stack((target, board, board)).astype(np.float32)
+    heat = np.zeros(board.shape, np.float32)
+    heat[103:105, 62:64] = 0.9  # the network is sure of the first, at some of its pixels, and sees edges
+    heat[10:12] = 0.7
+    drawn = refined(heat, planes)
+    assert (drawn[100:108, 60:68] == np.float32(0.9)).all()
+    assert (drawn > 0).sum() == SIDE_PX**2
+
+
+def test_a_component_is_one_detection():
+    heat = np.zeros((40, 80), np.float32)
+    heat[10, 5:70] = 0.8
+    heat[30:33, 30:33] = 0.4
+    first, second = detect_components(heat)
+    assert (first.y, first.x, round(first.score, 3)) == (10, 37, 0.8)
+    assert (second.y, second.x) == (31, 31)
+    assert detect_components(np.zeros((8, 8), np.float32)) == []
+
+
+# Thresholds
+
+
+def test_the_threshold_allows_so_many_false_blobs_per_image_and_no_more():
+    false = [np.array([0.9, 0.3]), np.array([0.5]), np.array([]), np.array([0.7])]
+    for per_image, expected in ((0, 0), (0.25, 1), (0.5, 2), (0.75, 3)):
+        threshold = threshold_for(false, per_image)
+        assert sum(int((heat >= threshold).sum()) for heat in false) == expected
+    assert threshold_for(false, 5) == LOWEST
+
+
+def test_one_spoilt_image_does_not_decide_the_threshold():
+    usual = [np.array([0.4])] * 30
+    assert threshold_for([*usual, np.full(50, 0.99)], 0.1) < 0.41
+
+
+def test_an_image_without_label_cannot_be_calibrated_on(boards):
+    image = EvaluationImage(boards / "test/00.png", None, is_good=False)
+    with pytest.raises(DataError, match="neither a mask nor boxes"):
+        heat_blobs(np.zeros((8, 8), np.float32), image)
+
+
+def test_the_stored_threshold_is_used_and_never_taken_from_the_test_images(boards, tmp_path, capsys):
+    good = write_boards(tmp_path / "good", 2, good=True, first_seed=7)
+    settings = tmp_path / "settings.yaml"
+    assert main(["defect", "calibrate", "--test_path", str(good), "--settings", str(settings)]) == 0
+    chosen = read_settings(settings)
+    assert (chosen.method, chosen.images, chosen.false_blobs) == ("classical", 2, 0.1)
+    settings.write_text(settings.read_text().replace(f"threshold: {chosen.threshold!r}", "threshold: 0.875"))
+    words = ["defect", "test", "--test_path", str(boards), "--settings", str(settings)]
+    words += ["--output_dir", str(tmp_path / "out"), "--save_pictures", "false", "--save_maps", "false"]
+    assert main(words) == 0
+    assert json.loads((tmp_path / "out/results.json").read_text())["threshold"] == 0.875
+    assert main([*words, "--threshold", "0.25"]) == 0
+    assert json.loads((tmp_path / "out/results.json").read_text())["threshold"] == 0.25
+    capsys.readouterr()
+    settings.write_text("method: network\nthreshold: 0.5\nfalse_blobs: 1.0\nimages: 3\nchosen_on: x\n")
+    assert main(words) == 2
+    assert "chosen for the network method" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_a_settings_file_is_refused(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("- 1\n")
+    with pytest.raises(ConfigError, match="flatout defect calibrate"):
+        read_settings(path)
+
+
+# Pairs as input
+
+
+def test_pairs_are_tested_without_any_weights(boards, tmp_path):
+    words = ["defect", "test", "--test_path", str(boards), "--output_dir", str(tmp_path)]
+    assert main(words) == 0
+    with (tmp_path / "images.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["name"], row["num_defects"], row["num_found"]) for row in rows] == [
+        ("00.png", "3", "3"),
+        ("01.png", "3", "3"),
+    ]
+    assert (tmp_path / "00_result.png").is_file() and (tmp_path / "00_heat.tiff").is_file()
+    with (tmp_path / "detections.csv").open() as file:
+        found = {(row["image"], int(row["x"]), int(row["y"])) for row in csv.DictReader(file)}
+    for x, y in DEFECTS_XY:
+        assert any(name == "00.png" and abs(fx - x) < 6 and abs(fy - y) < 6 for name, fx, fy in found)
+
+
+def test_a_network_sees_the_aligned_template_and_its_components_are_drawn_by_the_difference(boards, tmp_path):
+    weights = tmp_path / "best.pt"
+    torch.manual_seed(0)
+    network = DefectNet("v1", 8)
+    facts = weights_metadata(network, patch=64) | {"state": network.state_dict(), "threshold": 0.001}
+    write_container(weights, {"weights": facts})
+    words = ["defect", "predict", "--model_path", str(weights), "--test_path", str(boards), "--device", "cpu"]
+    assert main([*words, "--output_dir", str(tmp_path / "a"), "--save_pictures", "false"]) == 0
+    heat = cv2.imread(str(tmp_path / "a/00_heat.tiff"), cv2.IMREAD_UNCHANGED)
+    assert 0 < (heat > 0).mean() < 0.05, "only what differs from the template has heat"
+    assert main([*words, "--output_dir", str(tmp_path / "b"), "--save_pictures", "false", "--refine", "off"]) == 0
+    assert (cv2.imread(str(tmp_path / "b/00_heat.tiff"), cv2.IMREAD_UNCHANGED) > 0).all()
+
+
+def test_all_layouts_of_pairs_give_the_same_planes(boards, tmp_path):
+    flat, table = tmp_path / "flat", tmp_path / "pairs.csv"
+    flat.mkdir()
+    for kind in ("temp", "test", "mask"):
+        for file in (boards / kind).iterdir():
+            (flat / f"{file.stem}_{kind}.png").write_bytes(file.read_bytes())
+    rows = [f"{boards}/temp/{name}.png,{boards}/test/{name}.png,{boards}/mask/{name}.png" for name in ("00", "01")]
+    table.write_text("\n".join(["template,test,mask", *rows]))
+    expected = [read_planes(image) for image in list_pair_images(boards)]
+    for place in (flat, table):
+        images = list_pair_images(place)
+        assert all(image.mask is not None for image in images)
+        np.testing.assert_array_equal([read_planes(image) for image in images], expected)
+
+
+def test_a_second_reference_is_its_own_plane(boards, tmp_path):
+    table = tmp_path / "pairs.csv"
+    table.write_text(f"template,test,ref2\n{boards}/temp/00.png,{boards}/test/00.png,{boards}/temp/01.png\n")
+    (image,) = list_pair_images(table)
+    target, ref1, ref2 = read_planes(image)
+    np.testing.assert_array_equal(ref2, cv2.imread(str(boards / "temp/01.png"), 0))
+    assert not np.array_equal(ref1, ref2)
+    assert PairReader([image], None)(image.path).shape == (3, *target.shape)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("test,mask\na,b\n", "column template is missing"),
+        ("template,test,tset\na,b,c\n", "unknown column tset"),
+        ("template,test\n", "no pairs"),
+        ("template,test\n,x.png\n", "pairs.csv:2: template is empty"),
+        ("template,test\nnone.png,x.png\n", r"pairs.csv:2: template: .*none.png does not exist"),
+        ("template,test\nx.png,x.png\nx.png,x.png\n", "pairs.csv:3: .*also in line 2"),
+    ],
+)
+def test_mistakes_in_a_table_of_pairs_are_named(tmp_path, text, message):
+    cv2.imwrite(str(tmp_path / "x.png"), np.zeros((8, 8), np.uint8))
+    (tmp_path / "pairs.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        list_pair_images(tmp_path / "pairs.csv")
+
+
+def test_missing_partners_other_sizes_and_files_of_three_planes_are_named(tmp_path):
+    write_boards(tmp_path, 2)
+    (tmp_path / "temp/01.png").rename(tmp_path / "temp/02.png")
+    with pytest.raises(DataError, match=r"test/01\.png: it has no partner of the same name in .*temp"):
+        list_pair_images(tmp_path)
+    (tmp_path / "test/01.png").unlink()
+    with pytest.raises(DataError, match=r"temp/02\.png: it has no partner of the same name in .*test"):
+        list_pair_images(tmp_path)
+    (tmp_path / "temp/02.png").unlink()
+    cv2.imwrite(str(tmp_path / "temp/00.png"), np.zeros((99, 98), np.uint8))
+    (image,) = list_pair_images(tmp_path)
+    with pytest.raises(DecodeError, match=r"224 x 224 pixels, its template .*00\.png 98 x 99"):
+        read_planes(image)
+    planes = np.random.default_rng(0).random((3, 64, 64)).astype(np.float32)
+    tifffile.imwrite(tmp_path / "three.tiff", planes, photometric="minisblack")
+    three = EvaluationImage(tmp_path / "three.tiff", None, is_good=False, references=(tmp_path / "three.tiff",))
+    with pytest.raises(DecodeError, match="one plane each"):
+        read_planes(three)
+
+
+def test_a_line_that_is_no_box_is_named(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("1 2 30 40 3\n5,6,7,8\n")
+    boxes = read_boxes(path)
+    assert boxes.xyxy_K4.tolist() == [[1, 2, 30, 40], [5, 6, 7, 8]] and boxes.class_K.tolist() == [3, -1]
+    path.write_text("1 2 30 40 3\n9 6 7 8 1\n")
+    with pytest.raises(DataError, match=r"a\.txt:2: .*not a box"):
+        read_boxes(path)
+
+
+def test_check_reads_every_pair(boards, tmp_path):
+    assert not check_data_set(str(boards), "png_jpg", patch=64).is_bad
+    write_boards(tmp_path, 2)
+    cv2.imwrite(str(tmp_path / "temp/01.png"), np.zeros((50, 50), np.uint8))
+    report = check_data_set(str(tmp_path), "png_jpg", patch=64)
+    assert report.is_bad and "its template" in "\n".join(report.lines())
+
+
+def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_path):
+    boards = write_boards(tmp_path / "boards", 1)
+    words = ["defect", "train", "--training_dataset_path", str(boards), "--project", str(tmp_path), "--base_width", "4"]
+    words += ["--patch_size", "64", "--epochs", "1", "--device", "cpu", "--num_workers", "0", "--psf_pool_size", "20"]
+    assert main([*words, "--false_blobs", "0.5"]) == 0
+    config = (tmp_path / "exp/config.yaml").read_text()
+    assert "one_reference: true" in config and "defect_mode: board" in config and "steepness: 4.0" in config
+    assert read_weights(tmp_path / "exp/weights/best.pt").threshold is not None
