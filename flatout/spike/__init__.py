@@ -4,6 +4,8 @@
 
     model = flatout.spike.load("best.pt")         # or a config: "my.yaml"
     print(model.evaluate("test"))
+    stream = flatout.spike.open_stream("000001.dat")
+    image = flatout.spike.tfp(stream[:], centre=28, window=16)
 
 The public names are those in `__all__`, each imported when it is first used.
 
@@ -20,9 +22,12 @@ Files:
     options    Options of `flatout spike train` beside its YAML file
     predict    Inference with trained weights: score a split, or deblur a folder
     profile    The spike training as `flatout profile` runs it
+    sensor     A simulated spike camera: light in, spikes out; and the moments between two frames of a video
+    simulate   Makes a training set from videos: blurry and sharp frames, and the spikes of a simulated camera
     step       One training step: batch to clip, network, loss; optimizer steps and learning rate
     train      Training of a deblurring network: the recipe that `flatout spike train` hands to a run
-    visuals    Writes frames: images, images side by side, and a short video
+    view       Images, sheets and videos from spike streams: what `view` and `reconstruct` write
+    visuals    Writes frames: images, images side by side, sheets, and videos
     weights    Loads networks from the weights files of a spike training
     commands/  The commands of `flatout spike`: each parses, calls the library and prints its result
     data/      Clips of frames and spikes: from folders of files and `.dat` streams to the samples of a feed
@@ -34,9 +39,26 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
+    from flatout.spike.data.representations import raw, tfi, tfp, voxel
+    from flatout.spike.data.stream_files import SpikeStream, open_stream
     from flatout.spike.deblurrer import Deblurrer
+    from flatout.spike.sensor import SensorConfig
+    from flatout.spike.simulate import SimulateConfig, SimulatedSet, simulate_set
 
-__all__ = ["Deblurrer", "load"]
+__all__ = [
+    "Deblurrer",
+    "SensorConfig",
+    "SimulateConfig",
+    "SimulatedSet",
+    "SpikeStream",
+    "load",
+    "open_stream",
+    "raw",
+    "simulate_set",
+    "tfi",
+    "tfp",
+    "voxel",
+]
 
 
 def load(path_or_config: str | Path, *, device: str = "") -> "Deblurrer":

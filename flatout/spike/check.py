@@ -21,9 +21,10 @@ from flatout.feed import Feed, FeedConfig, Plan
 from flatout.findings import Finding
 from flatout.spike.config import SpikeConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips, sequence_files, validation_split
-from flatout.spike.data.decode import decode, map_stream
+from flatout.spike.data.decode import decode
 from flatout.spike.data.frames import Frames, read_frame
 from flatout.spike.data.source import ClipSource, representation_of
+from flatout.spike.data.stream_files import stream_bytes
 from flatout.spike.data.stream_layout import Orientation, compare_with_frame, grey_at
 from flatout.spike.data.tree import ordered
 from flatout.spike.input import GIB, check_memory, loading_summary, plan_loader, training_source
@@ -96,7 +97,7 @@ def examine(config: SpikeConfig, *, gpus: int = 1) -> Iterator[Finding]:
 def orientation_of(clips: ClipSet, frame: int) -> Orientation:
     """Compare the stream of a frame with the frame."""
     layout = clips.layout_of(frame)
-    spikes = decode(map_stream(clips.frames[frame].spike, layout), layout)
+    spikes = decode(stream_bytes(clips.frames[frame].spike, layout), layout)
     blur = grey_at(read_frame(clips.frames[frame].blur), (layout.height, layout.width))
     return compare_with_frame(spikes.mean(axis=0), blur, flipud=layout.flipud)
 

@@ -9,6 +9,9 @@ COMMANDS = {
     "cache": Command(
         "write voxels as files: uint8 counts, 50 times smaller than float", "flatout.spike.commands.cache"
     ),
+    "simulate": Command("make a training set from your own video", "flatout.spike.commands.simulate"),
+    "view": Command("show a spike stream as a sheet of images or as a video", "flatout.spike.commands.view"),
+    "reconstruct": Command("images from spikes alone, without a network", "flatout.spike.commands.reconstruct"),
     "train": Command("train a deblurring network as a YAML file describes", "flatout.spike.commands.train"),
     "test": Command("score weights on a split: PSNR and SSIM as in papers", "flatout.spike.commands.test"),
     "predict": Command("deblur a folder of frames", "flatout.spike.commands.predict"),

@@ -65,7 +65,7 @@ class DataConfig:
     VOXEL_CACHE_DIRNAME: str = "spike_vox"
     """Folder of precomputed voxels in each sequence."""
     SPIKE_DIR: str = "spike"
-    """Folder of `.dat` files in each sequence."""
+    """Folder of spike streams (.dat, .npz, .npy or .h5) in each sequence."""
     USE_RAM_CACHE: bool = False
     """Decode frames once and keep them, with the packed spikes, in memory that all workers and ranks share."""
     CACHE_SIZE_GB: float = 4.0

@@ -230,7 +230,10 @@ class WholeStepOrder:
 
 
 def open_store(clips: ClipSet, config: DataConfig, *, budget_bytes: int, workers: int) -> Store | None:
-    """Open the store of decoded frames, one for the whole machine; None if the config has no cache."""
+    """Find or build the store of decoded frames: one for the machine, or one per worker (`CACHE_SCOPE: process`).
+
+    None without a cache or a budget.
+    """
     if not config.USE_RAM_CACHE or budget_bytes <= 0:
         return None
     policy: Literal["lru", "resident"] = "lru" if config.CACHE_SCOPE == "process" else "resident"

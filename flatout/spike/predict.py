@@ -19,6 +19,7 @@ from flatout.errors import CheckpointError, DataError
 from flatout.ranks import choose_device
 from flatout.spike.config import SpikeConfig, config_from
 from flatout.spike.data.clip_set import ClipSet, clips_of, open_clips, validation_split
+from flatout.spike.data.stream_files import STREAM_EXTS
 from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, files_by_stem
 from flatout.spike.evaluate import DeblurEvaluation, RestoredBatch, Restorer, evaluate
 from flatout.spike.input import FeedSettings, open_scoring_feed
@@ -84,7 +85,10 @@ def load_predictor(
 
 
 def score_split(predictor: DeblurPredictor, split: str | None, folder: Path | None) -> DeblurEvaluation:
-    """Score every frame of a split once; writes scores and images to `folder` if it is given."""
+    """Score every frame of a split once; writes scores and images to `folder` if it is given.
+
+    `split` None: the validation split; DataError if there is none.
+    """
     data = predictor.config.DATA
     split = split or validation_split(data)
     if split is None:
@@ -164,7 +168,7 @@ def _clips_of_folders(config: SpikeConfig, blur: Path, spikes: Path) -> ClipSet:
     for flag, folder in (("--input_blur", blur), ("--input_spike", spikes)):
         if not folder.is_dir():
             raise DataError(f"{flag} {folder}: no such folder.")
-    endings = VOXEL_EXTS if config.DATA.USE_PRECOMPUTED_VOXELS else (".dat",)
+    endings = VOXEL_EXTS if config.DATA.USE_PRECOMPUTED_VOXELS else STREAM_EXTS
     frames = files_by_stem(blur, config.DATA.IMAGE_EXTS)
     # There are no sharp frames: the blurry ones take their place, and nothing is scored.
     files = SequenceFiles(blur.name, blur, frames, frames, files_by_stem(spikes, endings))

@@ -41,7 +41,7 @@ def charbonnier(predicted: Tensor, target: Tensor, delta: float) -> Tensor:
 
 
 class DeblurLoss(nn.Module):
-    """The weighted sum of the loss terms, and each term."""
+    """Charbonnier and perceptual loss; `forward` returns [weighted sum, each term without its weight]."""
 
     names = ("loss", "charbonnier", "perceptual")
 

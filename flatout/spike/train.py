@@ -330,10 +330,10 @@ class SpikeRecipe(Recipe):
 
     def figures(self, stats: IntervalStats) -> dict[str, str]:
         """Values of the progress line; `data_time` is how long the step was blocked waiting for data."""
-        # `loss=` and `data_time=` as in the step line of the original guide, for whoever searches logs for them.
-        values = {"epoch=": str(stats.epoch), "loss=": f"{stats.items['loss']:.4f}", "lr=": f"{stats.lr:.1e}"}
-        values |= {"data_time=": f"{stats.wait_ms:.1f}ms", "step=": f"{stats.step_ms:.1f}ms"}
-        values |= {"": f"{stats.samples_per_s:.1f} samples/s"}
+        # Exactly the step line of the original guide, for whoever searches logs for it, then the rest.
+        guide = f"{stats.steps_done} | loss={stats.items['loss']:.4f} | data_time={stats.wait_ms:.1f}ms"
+        values = {"step": guide, "epoch=": str(stats.epoch), "lr=": f"{stats.lr:.1e}"}
+        values |= {"step=": f"{stats.step_ms:.1f}ms", "": f"{stats.samples_per_s:.1f} samples/s"}
         if torch.cuda.is_available():
             values |= {"GPU0_mem=": f"{torch.cuda.max_memory_allocated() / 1e9:.1f}GB"}
         return values

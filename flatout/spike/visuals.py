@@ -1,19 +1,28 @@
-"""Writes frames: images, images side by side, and a short video.
+"""Writes frames: images, images side by side, sheets, and videos. Does not import torch.
 
 Dimension key:  H W frame
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
+VIDEO_EXTS = {".mp4": "mp4v", ".avi": "MJPG", ".gif": ""}
+"""Endings of videos -> codec. None needs anything beside OpenCV's wheel; browsers show only .gif files."""
+LABEL_PX = 18
+"""Height of the label above a frame of a sheet."""
 
-def as_bytes(frame_3HW: Tensor) -> np.ndarray:
+
+def as_bytes(frame_3HW: "Tensor") -> np.ndarray:
     """Convert a frame with values in 0..1 to uint8 RGB [H, W, 3]. Waits for the device."""
     return (frame_3HW.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
 
@@ -34,16 +43,53 @@ def side_by_side(frames_HW3: Sequence[np.ndarray], gap_px: int = 4) -> np.ndarra
     return np.concatenate(parts, axis=1)
 
 
-def write_video(path: Path, frames_HW3: Sequence[np.ndarray], fps: float = 12.0) -> bool:
-    """Write MJPEG in an .avi file, which needs no extra codec; warns and returns False if OpenCV cannot write it."""
+def sheet(frames_HW3: Sequence[np.ndarray], labels: Sequence[str], *, columns: int = 4, gap_px: int = 4) -> np.ndarray:
+    """Frames of equal size in rows, each with its label above it, uint8 RGB."""
     import cv2
 
     height, width = frames_HW3[0].shape[:2]
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), fps, (width, height))
+    columns = min(columns, len(frames_HW3))
+    rows = -(-len(frames_HW3) // columns)
+    page = np.full((rows * (height + LABEL_PX + gap_px), columns * (width + gap_px) - gap_px, 3), 255, np.uint8)
+    for number, (frame, label) in enumerate(zip(frames_HW3, labels, strict=True)):
+        row, column = divmod(number, columns)
+        top, left = row * (height + LABEL_PX + gap_px), column * (width + gap_px)
+        cv2.putText(page, label, (left + 2, top + 13), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
+        page[top + LABEL_PX : top + LABEL_PX + height, left : left + width] = frame
+    return page
+
+
+def write_video(path: Path, frames_HW3: Iterable[np.ndarray], fps: float = 12.0) -> bool:
+    """Write a video in the format of its ending (VIDEO_EXTS); False, with a warning, if OpenCV cannot write it.
+
+    Frames may come from a generator: only those of a .gif file are kept in memory.
+    """
+    import cv2
+
+    frames = (cv2.cvtColor(np.ascontiguousarray(frame), cv2.COLOR_RGB2BGR) for frame in frames_HW3)
+    if path.suffix.lower() == ".gif":
+        return _write_gif(path, list(frames), fps)
+    first = next(frames)
+    # MPEG-4 has no odd sizes: OpenCV would cut off a row or column.
+    down, right = (0, 0) if path.suffix.lower() == ".avi" else (first.shape[0] % 2, first.shape[1] % 2)
+    size = (first.shape[1] + right, first.shape[0] + down)
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*VIDEO_EXTS[path.suffix.lower()]), fps, size)
     if not writer.isOpened():
-        logger.warning("%s: OpenCV cannot write videos on this machine. The frames were written as images.", path)
+        logger.warning("%s: OpenCV cannot write such videos on this machine. Images always work.", path)
         return False
-    for frame in frames_HW3:
-        writer.write(cv2.cvtColor(np.ascontiguousarray(frame), cv2.COLOR_RGB2BGR))
+    for frame in chain((first,), frames):
+        writer.write(cv2.copyMakeBorder(frame, 0, down, 0, right, cv2.BORDER_REPLICATE))
     writer.release()
     return True
+
+
+def _write_gif(path: Path, frames_HW3: list[np.ndarray], fps: float) -> bool:
+    import cv2
+
+    if not hasattr(cv2, "Animation"):
+        logger.warning("%s: this OpenCV cannot write .gif files; 4.11 and newer can. Use .mp4 or .avi.", path)
+        return False
+    animation = cv2.Animation()
+    animation.frames = frames_HW3
+    animation.durations = [round(1000 / fps)] * len(frames_HW3)
+    return bool(cv2.imwriteanimation(str(path), animation))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.spike.data.clip_set import exact_step, num_origins, spike_span
+from flatout.spike.config import DataConfig
+from flatout.spike.data.clip_set import exact_step, num_origins, spike_span, validation_split
 from flatout.spike.data.stream_layout import StreamSettings, decide_layout
 from flatout.spike.data.tree import scored_windows, training_windows, usable_runs, windows_of
 from tests.golden_cases import golden_cases
@@ -28,6 +29,17 @@ def test_windows_match_the_golden_ones(case):
     scored = [(run, window) for run in runs for window in scored_windows(len(run), length)]
     assert [list(run[w.first : w.first + length]) for run, w in scored] == case["val_windows"]
     assert [list(map(int, w.score_L)) for _, w in scored] == case["val_score"]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [("train", "DATA.VAL_SPLIT=train is the training split"), ("dev", "DATA.VAL_SPLIT=dev does not exist")],
+)
+def test_the_warning_says_why_another_split_is_validated(given, reason, tmp_path, caplog):
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+    assert validation_split(DataConfig(ROOT=str(tmp_path), VAL_SPLIT=given)) == "test"
+    assert caplog.messages == [f"{reason}: test is used for validation."]
 
 
 @pytest.mark.parametrize("case", golden_cases("spike/clip_index.json", gopro))

@@ -128,7 +128,7 @@ def test_rotation_is_counter_clockwise():
 def test_voxels_of_another_number_of_bins_name_both_numbers(demo):
     config = config_of(demo)
     list(write_voxels(config, "test"))
-    with pytest.raises(ConfigError, match=r"holds 4 voxel bins.*NUM_VOXEL_BINS.*says 9"):
+    with pytest.raises(ConfigError, match=r"has 4 voxel bins.*NUM_VOXEL_BINS.* is 9\. Set it to 4"):
         open_clips(replace(config, USE_PRECOMPUTED_VOXELS=True, NUM_VOXEL_BINS=9), "test", scored=True)
 
 
@@ -145,7 +145,10 @@ def test_a_missing_spike_file_is_named(demo, tmp_path):
     for path in (tmp_path / "tree").glob("train/*/spike/*.dat"):
         path.unlink()
     out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
-    with pytest.raises(FileNotFoundError, match=r"sequence scene_00, frame 000001: its spike file is missing"):
+    sentence = (
+        r"^/.*\.dat: the spike file of sequence scene_00, frame 000001, has been removed .* Restore it, or start again"
+    )
+    with pytest.raises(FileNotFoundError, match=sentence):
         source._read_clip(0, [0, 0], ClipTransform(), Out(out), 0)
 
 

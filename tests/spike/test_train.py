@@ -18,6 +18,7 @@ from flatout.errors import DataError, ResourceError
 from flatout.safefiles import atomic
 from flatout.safefiles.container import read_container
 from flatout.spike.config import ModelConfig, SpikeConfig, load_config
+from flatout.spike.data.stream_files import open_stream
 from flatout.spike.model import Clip, DeblurNet
 from flatout.spike.predict import load_predictor, predict_folder
 from flatout.spike.train import TrainOptions, train
@@ -160,6 +161,22 @@ def test_predict_takes_the_size_of_spike_frames_from_beside_the_spikes(demo, tra
     assert done.frames == 6
 
 
+def test_predict_takes_a_geometry_and_arrays_of_spikes(demo, trained, tmp_path, capsys):
+    scene = demo.parent / "test/scene_00"
+    shutil.copytree(scene / "spike", tmp_path / "dat")
+    (tmp_path / "npz").mkdir()
+    for path in (tmp_path / "dat").iterdir():
+        np.savez(tmp_path / "npz" / f"{path.stem}.npz", spk=open_stream(path, geometry="32x16")[:])
+    words = ["spike", "predict", "--weights", str(trained / "ckpts/best.pt"), "--device", "cpu"]
+    words += ["--input_blur", str(scene / "blur"), "--input_spike"]
+    assert main([*words, str(tmp_path / "dat"), "--output", str(tmp_path / "a")]) == 3
+    assert "Cannot reshape spike data" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "dat"), "--output", str(tmp_path / "a"), "--geometry", "32x16"]) == 0
+    assert main([*words, str(tmp_path / "npz"), "--output", str(tmp_path / "b")]) == 0
+    for path in (tmp_path / "a").glob("*.png"):
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
 def test_set_without_config_changes_the_config_in_the_weights(demo, trained, tmp_path, capsys, caplog):
     scene, weights = demo.parent / "test/scene_00", str(trained / "ckpts/best.pt")
     words = ["--weights", weights, "--device", "cpu", "--set"]
@@ -178,12 +195,15 @@ def test_set_without_config_changes_the_config_in_the_weights(demo, trained, tmp
     ]
 
 
-def test_the_progress_line_has_the_tokens_of_the_guide(demo, tmp_path, caplog):
+def test_the_progress_line_contains_the_line_of_the_guide(demo, tmp_path, caplog):
     caplog.set_level("INFO", "flatout")
     train(config_for(demo, tmp_path / "run", "TRAIN.EPOCHS=1"), on_cpu(log_every=1))
     line = [text for text in caplog.messages if text.startswith("train  ")][-1]
+    # The guide: "step 100 | loss=0.0234 | data_time=18.5ms".
+    (step,) = re.findall(r"  step (\d+) \| loss=\d\.\d{4} \| data_time=\d+\.\dms  ", line)
+    assert f"  {step}/" in line
     shown = re.sub(r"\d+", "N", line)
-    assert "  loss=N.N  lr=N.Ne" in shown and "  data_time=N.Nms  step=N.Nms  N.N samples/s  " in shown
+    assert "  lr=N.Ne" in shown and "  step=N.Nms  N.N samples/s  " in shown
     page = (Path(__file__).parents[2] / "docs/spike.md").read_text()
     (example,) = [line for line in page.splitlines() if line.startswith("train  ")]
     assert re.sub(r"[-\d]+", "N", example).split() == re.sub(r"[-\d]+", "N", line).split()

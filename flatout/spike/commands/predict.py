@@ -25,11 +25,14 @@ def main(argv: list[str]) -> int:
     show_log()
     # Imported here so that help and argument errors do not load torch.
     from flatout.spike.config import load_config
+    from flatout.spike.data.geometry import parse_geometry
     from flatout.spike.predict import load_predictor, predict_folder
 
-    config = load_config(args.config, args.set) if args.config else None
+    height, width = parse_geometry(args.geometry) if args.geometry else (None, None)
+    overrides = [*args.set, *([f"DATA.SPIKE_H={height}", f"DATA.SPIKE_W={width}"] if args.geometry else [])]
+    config = load_config(args.config, overrides) if args.config else None
     given = {key: value for key, value in tiles.items() if value is not None}
-    predictor = load_predictor(args.weights, args.device, config, overrides=args.set, tiles=given)
+    predictor = load_predictor(args.weights, args.device, config, overrides=overrides, tiles=given)
     done = predict_folder(
         predictor, args.input_blur, args.input_spike, args.output, video=args.video, compare=args.side_by_side
     )
@@ -45,9 +48,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--input_blur", type=Path, required=True, metavar="DIR", help="folder of blurry frames")
     parser.add_argument(
         "--input_spike", type=Path, required=True, metavar="DIR",
-        help="folder of spike streams, or of precomputed voxels if the config has USE_PRECOMPUTED_VOXELS: true",
+        help="folder of spike streams (.dat, .npz, .npy, .h5), or of precomputed voxels if the config has "
+        "USE_PRECOMPUTED_VOXELS: true",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write sharp frames to")
+    parser.add_argument(
+        "--geometry", default="", metavar="WxH",
+        help="width and height of spike frames, as in 400x250 (default: from the config, else from config.yaml beside "
+        "the spikes, else 640x360)",
+    )  # fmt: skip
     add_config(parser, required=False)
     add_device(parser)
     parser.add_argument(

@@ -11,14 +11,15 @@ DESCRIPTION = """\
 Write a data set in the layout that training expects: for every sequence the folders blur, sharp and spike side by side,
 as copies or links. Reads the layouts of GoPro-Spike (train/<seq>/blur, sharp), of its regrouped form
 (train_GT_blurred/<seq>, train_GT/<seq>), of S-SDM's GOPRO (train/blur_data/<seq>, sharp_data, spike_data) and of
-X4K1000FPS-Spike (train_blurry_33, train_fullRGB, train_spike_2xds), whose streams are cut into one file per frame. It
-can safely be run again.
+X4K1000FPS-Spike (train_blurry_33, train_fullRGB, train_spike_2xds), whose streams are cut into one file per frame; and
+of Spike-Zoo (train/gt, train/spike), where the blurry frame is the mean of the stream. It can safely be run again.
 """
 EPILOG = """\
 examples:
   flatout spike prepare --use_symlinks
   flatout spike prepare --spike_root spikes --blur_root GOPRO_Large --output unified --use_symlinks --check
   flatout spike prepare --spike_root X4K --blur_root X4K --output x4k --splits train val --exposure 33
+  flatout spike prepare --spike_root reds_base --blur_root reds_base --output reds --geometry 400x250
 
 Exit code: 0, 2 wrong arguments, 3 a root is missing, no sequence was found, or --check found a stream that does not
 match its frame.
@@ -32,10 +33,14 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--val_ratio {args.val_ratio}: it must be between 0 and 1.")
     if args.spike_hw is not None and min(args.spike_hw) < 1:
         raise ConfigError(f"--spike_hw {' '.join(map(str, args.spike_hw))}: both must be 1 or more.")
+    if args.spike_hw is not None and args.geometry:
+        raise ConfigError("--geometry and --spike_hw mean the same: give only one.")
     show_log()
     # Imported here so that help and argument errors do not load NumPy.
+    from flatout.spike.data.geometry import parse_geometry
     from flatout.spike.data.prepare import PrepareConfig, make_validation, prepare
 
+    spike_hw = parse_geometry(args.geometry) if args.geometry else args.spike_hw and tuple(args.spike_hw)
     done = prepare(
         PrepareConfig(
             spike_root=args.spike_root,
@@ -45,6 +50,7 @@ def main(argv: list[str]) -> int:
             blur_dir=args.blur_dir,
             splits=tuple(args.splits),
             exposure=args.exposure,
+            spike_hw=spike_hw,
         )
     )
     for split, sequences in done.created.items():
@@ -55,10 +61,10 @@ def main(argv: list[str]) -> int:
     if not done.created:
         print("No usable sequence was found: check --spike_root, --blur_root and --splits.")
         return 3
-    return _check(args.output, list(done.created), args.spike_hw) if args.check else 0
+    return _check(args.output, list(done.created), spike_hw) if args.check else 0
 
 
-def _check(output: Path, splits: list[str], spike_hw: list[int] | None) -> int:
+def _check(output: Path, splits: list[str], spike_hw: tuple[int, int] | None) -> int:
     """Compare one stream of every sequence with its frame; returns the exit code."""
     from flatout.errors import DataError
     from flatout.spike.check import orientation_of
@@ -74,8 +80,8 @@ def _check(output: Path, splits: list[str], spike_hw: list[int] | None) -> int:
             clips = open_clips(data, split, scored=True)
         except StreamError as error:
             raise DataError(
-                f"{error.what} Give the size of spike frames with --spike_hw H W, or as spike_h and spike_w in a "
-                "config.yaml beside the spikes."
+                f"{error.what} Give the size of spike frames with --geometry WxH (or --spike_hw H W), or as spike_h "
+                "and spike_w in a config.yaml beside the spikes."
             ) from None
         for number, facts in enumerate(clips.sequences):
             frame = next(index for index, each in enumerate(clips.frames) if each.sequence == number)
@@ -117,9 +123,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--check", action="store_true", help="compare one stream of every sequence with its frame")
     parser.add_argument(
-        "--spike_hw", nargs=2, type=int, metavar=("H", "W"),
-        help="height and width of spike frames for --check (default: from config.yaml beside the spikes, else 360 640)",
+        "--geometry", default="", metavar="WxH",
+        help="width and height of spike frames, as in 400x250, written beside every sequence (default: from "
+        "config.yaml beside the spikes, else 640x360)",
     )  # fmt: skip
+    parser.add_argument("--spike_hw", nargs=2, type=int, metavar=("H", "W"), help="the same as --geometry WxH")
     parser.add_argument(
         "--val_ratio", type=float, metavar="R",
         help="also make a split val from this share of the training sequences, as links",

@@ -1,5 +1,6 @@
 """flatout spike train: train a deblurring network."""
 
+from flatout.cli import TRAINING_EXIT_CODES
 from flatout.errors import ConfigError
 from flatout.runs import Given, TrainCommand
 from flatout.spike.options import TrainOptions
@@ -8,19 +9,17 @@ DESCRIPTION = """\
 Train a deblurring network as a YAML file describes. When interrupted (Ctrl-C, SIGTERM), the training saves; the same
 command then continues it.
 """
-EPILOG = """\
+EPILOG = f"""\
 examples:
   flatout spike train --config data/spike/spike_mini.yaml
   flatout spike train --config my.yaml --set TRAIN.EPOCHS=3 --set MODEL.USE_SPIKE=false
   flatout spike train --config my.yaml --device 0,1,2               three GPUs; torchrun works too
 
-Exit code: 0, 2 wrong config, 3 unusable data, 4 unusable checkpoint, 5 lacking resources, 6 diverged, 75 interrupted
-and saved.
-"""
+{TRAINING_EXIT_CODES}"""
 
 
 class SpikeCommand(TrainCommand):
-    """`flatout spike train`, which is configured mostly by a YAML file."""
+    """`flatout spike train`: needs --config or --resume."""
 
     def options(self, given: Given) -> TrainOptions:
         options: TrainOptions = super().options(given)

@@ -24,6 +24,7 @@ from flatout.feed import DecodeError
 from flatout.spike.config import DataConfig
 from flatout.spike.data.frames import read_frame
 from flatout.spike.data.layouts import SequenceFrames, stream_layouts, voxel_layouts
+from flatout.spike.data.stream_files import STREAM_EXTS
 from flatout.spike.data.stream_layout import Layout
 from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, find_sequences, scored_windows, training_windows
 
@@ -190,16 +191,20 @@ def sequence_files(config: DataConfig, split: str) -> list[SequenceFiles]:
         Path(config.ROOT) / split,
         spike_dir=config.VOXEL_CACHE_DIRNAME if pre else config.SPIKE_DIR,
         image_exts=config.IMAGE_EXTS,
-        spike_exts=VOXEL_EXTS if pre else (".dat",),
+        spike_exts=VOXEL_EXTS if pre else STREAM_EXTS,
     )
 
 
 def validation_split(config: DataConfig) -> str | None:
-    """The split to validate on: VAL_SPLIT, else `val`, else `test`, else None."""
+    """The first of VAL_SPLIT, `val`, `test` that exists and is not TRAIN_SPLIT, with a warning if it is another.
+
+    None, with a warning, if there is none.
+    """
     for name in dict.fromkeys((config.VAL_SPLIT, "val", "test")):
         if name != config.TRAIN_SPLIT and (Path(config.ROOT) / name).is_dir():
             if name != config.VAL_SPLIT:
-                logger.warning("DATA.VAL_SPLIT=%s does not exist: %s is used for validation.", config.VAL_SPLIT, name)
+                why = "is the training split" if config.VAL_SPLIT == config.TRAIN_SPLIT else "does not exist"
+                logger.warning("DATA.VAL_SPLIT=%s %s: %s is used for validation.", config.VAL_SPLIT, why, name)
             return name
     logger.warning("There is no split to validate on, so there is no validation.")
     return None

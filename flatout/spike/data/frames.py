@@ -6,7 +6,6 @@ So the store keeps frames first, and spikes as packed bytes.
 Dimension key:  C channels   h w crop   T spike frames   F bytes of a spike frame
 """
 
-import errno
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +14,8 @@ from flatout.clock import clock
 from flatout.errors import DataError
 from flatout.feed import DecodeError, Store
 from flatout.images import read_image
-from flatout.spike.data.decode import Box, decode, map_stream
+from flatout.spike.data.decode import Box, decode
+from flatout.spike.data.stream_files import stream_bytes
 from flatout.spike.data.stream_layout import Layout, StreamError
 from flatout.spike.data.voxels import (
     centre_window,
@@ -92,7 +92,7 @@ class FrameItems:
         if self._clips.precomputed:
             return storable(open_voxel(self.path(index)))
         try:
-            return np.array(map_stream(self.path(index), self._clips.layout_of(frame)))[:, None]
+            return np.array(stream_bytes(self.path(index), self._clips.layout_of(frame)))[:, None]
         except StreamError as error:
             raise DecodeError(str(error)) from error
 
@@ -138,13 +138,12 @@ class Frames:
     def _mapped(self, frame: int, layout: Layout) -> np.ndarray:
         each = self._clips.frames[frame]
         try:
-            return map_stream(each.spike, layout)
+            return stream_bytes(each.spike, layout)
         except FileNotFoundError as error:
             raise MissingSpikes(
-                errno.ENOENT,
-                f"sequence {self._clips.sequences[each.sequence].name}, frame {each.stem}: its spike file is missing "
-                "(SPIKE_DIR)",
-                each.spike,
+                f"{each.spike}: the spike file of sequence {self._clips.sequences[each.sequence].name}, frame "
+                f"{each.stem}, has been removed since the data set was opened. Restore it, or start again without the "
+                "frame."
             ) from error
         except StreamError as error:
             raise DecodeError(str(error)) from error

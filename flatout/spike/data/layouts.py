@@ -13,7 +13,9 @@ from flatout.errors import ConfigError, DataError
 from flatout.spike.config import DataConfig
 from flatout.spike.data.decode import content_of
 from flatout.spike.data.frames import open_voxel
-from flatout.spike.data.stream_layout import Content, Layout, decide_layout, find_geometry, highest_content
+from flatout.spike.data.geometry import geometry_beside
+from flatout.spike.data.stream_files import ARRAY_EXTS, array_layout
+from flatout.spike.data.stream_layout import Content, Layout, StreamSettings, decide_layout, highest_content
 from flatout.spike.data.tree import SequenceFiles
 from flatout.spike.data.voxels import centre_window, tfp_centres, trimmed
 
@@ -34,24 +36,30 @@ class SequenceFrames(NamedTuple):
 
 def stream_layouts(config: DataConfig, kept: Sequence[SequenceFrames]) -> dict[Path, Layout]:
     """The layout of every stream, all decided alike for the split."""
-    paths = [each.spike[stem] for each, stems in kept for stem in stems]
-    chosen = [paths[number] for number in np.unique(np.linspace(0, len(paths) - 1, FILES_EXAMINED).astype(int))]
-    content = highest_content([content_of(path) for path in chosen])
+    all_paths = [each.spike[stem] for each, stems in kept for stem in stems]
+    paths = [path for path in all_paths if path.suffix.lower() not in ARRAY_EXTS]
+    numbers = np.unique(np.linspace(0, len(paths) - 1, FILES_EXAMINED).astype(int)) if paths else ()
+    content = highest_content([content_of(paths[number]) for number in numbers])
     # From the files themselves: `predict` is given frames and spikes in unrelated folders.
-    sidecars = {each.folder: find_geometry(each.spike[stems[0]].parent) for each, stems in kept}
+    sidecars = {each.folder: geometry_beside(each.spike[stems[0]]) for each, stems in kept}
     layouts = {
-        each.spike[stem]: decide_layout(
-            os.stat(each.spike[stem]).st_size,
-            content,
-            config.stream_settings,
-            sidecars[each.folder],
-            where=str(each.spike[stem]),
-        )
+        each.spike[stem]: _layout_of(each.spike[stem], content, config.stream_settings, sidecars[each.folder])
         for each, stems in kept
         for stem in stems
     }
     _log_layouts(config, layouts, content)
+    if len(paths) < len(all_paths) and not config.USE_RAM_CACHE:
+        logger.warning(
+            "Spikes in .npz, .npy and .h5 files are read and packed whole for every crop. USE_RAM_CACHE: true does so "
+            "only once."
+        )
     return layouts
+
+
+def _layout_of(path: Path, content: Content, settings: StreamSettings, sidecar_hw: tuple[int, int] | None) -> Layout:
+    if path.suffix.lower() in ARRAY_EXTS:
+        return array_layout(path, settings)
+    return decide_layout(os.stat(path).st_size, content, settings, sidecar_hw, where=str(path))
 
 
 def _log_layouts(config: DataConfig, layouts: Mapping[Path, Layout], content: Content) -> None:
@@ -105,10 +113,15 @@ def voxel_layouts(config: DataConfig, kept: Sequence[SequenceFrames]) -> dict[Pa
         for stem in stems:
             path = each.spike[stem]
             shape = open_voxel(str(path)).shape
-            if len(shape) != 3 or shape[0] != config.channels:
+            if len(shape) != 3:
                 raise ConfigError(
-                    f"{path} holds {shape[0] if len(shape) == 3 else shape} voxel bins, but DATA.NUM_VOXEL_BINS (or K) "
-                    f"says {config.channels}: change it, or write the voxels again with `flatout spike cache`."
+                    f"{path} has shape {shape}, but voxels are [bins, height, width]. Write it again with "
+                    "`flatout spike cache`."
+                )
+            if shape[0] != config.channels:
+                raise ConfigError(
+                    f"{path} has {shape[0]} voxel bins (shape {shape}), but DATA.NUM_VOXEL_BINS (or K) is "
+                    f"{config.channels}. Set it to {shape[0]}, or write the voxels again with `flatout spike cache`."
                 )
             layouts[path] = Layout("uint8", facts.get(stem, 0), shape[1], shape[2], False)
     return layouts

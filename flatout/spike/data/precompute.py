@@ -15,9 +15,10 @@ import numpy as np
 from flatout.errors import ConfigError
 from flatout.spike.config import DataConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips
-from flatout.spike.data.decode import map_stream, whole_frame
+from flatout.spike.data.decode import whole_frame
 from flatout.spike.data.layouts import VOXEL_METADATA_NAME
 from flatout.spike.data.source import representation_of, spike_dtype
+from flatout.spike.data.stream_files import stream_bytes
 from flatout.spike.data.voxels import trimmed
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def _kept(clips: ClipSet, config: DataConfig, frame: int) -> slice:
 
 def _write_one(clips: ClipSet, config: DataConfig, frame: int, folder: Path) -> Path:
     representation, layout = representation_of(config), clips.layout_of(frame)
-    stream_TF = map_stream(clips.frames[frame].spike, layout)
+    stream_TF = stream_bytes(clips.frames[frame].spike, layout)
     voxel = representation.channels_of(stream_TF, layout, whole_frame(layout), spike_dtype(clips, representation))
     path = folder / f"{clips.frames[frame].stem}.npy"
     part = path.with_suffix(".part")

@@ -21,10 +21,14 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.errors import ConfigError, DataError
+from flatout.progress import progress
 from flatout.spike.data.decode import map_stream
 from flatout.spike.data.frames import read_frame
-from flatout.spike.data.stream_layout import Layout, StreamSettings, decide_layout, find_geometry, write_geometry
-from flatout.spike.data.tree import IMAGE_EXTS, files_by_stem
+from flatout.spike.data.geometry import find_geometry, geometry_beside, geometry_name, write_geometry
+from flatout.spike.data.stream_files import ARRAY_EXTS, STREAM_EXTS, SpikeStream, open_stream
+from flatout.spike.data.stream_layout import Layout, StreamSettings, compare_with_frame, decide_layout, grey_at
+from flatout.spike.data.tree import IMAGE_EXTS, files_by_stem, ordered
+from flatout.spike.visuals import write_image
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +52,8 @@ class PrepareConfig:
     splits: tuple[str, ...] = ("train", "test")
     exposure: int = EXPOSURES[0]
     """Spike frames per blurry frame, for X4K1000FPS-Spike."""
+    spike_hw: tuple[int, int] | None = None
+    """Size of spike frames, written beside every sequence; None: from a sidecar, if there is one."""
 
     def __post_init__(self) -> None:
         if self.exposure not in EXPOSURES:
@@ -71,6 +77,8 @@ class Prepared:
     created: dict[str, dict[str, FrameCounts]] = field(default_factory=dict)
     skipped: list[tuple[str, str | None, str]] = field(default_factory=list)
     """(split, sequence or None for a whole split, reason)."""
+    gain: float = 0.0
+    """Layout E: brightness of a pixel that fires in every spike frame, from the first split."""
 
 
 def prepare(config: PrepareConfig) -> Prepared:
@@ -80,8 +88,12 @@ def prepare(config: PrepareConfig) -> Prepared:
             raise TreeError(f"--{name} {getattr(config, name)}: no such folder.")
     done = Prepared()
     for split in config.splits:
-        is_x4k = spikes_root(config.spike_root, split).is_dir()
-        (_cut_streams if is_x4k else _place_folders)(config, split, done)
+        if spikes_root(config.spike_root, split).is_dir():
+            _cut_streams(config, split, done)
+        elif pairs := list(gt_sequences(config.blur_root, config.spike_root, split)):
+            _blur_from_spikes(config, split, pairs, done)
+        else:
+            _place_folders(config, split, done)
     return done
 
 
@@ -95,9 +107,28 @@ def _place_folders(config: PrepareConfig, split: str, done: Prepared) -> None:
         for part, source in parts.items():
             _place(source, config.output / split / sequence / part, link=config.use_symlinks, copy=shutil.copytree)
         # Beside the links or copies: the raw data set's own config.yaml is above a folder that may not be linked.
-        if shape_hw := find_geometry(parts["spike"]):
+        if shape_hw := config.spike_hw or find_geometry(parts["spike"]):
             write_geometry(config.output / split / sequence, shape_hw)
         done.created.setdefault(split, {})[sequence] = _count(config.output / split / sequence)
+
+
+def _blur_from_spikes(config: PrepareConfig, split: str, pairs: Sequence["GtSequence"], done: Prepared) -> None:
+    """Link or copy sharp frames and streams, and write the mean of each stream as its blurry frame; for layout E."""
+    gain = done.gain = done.gain or typical_gain(pairs, config.spike_hw)
+    logger.info("%s: blurry frames are the means of the streams, times %.2f.", split, gain)
+    for each in pairs:
+        target = config.output / split / each.name
+        for part, source in (("sharp", each.gt), ("spike", each.spike)):
+            _place(source, target / part, link=config.use_symlinks, copy=shutil.copytree)
+        with progress(f"{split}/{each.name}", len(each.pairs)) as advance:
+            for number, (sharp, stream) in enumerate(each.pairs, 1):
+                pair = open_pair(sharp, stream, config.spike_hw)
+                if number == 1:
+                    _warn_of_orientation(pair)
+                write_image(target / "blur" / f"{sharp.stem}.png", mean_of_stream(pair, gain))
+                advance(number, number * pair.sharp_HW3.size)
+        write_geometry(target, pair.stream.shape[1:])
+        done.created.setdefault(split, {})[each.name] = _count(target)
 
 
 def _cut_streams(config: PrepareConfig, split: str, done: Prepared) -> None:
@@ -162,7 +193,7 @@ def _place(source: Path, target: Path, *, link: bool, copy: Callable[[Path, Path
 
 def _count(sequence: Path) -> FrameCounts:
     blur, sharp = (files_by_stem(sequence / part, IMAGE_EXTS) for part in ("blur", "sharp"))
-    spikes = files_by_stem(sequence / "spike", (".dat",))
+    spikes = files_by_stem(sequence / "spike", STREAM_EXTS)
     return FrameCounts(len(blur), len(blur.keys() & sharp.keys() & spikes.keys()))
 
 
@@ -352,3 +383,80 @@ def cut(clip: X4kClip, frame: CutFrame, layout: Layout, exposure: int) -> np.nda
     kept = slice(max(first, 0), min(first + exposure, len(stream_TF)))
     window_TF[kept.start - first : kept.stop - first] = stream_TF[kept]
     return window_TF
+
+
+# Spike-Zoo (layout E): sharp frames and streams, but no blurry frames
+#
+#     <rgb>/{train,test}/gt/*.png               <spikes>/{train,test}/spike/*.dat           one sequence
+#     <rgb>/{train,test}/<seq>/gt/*.png         <spikes>/{train,test}/<seq>/spike/*.dat     one per folder
+#
+# The blurry frame that the network starts from is what a slow camera would have seen: the mean of the whole stream.
+
+GT_DIR, GT_SPIKE_DIR = "gt", "spike"
+GAIN_FILES = 16
+"""Streams, spread over a split, from which the brightness per spike is taken."""
+
+
+class GtSequence(NamedTuple):
+    """Sharp frames and streams of the same names."""
+
+    name: str
+    gt: Path
+    spike: Path
+    pairs: list[tuple[Path, Path]]
+    """A sharp frame and a stream of the same name each; at least one."""
+
+
+class GtPair(NamedTuple):
+    """A sharp frame, and the stream around it."""
+
+    sharp_HW3: np.ndarray
+    stream: SpikeStream
+
+
+def gt_sequences(rgb: Path, spikes: Path, split: str) -> Iterator[GtSequence]:
+    """The sequences of a split in layout E that have at least one pair, by name; none for other layouts."""
+    folders = [rgb / split, *sorted(path for path in (rgb / split).glob("*") if path.is_dir())]
+    for folder in folders:
+        spike = spikes / folder.relative_to(rgb) / GT_SPIKE_DIR
+        sharp, streams = files_by_stem(folder / GT_DIR, IMAGE_EXTS), files_by_stem(spike, STREAM_EXTS)
+        if stems := ordered(sharp.keys() & streams.keys()):
+            pairs = [(sharp[stem], streams[stem]) for stem in stems]
+            yield GtSequence("all" if folder == rgb / split else folder.name, folder / GT_DIR, spike, pairs)
+
+
+def open_pair(sharp: Path, stream: Path, spike_hw: tuple[int, int] | None) -> GtPair:
+    """A sharp frame and its stream; without a size or a sidecar, spike frames have the size of the sharp frame."""
+    sharp_HW3 = read_frame(str(sharp))
+    shape_hw = spike_hw or geometry_beside(stream) or (sharp_HW3.shape[0], sharp_HW3.shape[1])
+    geometry = "" if stream.suffix.lower() in ARRAY_EXTS else geometry_name(shape_hw)
+    return GtPair(sharp_HW3, open_stream(stream, geometry=geometry))
+
+
+def _warn_of_orientation(pair: GtPair) -> None:
+    """Warn if a stream does not look like its sharp frame; `--check` could not tell, since blur is made from it."""
+    rate_HW = pair.stream[:].mean(axis=0)
+    grey_HW = grey_at(pair.sharp_HW3, (rate_HW.shape[0], rate_HW.shape[1]))
+    if problem := compare_with_frame(rate_HW, grey_HW, flipud=pair.stream.layout.flipud).problem:
+        logger.warning("%s: %s", pair.stream.path, problem)
+
+
+def typical_gain(sequences: Sequence[GtSequence], spike_hw: tuple[int, int] | None) -> float:
+    """Brightness of a pixel that fires in every spike frame: the median over some pairs."""
+    pairs = [pair for each in sequences for pair in each.pairs]
+    gains = []
+    for number in np.unique(np.linspace(0, len(pairs) - 1, GAIN_FILES).astype(int)).tolist():
+        sharp_HW3, stream = open_pair(pairs[number][0], pairs[number][1], spike_hw)
+        gains.append(float(sharp_HW3.mean()) / 255 / max(float(stream[:].mean()), 1e-6))
+    return float(np.median(gains))
+
+
+def mean_of_stream(pair: GtPair, gain: float) -> np.ndarray:
+    """The mean of a stream as a grey image of the size of the sharp frame, uint8 RGB [H, W, 3]."""
+    import cv2
+
+    height, width, _ = pair.sharp_HW3.shape
+    grey = np.clip(pair.stream[:].mean(axis=0, dtype=np.float32) * np.float32(255 * gain), 0, 255)
+    if grey.shape != (height, width):
+        grey = np.asarray(cv2.resize(grey, (width, height), interpolation=cv2.INTER_LINEAR))
+    return np.repeat(np.rint(grey).astype(np.uint8)[..., None], 3, axis=2)

@@ -7,19 +7,13 @@ certain, an error lists what would fit; nothing is guessed.
 Dimension key:  H W spike frame
 """
 
-import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from flatout.errors import ConfigError, DataError
-from flatout.yaml_strict import load_yaml
-
-logger = logging.getLogger(__name__)
 
 Format = Literal["auto", "packed", "uint8", "bytes"]
 Content = Literal["zero", "binary", "bytes"]
@@ -307,38 +301,3 @@ def _pearson(a: np.ndarray, b: np.ndarray) -> float:
     x, y = (np.asarray(each, np.float64).ravel() - np.mean(each) for each in (a, b))
     norm = float(np.sqrt((x @ x) * (y @ y)))
     return float(x @ y) / norm if norm else 0.0
-
-
-# config.yaml of SpikeCV: `spike_h` and `spike_w`, in the folder of the spike files or in one above it
-
-NAME = "config.yaml"
-MAX_DEPTH = 8
-"""Number of folders that are searched, from the spike files upwards."""
-
-
-def find_geometry(folder: Path) -> tuple[int, int] | None:
-    """(height, width) from the nearest config.yaml that has both: above the folder as given, else above the folder that
-    a link leads to."""
-    given, original = Path(os.path.abspath(folder)), folder.resolve()
-    for start in dict.fromkeys((given, original)):
-        for above in (start, *start.parents)[:MAX_DEPTH]:
-            if (above / NAME).is_file() and (found := _geometry_in(above / NAME)):
-                return found
-    return None
-
-
-def write_geometry(folder: Path, shape_hw: tuple[int, int]) -> None:
-    """Write a config.yaml that `find_geometry` finds for everything below the folder."""
-    (folder / NAME).write_text(f"spike_h: {shape_hw[0]}\nspike_w: {shape_hw[1]}\n")
-
-
-def _geometry_in(path: Path) -> tuple[int, int] | None:
-    try:
-        values = load_yaml(path)
-    except ConfigError as error:
-        logger.warning("%s This file is ignored.", error)
-        return None
-    match values:
-        case {"spike_h": int(height), "spike_w": int(width)} if height > 0 and width > 0:
-            return height, width
-    return None
