@@ -92,7 +92,7 @@ def plain_loop(files: Files, predictor: Predictor, out: Path) -> list[Result]:
         frame = read_frame(Origin(path, "image", number, len(files)))
         assert isinstance(frame, Frame)
         (result,) = predictor([predictor.prepare(frame)])
-        write_image(out / Path(path).name, result.draw())
+        write_image(out / Path(path).name, result.plot())
         results.append(result)
     return results
 

@@ -1,4 +1,4 @@
-"""Export of networks to ONNX, independent of the job.
+"""Export of networks to ONNX, OpenVINO and ncnn, independent of the job.
 
     module --traced--> ONNX model in memory --simplified, facts, shapes--> --Session--> compared by the job --> file
 
@@ -9,6 +9,8 @@ Files:
 
     onnx_model  A torch module as an ONNX model: tracing, editing, saving, and running it in ONNX Runtime
     precision   Smaller ONNX models: half precision, or convolutions with 8 bits
+    runtimes    Models for other runtimes than ONNX Runtime: OpenVINO and ncnn
+    card        The model card beside exported files
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
+    from flatout.export.card import CardFile, card_text
     from flatout.export.onnx_model import (
         Model,
         Session,
@@ -38,5 +41,6 @@ if TYPE_CHECKING:
         in_int8,
         last_convolutions,
     )
+    from flatout.export.runtimes import TENSORRT_COMMAND, Ncnn, OpenVino, Run, opencv_dnn, save_parts
 
 __getattr__, __dir__ = face(__name__)

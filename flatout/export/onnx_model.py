@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import ConfigError
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 
 # Optional packages, which an export needs and a training does not: imported when they are used
 
@@ -49,8 +49,13 @@ def is_installed(name: str) -> bool:
         return False
 
 
+INSTALLS = {"openvino": "onnx onnxruntime openvino", "ncnn": "ncnn pnnx", "pnnx": "ncnn pnnx"}
+"""What to install for a package, where it is not that of ONNX."""
+
+
 def _missing(name: str) -> str:
-    return f"Exporting needs the package {name.partition('.')[0]}: pip install onnx onnxruntime onnxslim"
+    package = name.partition(".")[0]
+    return f"Exporting needs the package {package}: pip install {INSTALLS.get(package, 'onnx onnxruntime onnxslim')}"
 
 
 # Model
@@ -101,7 +106,10 @@ def traced(
                 dynamo=False,
             )
         except torch.onnx.errors.UnsupportedOperatorError as error:
-            raise ConfigError(f"Opset {opset} is too old for this network: {error}") from None
+            raise ConfigError(
+                f"Opset {opset} is too old for this network: {str(error).removesuffix('.')}. Use a newer one with "
+                "--opset."
+            ) from None
         return onnx.load(path)
 
 
@@ -126,12 +134,16 @@ def set_output_shapes(model: Model, shapes: Mapping[str, Sequence[int | str]]) -
 
 def without_outputs(model: Model, names: Iterable[str]) -> Model:
     """A copy without some outputs; all nodes stay."""
-    copied = type(model)()
-    copied.CopyFrom(model)
-    dropped = set(names)
+    copied, dropped = copy_of(model), set(names)
     for output in list(copied.graph.output):
         if output.name in dropped:
             copied.graph.output.remove(output)
+    return copied
+
+
+def copy_of(message: Any) -> Any:
+    """A copy of a model or a node."""
+    (copied := type(message)()).CopyFrom(message)
     return copied
 
 
@@ -148,8 +160,7 @@ def check(model: Model) -> None:
 def save(model: Model, path: Path) -> int:
     """Write the file, completely or not at all; returns its size in bytes. ResourceError if the disk is full."""
     content = model.SerializeToString()
-    with replacing(path, needed_bytes=len(content)) as sink:
-        sink.write(content)
+    write_file(path, content)
     return len(content)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flatout.export.onnx_model import Model, require_package
+from flatout.export.onnx_model import Model, copy_of, require_package
 
 Precision = Literal["float32", "float16", "int8"]
 
@@ -15,7 +15,7 @@ Precision = Literal["float32", "float16", "int8"]
 def in_float16(model: Model) -> Model:
     """A copy with weights and activations in float16; inputs and outputs stay float32."""
     made = require_package("onnxruntime.transformers.float16").convert_float_to_float16(
-        _copy(model), keep_io_types=True
+        copy_of(model), keep_io_types=True
     )
     _sort_topologically(made)
     return made
@@ -30,7 +30,7 @@ def in_float16_up_to_last_convolutions(model: Model) -> Model:
     model = _with_initializers(model)
     end = {node.output[0] for node in _final_nodes(model) if node.op_type != "Conv"}
     tail = [node for node in model.graph.node if node.output[0] in end]
-    body = _copy(model)
+    body = copy_of(model)
     # The converter infers the types between nodes itself; those of the nodes after its part must not change.
     del body.graph.node[:], body.graph.output[:], body.graph.initializer[:], body.graph.value_info[:]
     body.graph.node.extend(node for node in model.graph.node if node.output[0] not in end)
@@ -48,7 +48,7 @@ def in_float16_up_to_last_convolutions(model: Model) -> Model:
 
 def _with_initializers(model: Model) -> Model:
     """A copy with constants as initializers: a node belongs to one part of a graph, an initializer may serve both."""
-    copied = _copy(model)
+    copied = copy_of(model)
     constants = [node for node in copied.graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"]
     for node in constants:
         copied.graph.initializer.append(node.attribute[0].t)
@@ -62,7 +62,7 @@ def _append(model: Model, tail: list[Any], initializers: list[Any]) -> None:
     constants = {each.name: each for each in initializers}
     added: set[str] = set()
     for node in tail:
-        copied = _copy(node)
+        copied = copy_of(node)
         for position, name in enumerate(node.input):
             if name not in constants:
                 continue
@@ -126,7 +126,7 @@ def _final_nodes(model: Model) -> Iterator[Any]:
 
 def _sort_topologically(model: Model) -> None:
     """Put every node after those it reads from, as the standard requires; the converter appends its casts."""
-    nodes = [_copy(node) for node in model.graph.node]
+    nodes = [copy_of(node) for node in model.graph.node]
     producer = {name: position for position, node in enumerate(nodes) for name in node.output}
     done: dict[int, None] = {}
     for start in range(len(nodes)):
@@ -141,12 +141,6 @@ def _sort_topologically(model: Model) -> None:
                 pending.pop()
     del model.graph.node[:]
     model.graph.node.extend(nodes[position] for position in done)
-
-
-def _copy(message: Any) -> Any:
-    """A copy of a model or a node."""
-    (copied := type(message)()).CopyFrom(message)
-    return copied
 
 
 class _CalibrationReader:

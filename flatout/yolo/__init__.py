@@ -3,8 +3,8 @@
     import flatout.yolo
 
     model = flatout.yolo.load("yolov7-tiny")      # trained weights that come with flatout; or yours: "best.pt"
-    for result in model.predict("images/"):
-        print(result.path, result.boxes, result.scores, result.classes)
+    for result in model("images/"):
+        print(result.path, result, result.boxes, result.labels)
 
 The public names are those in `__all__`, each imported at first use; docs/api.md has examples.
 
@@ -24,7 +24,7 @@ Files:
     run_config    opt.yaml and hyp.yaml of a run folder, and the identity by which two runs are compared
     augment/      Augmentation: all random numbers of a batch are drawn, then images and labels follow from them
     commands/     The commands of `flatout yolo`, one file each: `main(argv)` parses the arguments
-    data/         Detection data sets: from a YAML, folders, COCO JSON or Pascal VOC to checked images and labels
+    data/         Detection data sets: from a YAML and labels in one of ten formats to checked images and labels
     demo_data/    A generated detection data set: textured shapes of six classes on cluttered backgrounds
     evaluate/     Evaluating a network on a data set: the loop that training and `test.py` share, and `test.py` itself
     export/       Exporting a network to ONNX and TorchScript; every file is compared with torch before it is written
@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING, Literal
 from flatout.lazy import face
 
 if TYPE_CHECKING:
+    from flatout.yolo.data.converted_set import ConvertedSet
     from flatout.yolo.data.resized_tree import ResizedSet
     from flatout.yolo.detector import Detector
     from flatout.yolo.label_audit.audit import AuditResult
@@ -58,19 +59,21 @@ if TYPE_CHECKING:
 __all__ = [
     "Appearance",
     "AuditResult",
+    "ConvertedSet",
     "Detector",
     "Replayed",
     "ResizedSet",
     "Result",
     "appearances",
     "audit",
+    "convert_data",
     "load",
     "replay",
     "resize",
 ]
 
 
-def load(path_or_cfg: str | Path, *, device: str = "") -> "Detector":
+def load(path_or_cfg: str | Path, *, device: str | int = "") -> "Detector":
     """Load a detector from weights, or an untrained one from a model config.
 
     Weights are a file (of flatout, of YOLOv7, or safetensors), or the name of weights that come with flatout, such as
@@ -152,6 +155,30 @@ def resize(
 
     config = ResizeConfig(size=size, stretch=stretch, enlarge=enlarge, quality=quality)
     return write_resized(found, out, config, workers=workers, show_progress=progress)
+
+
+def convert_data(
+    data: str | Path,
+    out: str | Path,
+    *,
+    to: str,
+    images: Literal["copy", "link", "none"] = "copy",
+    progress: bool = False,
+) -> "ConvertedSet":
+    """Write a data set in another label format to the folder `out`, like `flatout yolo convert-data`.
+
+    `to` is yolo, coco, voc, labelme, cvat, createml or openimages. Images are copied, linked, or left where they are
+    (`none`). A second call makes only what is missing. Raises ConfigError if `out` contains other files or was made
+    with other settings, DataError if the data set cannot be read, ResourceError if the disk is too small, Interrupted
+    after a signal.
+    """
+    from flatout.yolo.find_file import find_data
+
+    found = find_data(str(data))
+    # Imported late, so that the error for a mistyped name does not wait for NumPy.
+    from flatout.yolo.data.converted_set import convert_data
+
+    return convert_data(found, out, to=to, images=images, show_progress=progress)
 
 
 def replay(

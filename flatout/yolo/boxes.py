@@ -41,65 +41,28 @@ def pairwise_iou(box_xyxy_N4: Tensor, box_xyxy_M4: Tensor) -> Tensor:
     return inter_NM / (area_N[:, None] + area_M[None, :] - inter_NM)
 
 
-def paired_iou(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> Tensor:
-    """Intersection over union of box n with true box n, [N]."""
-    return _overlap(box_cxcywh_N4, true_cxcywh_N4).iou
-
-
-def paired_giou(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> Tensor:
-    """Generalised IoU: IoU minus the empty share of the enclosing box, [N]."""
-    pair = _overlap(box_cxcywh_N4, true_cxcywh_N4)
-    hull_N = pair.hull_w * pair.hull_h + EPSILON
-    return pair.iou - (hull_N - pair.union) / hull_N
-
-
-def paired_diou(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> Tensor:
-    """Distance IoU: IoU minus the squared distance of the centres relative to the enclosing box's diagonal, [N]."""
-    pair = _overlap(box_cxcywh_N4, true_cxcywh_N4)
-    return pair.iou - pair.distance
-
-
 def paired_ciou(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> Tensor:
-    """Complete IoU: DIoU minus a penalty for a different aspect ratio, [N]; the penalty's weight has no gradient."""
-    pair = _overlap(box_cxcywh_N4, true_cxcywh_N4)
-    angle_N = torch.atan(pair.true_w / (pair.true_h + EPSILON)) - torch.atan(pair.w / (pair.h + EPSILON))
-    aspect_N = 4 / math.pi**2 * angle_N.square()
-    with torch.no_grad():
-        weight_N = aspect_N / (aspect_N - pair.iou + (1 + EPSILON))
-    return pair.iou - (pair.distance + aspect_N * weight_N)
-
-
-class _Overlap(NamedTuple):
-    """Terms of the paired measures, each [N]."""
-
-    iou: Tensor
-    union: Tensor
-    w: Tensor
-    h: Tensor
-    """Sizes computed from the corners; heights include an epsilon, widths do not."""
-
-    true_w: Tensor
-    true_h: Tensor
-    hull_w: Tensor
-    hull_h: Tensor
-    distance: Tensor
-    """Squared distance of the centres, divided by the squared diagonal of the enclosing box."""
-
-
-def _overlap(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> _Overlap:
+    """Complete IoU of box n with true box n, [N]: IoU minus penalties for the distance of the centres and for a
+    different aspect ratio; the weight of the second has no gradient.
+    """
     x1, y1, x2, y2 = cxcywh_to_xyxy(box_cxcywh_N4).unbind(1)
     true_x1, true_y1, true_x2, true_y2 = cxcywh_to_xyxy(true_cxcywh_N4).unbind(1)
     common_w = (torch.minimum(x2, true_x2) - torch.maximum(x1, true_x1)).clamp(min=0)
     common_h = (torch.minimum(y2, true_y2) - torch.maximum(y1, true_y1)).clamp(min=0)
     inter = common_w * common_h
+    # Sizes from the corners: heights include an epsilon, widths do not.
     w, h = x2 - x1, y2 - y1 + EPSILON
     true_w, true_h = true_x2 - true_x1, true_y2 - true_y1 + EPSILON
-    union = w * h + true_w * true_h - inter + EPSILON
+    iou_N = inter / (w * h + true_w * true_h - inter + EPSILON)
     hull_w = torch.maximum(x2, true_x2) - torch.minimum(x1, true_x1)
     hull_h = torch.maximum(y2, true_y2) - torch.minimum(y1, true_y1)
     centres = ((true_x1 + true_x2 - x1 - x2).square() + (true_y1 + true_y2 - y1 - y2).square()) / 4
-    distance = centres / (hull_w.square() + hull_h.square() + EPSILON)
-    return _Overlap(inter / union, union, w, h, true_w, true_h, hull_w, hull_h, distance)
+    distance_N = centres / (hull_w.square() + hull_h.square() + EPSILON)
+    angle_N = torch.atan(true_w / (true_h + EPSILON)) - torch.atan(w / (h + EPSILON))
+    aspect_N = 4 / math.pi**2 * angle_N.square()
+    with torch.no_grad():
+        weight_N = aspect_N / (aspect_N - iou_N + (1 + EPSILON))
+    return iou_N - (distance_N + aspect_N * weight_N)
 
 
 # Mapping boxes from the network's input to the image
@@ -145,13 +108,6 @@ def to_native(box_xyxy_D4: Tensor, image_D: Tensor, letterbox: Letterbox) -> Ten
     native_D4 = (box_xyxy_D4 - pad_D4) / letterbox.gain_B[image_D, None]
     limit_D4 = letterbox.native_wh_B2[image_D].repeat(1, 2)
     return torch.minimum(native_D4.clamp_(min=0), limit_D4)
-
-
-def norm_to_input(box_cxcywh_norm: Tensor, *, size_wh: tuple[int, int], pad_xy: tuple[float, float] = (0, 0)) -> Tensor:
-    """Convert relative centre and size to corners in pixels of an image of `size_wh`, offset by `pad_xy`; [..., 4]."""
-    centre, size = box_cxcywh_norm.split(2, -1)
-    scale, pad = (torch.tensor(pair, dtype=size.dtype, device=size.device) for pair in (size_wh, pad_xy))
-    return torch.cat((scale * (centre - size / 2) + pad, scale * (centre + size / 2) + pad), -1)
 
 
 # Lists of different lengths, concatenated in one tensor: operations without a Python loop

@@ -11,7 +11,6 @@ Dimension key:  N generations   G genes
 import csv
 import io
 import logging
-import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -24,7 +23,7 @@ from flatout.engine import Callback, Callbacks, RunStart, Scores, default_fast_a
 from flatout.errors import ConfigError, DivergedError
 from flatout.ranks import StopSignals, choose_devices, read_world
 from flatout.runs import RunFolder, RunRequest, Spending, choose_run, finished_run, reporting_end
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.metrics import YOLOV7_RESULTS, fitness, zero_scores
@@ -69,21 +68,18 @@ def evolve(
         raise ConfigError("--resume has no use with --evolve: leave it out, the same command continues a search.")
     spending = spending or Spending(options.price, options.budget)
     hyp = load_hyp(find_file(options.hyp, flag="--hyp"))
-    if options.once and (over := finished_run(_run_request(options, hyp))):
+    request = _run_request(options, hyp)
+    if options.once and (over := finished_run(request)):
         log = EvolutionLog(over)
         return EvolveResult(over, len(log), float(log.fitness_N.max()), finished=True)
     all_callbacks = Callbacks([spending, *loggers_for(options), *callbacks])
-    with StopSignals(), _open_run(options, hyp) as run, reporting_end(all_callbacks, run.folder) as ending:
+    with StopSignals(), choose_run(request) as run, reporting_end(all_callbacks, run.folder) as ending:
         search = _Search(options, hyp, run, all_callbacks, spending)
         result = search.run()
         ending.why = result.why
         if result.finished:
             run.finish()
         return result
-
-
-def _open_run(options: TrainOptions, hyp: Hyp) -> RunFolder:
-    return choose_run(_run_request(options, hyp))
 
 
 def _run_request(options: TrainOptions, hyp: Hyp) -> RunRequest:
@@ -135,7 +131,7 @@ class _Search:
         """Train the next generation and save its line; returns why the search has to stop, or ""."""
         child = self._child(number)
         file = self._folder / "hyp_next.yaml"
-        _write(file, hyp_text(child, self._hyp, about=f"generation {number}, in training"))
+        write_file(file, hyp_text(child, self._hyp, about=f"generation {number}, in training"))
         training = replace(
             self._options, evolve=False, hyp=str(file), project=str(self._folder), name=_name(number), exist_ok=True,
             fresh=False, once=False, nosave=True, notest=True, patience=0, log_to=("none",), entity=None, mirror="",
@@ -179,7 +175,7 @@ class _Search:
         for each in {number, before} - {best, None}:
             shutil.rmtree(self._folder / _name(each), ignore_errors=True)
         about = f"generation {best} of {len(self._log)}: fitness {fitness_N[best]:.5f}"
-        _write(self._folder / "hyp_evolved.yaml", hyp_text(self._log.hyp_of(best), self._hyp, about=about))
+        write_file(self._folder / "hyp_evolved.yaml", hyp_text(self._log.hyp_of(best), self._hyp, about=about))
         self._plot()
         scalars = {f"evolve/{name}": score for name, score in scores.items()}
         scalars["evolve/fitness"] = float(fitness_N[number])
@@ -212,11 +208,6 @@ class _Search:
 
 def _name(generation: int | None) -> str:
     return f"generation_{generation:03d}"
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path, needed_bytes=len(text)) as sink:
-        sink.write(text.encode())
 
 
 # Mutation and selection: pure functions of numbers and a random generator
@@ -352,9 +343,7 @@ class EvolutionLog:
         assert numbers is not None
         # Rounded as in the file, because that is all a continued search knows.
         self.values.append(numbers)
-        text = "".join(map(_format_line, self.values))
-        with replacing(self.path, needed_bytes=len(text)) as sink:
-            sink.write(text.encode())
+        write_file(self.path, "".join(map(_format_line, self.values)))
         self._write_table()
 
     def _write_table(self) -> None:
@@ -363,9 +352,7 @@ class EvolutionLog:
         table.writerow(["generation", "fitness", *YOLOV7_RESULTS, *KEYS])
         for generation, (score, row) in enumerate(zip(self.fitness_N, self.values, strict=True)):
             table.writerow([generation, round(float(score), 6), *row])
-        part = self._folder / ".evolve.csv.part"
-        part.write_text(text.getvalue())
-        os.replace(part, self._folder / "evolve.csv")
+        write_file(self._folder / "evolve.csv", text.getvalue())
 
 
 def values_of(hyp: Hyp) -> dict[str, float]:

@@ -4,18 +4,19 @@
 
 The first two steps are the rule of YOLOv7; the third makes its commands work in a folder without cfg/ and data/.
 Weights are not searched for below the working directory: they are a path, or a bare name such as `yolov7-tiny`, which
-means the trained weights that come with flatout.
+means the trained weights that come with flatout, or a file that `flatout weights get` downloaded.
 """
 
 import difflib
 import glob
 import logging
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 from flatout.errors import CheckpointError, ConfigError
-from flatout.yolo.data.find import resize_hint
+from flatout.hub import downloaded
 from flatout.yolo.model.configs import shipped_folder as cfg_folder
 from flatout.yolo.options import NEVER_RELEASED
 
@@ -60,8 +61,27 @@ def find_file(given: str, *, flag: str = "--data") -> Path:
     return found[0]
 
 
+def find_data(given: str, *, flag: str = "--data") -> Path:
+    """Find a data set: a folder, which some formats are, or else a file as `find_file` does."""
+    return Path(given) if os.path.isdir(given) else find_file(given, flag=flag)
+
+
+def resize_hint(path: str) -> str:
+    """A sentence with the command that makes a missing copy of COCO, for a path such as ./coco320/images/train2017.
+
+    Starts with a space; "" for other paths.
+    """
+    found = re.match(r"(.*/|)(coco[-_]?([2-9]\d{2}|1[0-5]\d{2}))(?=[/.]|$)", path)
+    if found is None:
+        return ""
+    return f" Make it from COCO with: flatout yolo resize coco.yaml --size {found[3]} --out {found[1]}{found[2]}"
+
+
 def find_weights(given: str) -> Path | None:
-    """Find the file of `--weights`; None means training from scratch, with a warning unless '' was given."""
+    """Find the file of `--weights`; None means training from scratch, with a warning unless '' was given.
+
+    CheckpointError if another file does not exist.
+    """
     if given == "":
         return None
     if given == NEVER_RELEASED and not Path(given).is_file():
@@ -71,12 +91,15 @@ def find_weights(given: str) -> Path | None:
 
 
 def weights_files(given: Iterable[str]) -> tuple[str, ...]:
-    """Find the files of a `--weights` that takes several, as in `test` and `detect`."""
+    """Find the files of a `--weights` that takes several, as in `test`; CheckpointError if one is missing."""
     return tuple(str(weights_file(each)) for each in given)
 
 
 def weights_file(given: str | Path, *, flag: str = "--weights ", advice: str = "Check the path.") -> Path:
-    """Find a weights file: the path as given, or else the weights of that name that come with flatout."""
+    """Find a weights file: the path as given, or else the weights of that name that come with flatout.
+
+    CheckpointError, with `flag` and `advice`, if there is neither.
+    """
     # A folder named yolov7-tiny does not hide the weights. Other folders are refused, with a better reason, by the code
     # that reads them. Path.is_file() would raise for a name that is too long.
     shipped = None if os.path.isfile(given) else shipped_weights(given)
@@ -85,6 +108,9 @@ def weights_file(given: str | Path, *, flag: str = "--weights ", advice: str = "
         return shipped
     if os.path.exists(given):
         return Path(given)
+    if (found := downloaded(given)) is not None:
+        logger.info("%s%s: using the downloaded weights %s", flag, given, found)
+        return found
     raise CheckpointError(f"{flag}{given}: no such file. {_where_to_get(Path(given))}{advice}")
 
 
@@ -105,11 +131,14 @@ def _where_to_get(path: Path) -> str:
         return f"Download it into this folder with: curl -LO {RELEASES}/{path.name} {instead}"
     if path.suffix or path.parent != Path():
         return ""
-    return f"Weights that come with flatout: {', '.join(shipped)}. "
+    return f"Weights that come with flatout: {', '.join(shipped)}. `flatout weights list` shows downloaded ones. "
 
 
 def find_cfg(given: str, *, weights: Path | None) -> Path | None:
-    """Find the model config of `--cfg`; None means the one stored in the weights."""
+    """Find the model config of `--cfg`; None means the one stored in the weights.
+
+    With neither, the default network is used, with a warning.
+    """
     if given:
         return find_file(given, flag="--cfg")
     if weights is not None:

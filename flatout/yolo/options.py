@@ -6,13 +6,16 @@ The defaults are defined only here; `commands/flags.py` reads them. No torch is 
 from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flatout.cli import option
 from flatout.errors import ConfigError
 from flatout.runs import Compile, RunOptions, flag_name, too_small
 from flatout.yolo.predict.options import tile_problems
 from flatout.yolo.train.choose_input import AUTO, Asked
+
+if TYPE_CHECKING:
+    from flatout.yolo.data.open_set import SplitConfig
 
 Amp = Literal["fp16", "bf16", "off"]
 
@@ -50,7 +53,8 @@ class TrainOptions(RunOptions):
     # Flags of YOLOv7
     weights: str = option(
         NEVER_RELEASED,
-        "weights to start from; '' trains from scratch, and so does the default, a file that was never released",
+        f"weights to start from; '' trains from scratch, and so does the default, {NEVER_RELEASED}, which was never "
+        "released",
         change="place",
     )
     cfg: str = option(
@@ -141,7 +145,9 @@ class TrainOptions(RunOptions):
         None, "images per validation step (default: twice --batch-size)", change="exact"
     )
     heads: int = option(
-        0, "number of detection heads, each with its own block of classes, unless --head-config assigns them"
+        0,
+        "number of detection heads, each with its own block of classes, unless --head-config assigns them; 0: as in "
+        "the network's config",
     )
     head_config: str = option(
         "",
@@ -310,6 +316,21 @@ class TrainOptions(RunOptions):
             return given
         return None
 
+    def split_config(self, *, silent: bool = False) -> "SplitConfig":
+        """How the training and validation images are opened."""
+        from flatout.yolo.data.label_cache import default_folder
+        from flatout.yolo.data.open_set import SplitConfig
+        from flatout.yolo.data.scan import ScanConfig
+
+        return SplitConfig(
+            scan=ScanConfig(strict=self.strict_labels, large=self.tiles is not None),
+            cache_folder=default_folder(),
+            single_class=self.single_cls,
+            needs_labels=True,
+            allow_bad_labels=self.allow_bad_labels,
+            silent=silent,
+        )
+
     @property
     def decodes_scaled(self) -> bool:
         """Whether large JPEG files may be decoded at a half, a quarter or an eighth of their size."""
@@ -346,41 +367,57 @@ class TestOptions:
     __test__ = False  # tells pytest that this is not a test class
 
     # Flags of YOLOv7
-    weights: tuple[str, ...] = ("yolov7.pt",)
+    weights: tuple[str, ...] = option(("yolov7.pt",), "weights to evaluate; several files form an ensemble")
     """Several files form an ensemble."""
-    data: str = "data/coco.yaml"
-    batch_size: int = 32
-    img_size: int = 640
-    conf_thres: float = 0.001
-    iou_thres: float = 0.65
-    task: str = "val"
-    device: str = ""
-    single_cls: bool = False
-    augment: bool = False
-    verbose: bool = False
-    save_txt: bool = False
-    save_hybrid: bool = False
-    save_conf: bool = False
-    save_json: bool = False
+    data: str = option(
+        "data/coco.yaml", "data YAML; if the name ends in coco.yaml, --save-json is implied, as in YOLOv7"
+    )
+    batch_size: int = option(32, "images per step", metavar="BATCH_SIZE")
+    img_size: int = option(640, "longer side of the input, rounded up to a multiple of the stride", metavar="PX")
+    conf_thres: float = option(0.001, "drop detections with a lower confidence", metavar="CONF")
+    iou_thres: float = option(0.65, "NMS: of two boxes with a larger IoU, keep the more confident one", metavar="IOU")
+    task: str = option(
+        "val", "train, val or test: the split to evaluate; speed: measure speed; study: try sizes 256 to 1536"
+    )
+    device: str = option("", "cpu, or the number of a GPU; '' uses the first GPU, or the CPU if there is none")
+    single_cls: bool = option(False, "treat all classes as one")
+    augment: bool = option(False, "detect at three scales, one of them mirrored, and merge the results")
+    verbose: bool = option(False, "print a row for every class, even if there are many")
+    save_txt: bool = option(False, "write detections as label files")
+    save_hybrid: bool = option(False, "write labels and detections together as label files")
+    save_conf: bool = option(False, "with --save-txt: also write the confidence of each detection")
+    save_json: bool = option(
+        False, "write detections as COCO JSON, and compute COCO's AP if there is an annotation file"
+    )
     """Also written without this option if the data set calls for COCO's AP; see `metrics/coco.py`."""
-    project: str = "runs/test"
-    name: str = "exp"
-    exist_ok: bool = False
-    no_trace: bool = False
-    v5_metric: bool = False
+    project: str = option("runs/test", "folder that contains the result folders", metavar="FOLDER")
+    name: str = option("exp", "name of the result folder; a number is appended if it exists")
+    exist_ok: bool = option(False, "write into that folder even if it exists")
+    no_trace: bool = option(False, "accepted for compatibility with YOLOv7, no effect: nothing is traced")
+    v5_metric: bool = option(False, "compute average precision as YOLOv5 does, with the curve extended to recall 1")
 
     # Flag of the Yolov7fast fork
-    save_per_class_ap: str | None = None
+    save_per_class_ap: str | None = option(
+        None, "write the average precision of every class to this JSON file", metavar="FILE"
+    )
 
     # New flags
-    workers: int = 8
-    strict_labels: bool = False
-    allow_bad_labels: bool = False
-    verify_cache: bool = False
-    tiles: int | None = None
+    workers: int = option(8, "maximum number of worker processes that read images", metavar="WORKERS")
+    strict_labels: bool = option(False, "apply all label rules of YOLOv7: one bad line drops the image")
+    allow_bad_labels: bool = option(False, "evaluate even if more than half of the labels are unusable")
+    verify_cache: bool = option(False, "verify the checksums of decoded images in caches")
+    tiles: int | None = option(
+        None, "for large images: detect in tiles of this size, merge, and score whole images", metavar="PX"
+    )
     """Detect by tiles of this side, merge, and score whole images."""
-    tile_overlap: float = 0.2
-    tile_full_view: bool = False
+    tile_overlap: float = option(
+        0.2,
+        "with --tiles: part of its side, 0 to below 1, that a tile shares at least with each neighbour",
+        metavar="SHARE",
+    )
+    tile_full_view: bool = option(
+        False, "with --tiles: also detect in the whole shrunk image, for objects longer than the overlap"
+    )
 
     def __post_init__(self) -> None:
         if problems := list(_problems_of_test(self)):

@@ -45,10 +45,10 @@ class YoloTraining(ProfiledTraining):
 
     def decoding(self) -> Decoding:
         from flatout.images import read_image
-        from flatout.yolo.data.data_yaml import open_data_yaml
-        from flatout.yolo.data.find import find_images
+        from flatout.yolo.data.open_data import images_of, open_data_set
 
-        return Decoding(read_image, find_images(open_data_yaml(self.options.data).entries["train"]).paths[:FILES])
+        data = open_data_set(self.options.data)
+        return Decoding(read_image, images_of(data.entries["train"], data.names).paths[:FILES])
 
     def brief(self, folder: Path, num_steps: int) -> Any:
         # At least as many epochs as requested, because whether kernels and input are tuned first depends on it.

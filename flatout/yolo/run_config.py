@@ -17,7 +17,7 @@ import yaml
 from flatout.cli import Change, changes_of
 from flatout.config import read_config
 from flatout.runs import Identity, config_of, plain
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.options import TrainOptions
 
@@ -78,9 +78,7 @@ def read_options(folder: Path) -> tuple[TrainOptions, Hyp]:
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:
-    content = "".join(f"{key}: {_yaml(value)}\n" for key, value in values.items()).encode()
-    with replacing(path, needed_bytes=len(content)) as sink:
-        sink.write(content)
+    write_file(path, "".join(f"{key}: {_yaml(value)}\n" for key, value in values.items()))
 
 
 def _yaml(value: Any) -> str:

@@ -2,12 +2,24 @@
 
 import torch
 
-from flatout.yolo.loss import Matches, Search, list_matches
+from flatout.yolo.loss import Matches, Search
+from flatout.yolo.loss.matches import unpack_cells
 from tests.reference.ota_twin import candidates, class_cost_in_closed_form, margin_of_image, pairs_of_image, twin_assign
 from tests.yolo.detection_batch import DetectionBatch
 
 MARGIN = 1e-4
 """Two correct float32 implementations differ by about 1e-6 of a cost near 30."""
+
+
+def list_matches(matches: Matches, layer: int) -> torch.Tensor:
+    """The matches of one layer in list order: int64 [n, 5] of image, anchor, row, column, target.
+
+    Candidates listed on a GPU are sorted by image; within an image the order is the same as on the CPU.
+    """
+    cell = unpack_cells(matches.packed_M)
+    (found_n,) = torch.nonzero((matches.target_M >= 0) & (cell.layer == layer), as_tuple=True)
+    columns = (matches.image_M, cell.anchor, cell.row, cell.column, matches.target_M)
+    return torch.stack([each[found_n].long() for each in columns], 1)
 
 
 def assert_same_matches(found: Matches, batch: DetectionBatch, search: Search) -> None:

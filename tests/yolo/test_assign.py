@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.yolo.loss import Search, assign_all, assign_ota, list_matches, ota
+from flatout.yolo.loss import Search, assign_all, assign_ota, ota
 from flatout.yolo.loss.matches import Anchors, Matches, pack_cells, unpack_cells
 from tests.reference.ota_twin import twin_assign
-from tests.yolo.comparing_matches import assert_same_matches
+from tests.yolo.comparing_matches import assert_same_matches, list_matches
 from tests.yolo.detection_batch import DetectionBatch, awkward, make_batch
 
 BATCHES = {

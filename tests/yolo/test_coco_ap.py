@@ -170,11 +170,15 @@ def no_objects(truth: dict[str, Any]) -> None:
         (other_images, "it does not contain 2 of 3 images by file name, such as "),
         (
             rotated,
-            "a.jpg is 200 x 100 px, but 100 x 200 in the file. It is a different image, or it was cropped or rotated.",
+            "a.jpg is 200 x 100 px, but 100 x 200 in the file. It is a different image, or it was cropped or rotated: "
+            "use the original.",
         ),
-        (text_ids, "the id of a.jpg is 'a'; evaluators need whole numbers."),
-        (same_name_twice, "two categories are named 'person', so classes cannot be identified by name."),
-        (no_objects, "it has no object of these classes in any of 3 images."),
+        (text_ids, "the id of a.jpg is 'a'; evaluators need whole numbers. Renumber the images."),
+        (
+            same_name_twice,
+            "two categories are named 'person', so classes cannot be identified by name. Rename one of them.",
+        ),
+        (no_objects, "it has no object of these classes in any of 3 images. Use the annotation file of this split."),
     ],
 )
 def test_annotations_that_do_not_fit_give_a_reason_and_no_ap(tmp_path, spoil, reason):
@@ -233,6 +237,18 @@ def test_the_key_in_the_yaml_names_the_file_for_val_or_for_each_split(tmp_path):
     assert annotation_file(data, "test") is None
     assert not is_requested(data_set(tmp_path))
     assert is_requested(data_set(tmp_path, "my-coco.yaml"))
+
+
+def test_a_split_that_is_one_coco_file_requests_ap_and_a_createml_file_does_not(tmp_path):
+    data_set(tmp_path, truth=content())
+    (tmp_path / "createml.json").write_text('[{"image": "a.jpg", "annotations": []}]')
+    own, other = str(tmp_path / "annotations/instances_val.json"), str(tmp_path / "createml.json")
+    assert is_requested(data_set(tmp_path, val=own)) and annotation_file(data_set(tmp_path, val=own), "val") == Path(
+        own
+    )
+    assert not is_requested(data_set(tmp_path, val=other))
+    assert not is_requested(data_set(tmp_path, val=[own, own])), "AP is that of one file"
+    assert not is_requested(data_set(tmp_path, val=own), "test")
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,35 @@ def test_without_names_or_a_number_every_row_is_a_class(tmp_path: Path):
         ("m.csv", "x,a,b\na,1,nan\nb,2,3\n", "not a confusion matrix"),
         ("m.json", '{"matrix": [[1, 2], [3, 4]], "names": ["a"]}', "2 rows of counts, but 1 names"),
         ("m.json", "{", "not valid JSON"),
-        ("m.npz", "no zip", "cannot be read as .npz"),
+        (
+            "m.npz",
+            "no zip",
+            r"m\.npz: not a readable \.npz file with a confusion matrix\. Write it again with ",
+        ),
     ],
 )
 def test_a_file_that_is_not_a_matrix_is_refused(name: str, content: str, sentence: str, tmp_path: Path):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=sentence):
         read_confusion(tmp_path / name)
+
+
+@pytest.mark.parametrize("fault", ["no zip end", "bytes changed", "one array"])
+def test_a_damaged_array_file_is_refused_without_numpys_advice_to_load_it_unsafely(fault: str, tmp_path: Path):
+    path = tmp_path / "matrix.npz"
+    np.savez_compressed(path, matrix=np.arange(10_000.0).reshape(100, 100))
+    content = bytearray(path.read_bytes())
+    if fault == "no zip end":
+        path.write_bytes(content[: len(content) // 2])
+    elif fault == "bytes changed":
+        content[200:400] = bytes(200)
+        path.write_bytes(content)
+    else:
+        with path.open("wb") as file:
+            np.save(file, np.eye(3))
+    with pytest.raises(DataError, match=r"matrix\.npz: not a readable \.npz file") as refused:
+        read_confusion(path)
+    assert "unsafe" not in str(refused.value)
 
 
 def test_an_unknown_extension_is_refused(tmp_path: Path):

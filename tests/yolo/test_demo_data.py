@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from flatout.__main__ import main
+from flatout.cli import parser_of
 from flatout.yolo.demo_data.files import (
     DemoDataConfig,
     generate_numbered_scene,
@@ -230,9 +231,9 @@ def test_the_command_prints_what_it_generated_and_where(tmp_path, capsys):
 
 
 def test_the_commands_defaults_are_those_of_the_library():
-    from flatout.yolo.commands.demo_data import _parser
+    from flatout.yolo.commands.demo_data import FLAGS
 
-    args, config = _parser().parse_args([]), DemoDataConfig()
+    args, config = parser_of("", "", "", FLAGS).parse_args([]), DemoDataConfig()
     assert (args.images, args.val, args.seed, args.size) == (
         config.images,
         config.val,
@@ -244,9 +245,9 @@ def test_the_commands_defaults_are_those_of_the_library():
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--images", "0"], "images=0 is too small: use 1 or more"),
-        (["--size", "64x240"], "width=64 is too small: use 96 or more"),
-        (["--seed", "-1"], "seed=-1 is too small"),
+        (["--images", "0"], "--images 0 is too small: use 1 or more"),
+        (["--size", "64x240"], "--size 64x240: both sides must be 96 or more"),
+        (["--seed", "-1"], "--seed -1 is too small"),
     ],
 )
 def test_invalid_settings_are_refused(arguments, error, tmp_path, capsys):

@@ -294,7 +294,7 @@ def test_labels_and_a_confusion_matrix_together_separate_confused_classes(
     words = f"--method anticonfusion --confusion {tmp_path / 'matrix.npz'} --heads 2 --out {out}"
     assert flatout(["yolo", "group", str(data_yaml), *words.split()]) == 0
     config = read_head_config(out)
-    assert config.head_of(2) != config.head_of(4)
+    assert config.head_C[2] != config.head_C[4]
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_labels_and_a_confusion_matrix_together_separate_confused_classes(
         ("{coco} --method anticonfusion --heads 2", "Use --confusion with a confusion matrix"),
         ("{coco} --method anticonfusion --heads 2 --confusion {matrix}", "2 classes, but {coco} has 3."),
         ("{coco} --method hybrid --heads 2 --alpha 0 --beta 0", "--alpha 0 --beta 0: neither may be negative"),
-        ("{coco} --method anticonfusion --confused-from 2", "--confused-from 2 is outside 0 to 1."),
+        ("{coco} --method anticonfusion --confused-from 2", "--confused-from 2 must be above 0 and at most 1."),
         ("{matrix} --method standard --heads 2 --out heads.txt", "--out heads.txt: the name must end in .yaml."),
         ("nowhere.yaml --method standard", "SOURCE nowhere.yaml: no such file"),
         ("nowhere.csv --method anticonfusion", "nowhere.csv: cannot be read: No such file or directory."),

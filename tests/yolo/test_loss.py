@@ -14,7 +14,6 @@ from flatout.yolo.loss import (
     assign_all,
     aux_ota_loss,
     head_loss,
-    list_matches,
     ota_loss,
     plain_loss,
     rebalance,
@@ -23,6 +22,7 @@ from flatout.yolo.loss import (
 from flatout.yolo.loss.losses import default_balance
 from flatout.yolo.loss.matches import pack_cells
 from tests.reference.ota_twin import twin_assign, twin_loss
+from tests.yolo.comparing_matches import list_matches
 from tests.yolo.detection_batch import DetectionBatch, awkward, make_batch
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -182,8 +182,8 @@ def test_rebalancing_keeps_stride_16_at_one():
         ({"box": -1.0}, r"loss\.box=-1\.0 must not be negative"),
         ({"cls_pw": float("nan")}, r"loss\.cls_pw=nan must not be negative"),
         ({"anchor_t": 1.0}, r"loss\.anchor_t=1\.0 matches no target"),
-        ({"label_smoothing": 2.0}, r"loss\.label_smoothing=2\.0 is outside 0 to 1"),
-        ({"gr": -0.1}, r"loss\.gr=-0\.1 is outside 0 to 1"),
+        ({"label_smoothing": 2.0}, r"loss\.label_smoothing=2\.0 must be from 0 to 1"),
+        ({"gr": -0.1}, r"loss\.gr=-0\.1 must be from 0 to 1"),
     ],
 )
 def test_an_invalid_config_is_refused(change: dict[str, float], message: str):

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.yolo.loss import list_matches, rebalance
+from flatout.yolo.loss import rebalance
 from flatout.yolo.loss.losses import default_balance
 from tests.golden_cases import golden_cases
+from tests.yolo.comparing_matches import list_matches
 from tests.yolo.loss_cases import LossCase, assign_case, build, loss_cases, loss_of_case
 
 FILES = ("compute_loss", "compute_loss_ota", "compute_loss_aux_ota")

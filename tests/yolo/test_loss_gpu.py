@@ -14,13 +14,12 @@ from flatout.yolo.loss import (
     assign_all,
     assign_ota,
     aux_ota_loss,
-    list_matches,
     ota_loss,
     plain_loss,
 )
 from flatout.yolo.loss.losses import default_balance, torch_head_loss
 from flatout.yolo.loss.ota import list_candidates
-from tests.yolo.comparing_matches import assert_same_matches
+from tests.yolo.comparing_matches import assert_same_matches, list_matches
 from tests.yolo.detection_batch import DetectionBatch, awkward, make_batch
 from tests.yolo.test_assign import BATCHES, SEARCHES
 from tests.yolo.test_loss import OPTIONS, PLAIN

@@ -111,6 +111,24 @@ def test_no_detections_score_zero(evaluator, monkeypatch):
 
 
 @pytest.mark.parametrize("evaluator", EVALUATOR)
+@pytest.mark.parametrize("side", [20, 50, 200])
+def test_no_detections_score_minus_one_for_sizes_without_labels_like_wrong_detections(evaluator, side, monkeypatch):
+    use_only(evaluator, monkeypatch)
+    truth = {
+        "images": [{"id": 1, "file_name": "1.jpg", "width": 640, "height": 640}],
+        "categories": [{"id": 1, "name": "thing"}],
+        "annotations": [
+            {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, side, side], "area": side**2, "iscrowd": 0},
+            {"id": 2, "image_id": 1, "category_id": 1, "bbox": [0, 0, 300, 9], "area": 2700, "iscrowd": 1},
+        ],
+    }
+    far_away = np.array([[1, 500, 500, 10, 10, 0.9, 1]], float)
+    without = coco_scores(truth, CocoExport().table())
+    assert without == coco_scores(truth, far_away)
+    assert sorted(without[3:6]) == [-1, -1, 0]
+
+
+@pytest.mark.parametrize("evaluator", EVALUATOR)
 def test_an_object_of_id_zero_is_never_found_by_any_evaluator_with_a_warning(evaluator, monkeypatch, caplog):
     use_only(evaluator, monkeypatch)
     boxes = ([10, 10, 20, 20], [12, 10, 20, 20], [60, 60, 20, 20])

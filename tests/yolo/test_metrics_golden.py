@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.yolo.boxes import Letterbox, cxcywh_to_xyxy, norm_to_input, pairwise_iou, to_native, xyxy_to_cxcywh
+from flatout.yolo.boxes import Letterbox, cxcywh_to_xyxy, pairwise_iou, to_native, xyxy_to_cxcywh
 from flatout.yolo.metrics import ConfusionMatrix, Evaluator, Labels, average_precision, fitness, score_classes
 from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS, CocoExport
 from flatout.yolo.nms import Detections, NmsConfig, non_max_suppression
 from tests.golden_cases import golden_cases
+from tests.reference.boxes_of_yolov7 import norm_to_input
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.yolo.loss import LossConfig, Search, assign_all, list_matches, plain_router_loss
+from flatout.yolo.loss import LossConfig, Search, assign_all, plain_router_loss
 from flatout.yolo.loss.matches import Anchors
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.spec import parse_model
 from flatout.yolo.multihead.head_config import HeadConfig, HeadGroup, head_config_of
 from flatout.yolo.multihead.joined_maps import heads_on, route
 from tests.golden_cases import golden_cases, golden_root
+from tests.yolo.comparing_matches import list_matches
 from tests.yolo.head_batches import HeadBatch, by_head, joined
 from tests.yolo.loss_cases import LossCase, loss_cases
 

@@ -90,7 +90,7 @@ def test_for_cfg_the_name_means_the_config():
 
 
 def test_the_error_for_an_unknown_name_lists_the_known_ones():
-    known = rf"no such file. Weights that come with flatout: {NAME}. Check the path"
+    known = rf"no such file. Weights that come with flatout: {NAME}. `flatout weights list` .* ones. Check the path"
     with pytest.raises(CheckpointError, match=rf"--weights yolov7: {known}, or use --weights ''"):
         find_weights("yolov7")
     with pytest.raises(CheckpointError, match=rf"--weights yolov7-tinny: {known}\."):

@@ -137,7 +137,7 @@ def check_groups(record: tuple[str, dict[str, Any]]) -> None:
         network = build_network(load_config(name))
     groups = parameter_groups(network)
     grouped = [id(value) for group in groups for value in group]
-    got = {name: len(group) for name, group in groups._asdict().items()} | {
+    got = dict(zip(("no_decay", "decay", "bias"), map(len, groups), strict=True)) | {
         "n_elem": [sum(value.numel() for value in group) for group in groups],
         "duplicates": len(grouped) - len(set(grouped)),
         "parameters_in_no_group": len({id(value) for value in network.parameters()} - set(grouped)),

@@ -91,9 +91,8 @@ def test_an_abandoned_pass_does_not_change_the_next(image_set):
         assert (len(batches), batches.num_images) == (len(expected), len(image_set))
 
 
-@pytest.mark.parametrize("rect", [True, False])
-def test_labels_are_where_the_files_say_for_any_shape_of_batch(image_set, rect):
-    (batches,) = passes(image_set, rect=rect)
+def test_labels_are_where_the_files_say_for_any_shape_of_batch(image_set):
+    (batches,) = passes(image_set)
     for batch in batches:
         found = labels_in_images(batch.targets_T6, batch.letterbox, batch.input_hw)
         for row, index in enumerate(batch.indices.tolist()):
@@ -103,22 +102,6 @@ def test_labels_are_where_the_files_say_for_any_shape_of_batch(image_set, rect):
             expected = np.clip(np.concatenate((centre - half, centre + half), 1), 0, limit)
             # One gain for both axes, and sides cut to whole pixels: off by a pixel of the resized image.
             np.testing.assert_allclose(found.box_L4[found.image_L == row], expected, atol=1.5 * limit.max() / SIZE)
-
-
-def test_square_batches_show_the_same_pixels_with_other_padding(image_set):
-    (rect,), (square,) = (passes(image_set, rect=rect, batch_size=1) for rect in (True, False))
-    assert {batch.input_hw for batch in square} == {(SIZE, SIZE)}
-    pixels = [{batch.paths[0]: inner(batch) for batch in batches} for batches in (rect, square)]
-    assert pixels[0].keys() == pixels[1].keys()
-    assert all(torch.equal(pixels[0][path], pixels[1][path]) for path in pixels[0])
-
-
-def inner(batch: ValidationBatch) -> torch.Tensor:
-    """The image without its padding."""
-    left, top = (round(pad - 0.1) for pad in batch.letterbox.pad_xy_B2[0].tolist())
-    right, bottom = (round(pad + 0.1) for pad in batch.letterbox.pad_xy_B2[0].tolist())
-    height, width = batch.input_hw
-    return batch.images[0, :, top : height - bottom, left : width - right]
 
 
 def test_a_store_gives_the_same_images_and_decodes_each_once(image_set, tmp_path):
@@ -139,10 +122,9 @@ def test_a_store_gives_the_same_images_and_decodes_each_once(image_set, tmp_path
         )
 
 
-@pytest.mark.parametrize("rect", [True, False])
-def test_images_that_stay_on_the_device_look_the_same(image_set, rect):
-    (expected,) = passes(image_set, rect=rect)
-    for batches in passes(image_set, rect=rect, on_device=True, num_passes=2):
+def test_images_that_stay_on_the_device_look_the_same(image_set):
+    (expected,) = passes(image_set)
+    for batches in passes(image_set, on_device=True, num_passes=2):
         assert_equal(batches, expected, pixels=1)
 
 

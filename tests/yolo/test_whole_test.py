@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -239,6 +240,23 @@ def test_coco_ap_is_the_same_under_any_name_of_the_yaml(coco):
     other = run(coco, data=str(coco / "coco320.yaml"), save_hybrid=True, save_json=True)
     assert other.coco == named.coco
     assert other.outcome.evaluation.map50_95 == named.coco.ap > 0.5
+
+
+@pytest.mark.parametrize("entry", ["annotations/instances_val2017.json", "images/val2017"])
+def test_a_split_that_is_a_coco_file_gives_the_ap_of_that_file_without_any_key_or_flag(coco, entry):
+    pytest.importorskip("hotcoco", reason="no COCO evaluator is installed")
+    named = run(coco, data=str(coco / "coco.yaml"), save_hybrid=True)
+    values = yaml.safe_load((coco / "coco.yaml").read_text())
+    (coco / "bolts.yaml").write_text(yaml.safe_dump(values | {"val": str(coco / entry)}))
+    if entry == "images/val2017":  # as Roboflow exports it
+        shutil.rmtree(coco / "labels")
+        (coco / "annotations/instances_val2017.json").rename(coco / entry / "_annotations.coco.json")
+    other = run(coco, data=str(coco / "bolts.yaml"), save_hybrid=True)
+    assert other.coco is not None
+    # Hybrid labels are detections, so they score by their rounding: float32 from pixels, or from text.
+    assert other.coco.ap50 == pytest.approx(named.coco.ap50, abs=0.02)
+    records = json.loads((other.folder / "a_predictions.json").read_text())
+    assert {record["category_id"] for record in records} <= set(COCO_CATEGORY_IDS)
 
 
 def test_annotations_of_other_classes_leave_the_result_as_it_was(coco):

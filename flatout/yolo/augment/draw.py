@@ -216,6 +216,20 @@ def identity_draws(indices_M: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
+def mosaic_draws(tiles_A4: np.ndarray, centre_A2: np.ndarray) -> dict[str, np.ndarray]:
+    """Draws of A mosaics of four images that are not warped, to cut objects out of."""
+    num = len(tiles_A4)
+    tiles_A19 = np.full((num, 1, 9), -1)
+    tiles_A19[:, 0, :4] = tiles_A4
+    return {
+        "kind": np.full((num, 1), FOUR),
+        "tiles": tiles_A19,
+        "centre": centre_A2[:, None],
+        "warp": np.zeros((num, 1, 8)),
+        "aspect": np.ones((num, 1)),
+    }
+
+
 def warp_ranges(config: AugmentConfig) -> np.ndarray:
     """Lowest and highest values of the eight numbers of a warp, float64 [2, 8]."""
     c = config

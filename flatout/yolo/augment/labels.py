@@ -21,7 +21,7 @@ import numpy as np
 from flatout.yolo.augment.c_library import NotCompiled, load_library
 from flatout.yolo.augment.draw import PLAIN
 from flatout.yolo.augment.layout import Canvases
-from flatout.yolo.data.image_set import Labels
+from flatout.yolo.data.image_set import Labels, offsets, ranges
 
 logger = logging.getLogger(__name__)
 
@@ -179,17 +179,6 @@ class _ToCanvas(NamedTuple):
         point_G2 = self.size_G2 * point_G2 + self.origin_G2
         np.maximum(point_G2, self.low_G1, out=point_G2)
         return np.asarray(np.minimum(point_G2, self.high_G2, out=point_G2))
-
-
-def ranges(begin_G: np.ndarray, count_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """begin, begin + 1, ... of every range, one after the other, and the number of the range each belongs to."""
-    owner = np.repeat(np.arange(len(count_G)), count_G)
-    return np.arange(len(owner)) + (begin_G - offsets(count_G)[:-1])[owner], owner
-
-
-def offsets(count_G: np.ndarray) -> np.ndarray:
-    """Begin of each of consecutive ranges, and the end of the last, int64 [G + 1]."""
-    return np.concatenate(([0], np.cumsum(count_G, dtype=np.int64)))
 
 
 # Labels through the warp.
@@ -372,15 +361,6 @@ def box_inside(point_X2: np.ndarray, owner_X: np.ndarray, num_boxes: int, out_wh
         np.maximum.at(box_4T[axis + 2], owner_X, coordinate_X)
     box_4T[:, ~(box_4T[2] > 0)] = 0
     return np.ascontiguousarray(box_4T.T)
-
-
-def resample(polygon_P2: np.ndarray) -> np.ndarray:
-    """1000 points along one closed polygon, float64 [1000, 2]."""
-    edges = _Edges(polygon_P2, np.array([len(polygon_P2)]))
-    along_X = np.arange(RESAMPLED) * (len(polygon_P2) / (RESAMPLED - 1))
-    # The last point equals the first: it lies at the end of the last edge.
-    edge_X = np.minimum(along_X.astype(np.int64), len(polygon_P2) - 1)
-    return np.stack(tuple(edges.at(edge_X, along_X - edge_X)), 1)
 
 
 class _Edges:

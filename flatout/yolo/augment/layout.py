@@ -147,7 +147,9 @@ def _nine_origins(size_Q92: np.ndarray, size: int) -> np.ndarray:
 def warp_matrices(
     warp_Q8: np.ndarray, aspect_Q: np.ndarray, canvas_wh_Q2: np.ndarray, output_Q2: np.ndarray
 ) -> np.ndarray:
-    """Canvas pixel to output pixel, float64 [Q, 3, 3]: centre, tilt, stretch, rotate and scale, shear, translate."""
+    """Canvas pixel to output pixel, float64 [Q, 3, 3]: centre, perspective, aspect, rotate and scale, shear,
+    translate.
+    """
     perspective_Q2, angle_Q, scale_Q = warp_Q8[:, :2], np.deg2rad(warp_Q8[:, 2]), warp_Q8[:, 3]
     centre, perspective, rotation, shear, translation = (np.tile(np.eye(3), (len(warp_Q8), 1, 1)) for _ in range(5))
     centre[:, :2, 2] = -canvas_wh_Q2 / 2

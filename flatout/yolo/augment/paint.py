@@ -51,9 +51,13 @@ class Painter(Protocol):
 
     def finish(self, image: np.ndarray, color: Color, flip_2: np.ndarray, out_CHW: np.ndarray) -> None:
         """`recolor` and `deliver` in one, for samples into which nothing is pasted in between."""
+        with clock.stage("color"):
+            image = self.recolor(image, color)
+        with clock.stage("deliver"):
+            self.deliver(image, flip_2, out_CHW)
 
 
-class Classic:
+class Classic(Painter):
     """The reference: one OpenCV call after the other, each into a new image."""
 
     def paint(self, prepared: PreparedCanvas, *, layer: int = 0) -> np.ndarray:
@@ -77,12 +81,6 @@ class Classic:
         image = image[::-1] if up_down else image
         image = image[:, ::-1] if left_right else image
         out_CHW[:] = image[..., ::-1].transpose(2, 0, 1)
-
-    def finish(self, image: np.ndarray, color: Color, flip_2: np.ndarray, out_CHW: np.ndarray) -> None:
-        with clock.stage("color"):
-            image = self.recolor(image, color)
-        with clock.stage("deliver"):
-            self.deliver(image, flip_2, out_CHW)
 
 
 def compose(tiles: list[np.ndarray], origin_K2: np.ndarray, canvas_wh: tuple[int, int]) -> np.ndarray:
@@ -148,7 +146,7 @@ Region = tuple[int, int, int, int]
 """x1, y1, x2, y2 in canvas pixels."""
 
 
-class Fast:
+class Fast(Painter):
     """Paints with one set of buffers, so use one per thread. Images between its methods are BGR and an unused byte."""
 
     def __init__(self) -> None:
@@ -216,12 +214,6 @@ class Fast:
             code = -1 if up_down and left_right else int(left_right)
             for plane in planes:
                 cv2.flip(plane, code, dst=plane)
-
-    def finish(self, image: np.ndarray, color: Color, flip_2: np.ndarray, out_CHW: np.ndarray) -> None:
-        with clock.stage("color"):
-            image = self.recolor(image, color)
-        with clock.stage("deliver"):
-            self.deliver(image, flip_2, out_CHW)
 
     def _apply_table(self, plane: np.ndarray, color: Color, channel: int) -> None:
         """Apply a colour table to a plane, in place."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from flatout.yolo.augment.labels import CanvasLabels, offsets
+from flatout.yolo.augment.labels import CanvasLabels
 from flatout.yolo.augment.layout import Canvases
+from flatout.yolo.data.image_set import offsets
 
 MAX_COVERED = 0.30
 """Largest fraction of any label's area that a pasted object may cover."""

@@ -19,15 +19,7 @@ import numpy as np
 from flatout.clock import clock
 from flatout.errors import ConfigError
 from flatout.feed import Fetch, Field, Fields, Out, Rows, read_at_once
-from flatout.yolo.augment.draw import (
-    FOUR,
-    PLAIN,
-    AugmentConfig,
-    ClassAware,
-    Color,
-    colors,
-    pick,
-)
+from flatout.yolo.augment.draw import PLAIN, AugmentConfig, ClassAware, Color, colors, mosaic_draws, pick
 from flatout.yolo.augment.labels import CanvasLabels, gather_labels, to_targets, warp_labels
 from flatout.yolo.augment.layout import (
     Canvases,
@@ -172,17 +164,8 @@ class Renderer:
 
     def _rounds(self, draws: Mapping[str, np.ndarray], m: int, fetch: Fetch) -> Iterator[list[CutOut]]:
         """Objects cut out of one mosaic after the other: half of those of each."""
-        num_rounds = len(draws["paste_tiles"][m])
-        tiles_R19 = np.full((num_rounds, 1, 9), -1)
-        tiles_R19[..., :4] = draws["paste_tiles"][m][:, None]
-        rounds = {
-            "kind": np.full((num_rounds, 1), FOUR),
-            "tiles": tiles_R19,
-            "centre": draws["paste_centre"][m][:, None],
-            "warp": np.zeros((num_rounds, 1, 8)),
-            "aspect": np.ones((num_rounds, 1)),
-        }
-        for r in range(num_rounds):
+        rounds = mosaic_draws(draws["paste_tiles"][m], draws["paste_centre"][m])
+        for r in range(len(rounds["kind"])):
             one = {name: array[r : r + 1] for name, array in rounds.items()}
             canvases = lay_out(one, self._wh_N2, size=self.size, out_wh=(1, 1))
             labels = gather_labels(self.labels, canvases)

@@ -1,6 +1,5 @@
 """`flatout yolo check`: examine every file of a data set and report what would spoil a training."""
 
-import argparse
 import json
 import os
 import tempfile
@@ -8,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.cli import parser_of, switch, value
 from flatout.errors import ConfigError, DataError, ResourceError, counted
 from flatout.findings import Finding, is_bad, places, summary
 
@@ -30,11 +30,32 @@ Exit codes: 0 no errors (warnings are allowed), 2 the YAML cannot be read, 3 at 
 """
 PLACES_SHOWN = 5
 PLACES_IN_JSON = 1000
+FLAGS = (
+    value("data", "data YAML, annotation file or folder (see docs/data.md)", metavar="DATA.yaml"),
+    value(
+        "--img-size",
+        "training size at which boxes and anchors are judged (default: %(default)s)",
+        type=int,
+        default=640,
+        metavar="PX",
+    ),
+    switch("--quick", "do not decode the images"),
+    switch("--strict-labels", "apply all label rules of YOLOv7: one bad line drops the image"),
+    value("--preview", "also plot some images with their boxes into this file", type=Path, metavar="FILE.png"),
+    switch("--all", f"list all places of each finding, not only the first {PLACES_SHOWN}"),
+    switch("--json", "print one JSON document instead of text"),
+    value(
+        "--workers",
+        "number of worker processes, or cpu*F for F times the number of CPUs (default: %(default)s)",
+        default="cpu*1.0",
+    ),
+    switch("--no-cache", "neither read nor write the label cache"),
+)
 
 
 def main(argv: list[str]) -> int:
     """Check a data set; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout yolo check", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     if args.preview and args.preview.suffix.lower() != ".png":
         raise ConfigError(f"--preview {args.preview}: the name must end in .png.")
     # Imported late, so that help and usage errors do not wait for NumPy.
@@ -103,39 +124,3 @@ def _counts(counts: dict[str, int]) -> str:
         f"{with_labels} with labels, {counts['empty']} with an empty label file, {counts['missing']} without one, "
         f"{counts['corrupt']} unusable"
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout yolo check",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("data", metavar="DATA.yaml", help="data YAML, COCO .json file or Pascal VOC folder")
-    parser.add_argument(
-        "--img-size",
-        type=int,
-        default=640,
-        metavar="PX",
-        help="training size at which boxes and anchors are judged (default: %(default)s)",
-    )
-    parser.add_argument("--quick", action="store_true", help="do not decode the images")
-    parser.add_argument(
-        "--strict-labels", action="store_true", help="apply all label rules of YOLOv7: one bad line drops the image"
-    )
-    parser.add_argument(
-        "--preview", type=Path, metavar="FILE.png", help="also plot some images with their boxes into this file"
-    )
-    parser.add_argument(
-        "--all", action="store_true", help=f"list all places of each finding, not only the first {PLACES_SHOWN}"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-    parser.add_argument(
-        "--workers",
-        default="cpu*1.0",
-        help="number of worker processes, or cpu*F for F times the number of CPUs (default: %(default)s)",
-    )
-    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the label cache")
-    return parser

@@ -1,9 +1,10 @@
 """`flatout yolo convert`: convert weights to safetensors, to the format of flatout, or to deploy form."""
 
-import argparse
+from argparse import BooleanOptionalAction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flatout.cli import Flag, parser_of, switch, value
 from flatout.yolo.find_file import check_output_name
 
 if TYPE_CHECKING:
@@ -25,25 +26,29 @@ examples:
 are compared before anything is written.
 Exit codes: 0 done, 2 wrong arguments, 4 unusable weights, 5 not enough disk space.
 """
+FLAGS = (
+    value("source", "weights file to read", metavar="WEIGHTS"),
+    value("out", "file to write; the name ends in .safetensors or .pt", metavar="OUT", type=Path),
+    switch("--deploy", "convert a training network to its deploy form"),
+    switch("--half", "store the weights in half precision"),
+    Flag(
+        "--ema",
+        "--ema: write only the moving average; --no-ema: only the network itself",
+        {"action": BooleanOptionalAction},
+    ),
+    value("--cfg", "model config, for weights that do not contain one"),
+    switch("--force", "overwrite OUT if it exists"),
+)
 
 
 def main(argv: list[str]) -> int:
     """Convert weights; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout yolo convert", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     check_output_name(args.out, force=args.force)
     # Imported late, so that help and usage errors do not wait for torch.
     from flatout.yolo.convert import convert_weights
 
-    done = convert_weights(
-        args.source,
-        args.out,
-        deploy=args.deploy,
-        half=args.half,
-        ema=args.ema,
-        cfg=args.cfg,
-        force=args.force,
-    )
-    print(as_text(done, args.source))
+    print(as_text(convert_weights(**vars(args)), args.source))
     return 0
 
 
@@ -59,25 +64,3 @@ def as_text(done: "Conversion", source: str) -> str:
         f"{done.out}: {taken} of {source}, {done.num_tensors} tensors in {done.dtype}, {done.num_bytes:,} bytes"
     )
     return "\n".join(lines)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout yolo convert",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("source", metavar="WEIGHTS", help="weights file to read")
-    parser.add_argument("out", metavar="OUT", type=Path, help="file to write; the name ends in .safetensors or .pt")
-    parser.add_argument("--deploy", action="store_true", help="convert a training network to its deploy form")
-    parser.add_argument("--half", action="store_true", help="store the weights in half precision")
-    parser.add_argument(
-        "--ema",
-        action=argparse.BooleanOptionalAction,
-        help="--ema: write only the moving average; --no-ema: only the network itself",
-    )
-    parser.add_argument("--cfg", help="model config, for weights that do not contain one")
-    parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
-    return parser

@@ -7,7 +7,6 @@ Takes minutes on two CPU cores. It is an ordinary training: if it is interrupted
 is run again, it trains again in another run folder. The other jobs have their own demos.
 """
 
-import argparse
 import json
 import os
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from flatout.cli import Command, dispatch
+from flatout.cli import Command, dispatch, parser_of, show_log, value
 
 if TYPE_CHECKING:
     from flatout.yolo.options import TrainOptions
@@ -37,6 +36,7 @@ First detect everyday objects in six photographs with the trained weights that c
 Then generate a small data set, train yolov7-tiny on it from scratch, and report how accurate it became, how fast the
 training was and where the time went. Under five minutes on two CPU cores. After Ctrl-C, the same command continues.
 """
+EPILOG = "Other jobs: flatout demo defect, flatout demo spike."
 PLOTS = {
     "test_batch0_pred.jpg": "its detections in images it has not seen",
     "test_batch0_labels.jpg": "the true labels of these images",
@@ -69,6 +69,13 @@ STAGES = {
 REST = "everything else: start, scan, plots"
 
 
+FLAGS = (
+    value("--out", "folder to write to (default: %(default)s)", type=Path, default=Path("runs/demo")),
+    value("--device", "cpu, or the number of a GPU (default: a GPU if there is one)", default=""),
+    value("--seed", "seed for weights, image order and augmentation (default: %(default)s)", type=int, default=1),
+)
+
+
 class Pace(NamedTuple):
     """Size of the demo training, chosen to take a few minutes."""
 
@@ -85,12 +92,12 @@ def main(argv: list[str]) -> int:
     """Run the demo; returns the exit code."""
     if argv and argv[0] in OTHERS:
         return dispatch(argv, OTHERS, prog="flatout demo")
-    args = _parser().parse_args(argv[1:] if argv[:1] == ["yolo"] else argv)
+    parser = parser_of("flatout demo", DESCRIPTION, EPILOG, FLAGS, shortened=True)
+    args = parser.parse_args(argv[1:] if argv[:1] == ["yolo"] else argv)
     # Set before torch is imported, which reads it: waiting threads sleep instead of spinning. With other programs on
     # the same two cores, a step takes 0.9 s this way and 4.6 s by default.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported late, so that help and usage errors do not wait for torch.
-    from flatout.cli import show_log
     from flatout.clock import clock
     from flatout.profiler import EngineObservation
     from flatout.ranks import choose_device
@@ -127,7 +134,7 @@ def detect_in_photographs(folder: Path, device: str) -> str:
     results = detector.predict(shipped_folder("data") / "photographs", img_size=PHOTOGRAPHS_PX)
     folder.mkdir(parents=True, exist_ok=True)
     for result in results:
-        cv2.imwrite(str(folder / Path(result.path).name), result.draw())
+        cv2.imwrite(str(folder / Path(result.path).name), result.plot())
     return "\n".join(
         [
             f"Detections of {WEIGHTS}, the network that comes with flatout, in photographs it was not trained on:",
@@ -204,18 +211,3 @@ def times(seconds: Mapping[str, float]) -> Sequence[str]:
 
 def _epochs_in(log: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout demo",
-        description=DESCRIPTION,
-        epilog="Other jobs: flatout demo defect, flatout demo spike.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder to write to (default: %(default)s)")
-    parser.add_argument("--device", default="", help="cpu, or the number of a GPU (default: a GPU if there is one)")
-    parser.add_argument(
-        "--seed", type=int, default=1, help="seed for weights, image order and augmentation (default: %(default)s)"
-    )
-    return parser

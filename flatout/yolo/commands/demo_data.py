@@ -1,8 +1,10 @@
 """`flatout yolo demo-data`: generate a small detection data set to experiment with."""
 
-import argparse
 import re
+from argparse import ArgumentTypeError
 from pathlib import Path
+
+from flatout.cli import parser_of, value
 
 DESCRIPTION = """\
 Generate a detection data set: rings, crosses, stars, triangles, balls and boxes of 16 to 160 pixels on cluttered
@@ -19,9 +21,31 @@ Exit codes: 0 done, 2 wrong arguments or a folder with other files, 5 not enough
 """
 
 
+def _size(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    if not found:
+        raise ArgumentTypeError(f"{text!r} is not a size: write WIDTHxHEIGHT, such as 320x240")
+    return int(found[1]), int(found[2])
+
+
+FLAGS = (
+    value("folder", "folder to write to (default: %(default)s)", nargs="?", type=Path, default=Path("demo-data")),
+    value("--images", "number of training images (default: %(default)s)", type=int, default=480, metavar="N"),
+    value("--val", "number of validation images (default: %(default)s)", type=int, default=120, metavar="N"),
+    value("--seed", "random seed (default: %(default)s)", type=int, default=0, metavar="S"),
+    value(
+        "--size",
+        "width and height of the images in pixels (default: 320x240)",
+        type=_size,
+        default=(320, 240),
+        metavar="WxH",
+    ),
+)
+
+
 def main(argv: list[str]) -> int:
     """Generate a data set; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout yolo demo-data", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     # Imported late, so that help and usage errors do not wait for NumPy.
     from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
 
@@ -30,38 +54,3 @@ def main(argv: list[str]) -> int:
     yaml = write_demo_data(args.folder, config, show_progress=True)
     print(f"{yaml}: {config.images} images for training, {config.val} for validation")
     return 0
-
-
-def _size(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)x(\d+)", text)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write WIDTHxHEIGHT, such as 320x240")
-    return int(found[1]), int(found[2])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout yolo demo-data",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("demo-data"), help="folder to write to (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--images", type=int, default=480, metavar="N", help="number of training images (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--val", type=int, default=120, metavar="N", help="number of validation images (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default: %(default)s)")
-    parser.add_argument(
-        "--size",
-        type=_size,
-        default=(320, 240),
-        metavar="WxH",
-        help="width and height of the images in pixels (default: 320x240)",
-    )
-    return parser

@@ -5,10 +5,10 @@ otherwise `--de`, `--wo`, `--p`, `--f` and `--bu`, which people type, would beco
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from flatout.cli import FlagParser, flags_of, switch, value
+from flatout.cli import TRAINING_EXIT_CODES, Flag, FlagParser, flags_of, switch, value
 from flatout.errors import ConfigError
 from flatout.runs import from_environment
 from flatout.yaml_strict import load_yaml
@@ -47,7 +47,7 @@ Train a detector. All flags of YOLOv7's train.py work as they do there, includin
 flags must be written in full. A flag that is not supported is refused, never ignored. If a run was interrupted, the
 same command continues it.
 """
-TRAIN_EPILOG = """\
+TRAIN_EPILOG = f"""\
 examples:
   %(prog)s --data data/coco320.yaml --img 320 --cfg yolov7-tiny --batch 64 --epochs 100 --weights ''
   %(prog)s --data my.yaml --cfg yolov7 --weights yolov7.pt --fast    from weights, as fast as this machine can
@@ -61,62 +61,20 @@ cfg/training/*.yaml).
 environment: USE_COMPILE=1 means --compile on. DIAGNOSE_COMPILE=1 reports where the network cannot be compiled, and does
 not train. FLATOUT_STOP_AFTER=N stops cleanly after N steps, to try out a long command.
 
-Exit codes: 0 done, 2 wrong options, 3 unusable data, 4 unusable weights, 5 not enough disk, memory or GPUs, 6 diverged,
-7 a worker or another rank was lost, 75 interrupted and saved (run the same command again), 130 interrupted twice and
-stopped at once.
-"""
+{TRAINING_EXIT_CODES}"""
 
 
 # test.py
 
 TEST_YOLOV7 = (
-    value("--weights", "weights to evaluate; several files form an ensemble", nargs="+"),
-    value("--data", "data YAML; if the name ends in coco.yaml, --save-json is implied, as in YOLOv7"),
-    value("--batch-size", "images per step", type=int),
-    value("--img-size", "longer side of the input, rounded up to a multiple of the stride", type=int, metavar="PX"),
-    value("--conf-thres", "drop detections with a lower confidence", type=float, metavar="CONF"),
-    value("--iou-thres", "NMS: of two boxes with a larger IoU, keep the more confident one", type=float, metavar="IOU"),
-    value("--task", "train, val or test: the split to evaluate; speed: measure speed; study: try sizes 256 to 1536"),
-    value("--device", "cpu, or the number of a GPU; '' uses the first GPU, or the CPU if there is none"),
-    switch("--single-cls", "treat all classes as one"),
-    switch("--augment", "detect at three scales, one of them mirrored, and merge the results"),
-    switch("--verbose", "print a row for every class, even if there are many"),
-    switch("--save-txt", "write detections as label files"),
-    switch("--save-hybrid", "write labels and detections together as label files"),
-    switch("--save-conf", "with --save-txt: also write the confidence of each detection"),
-    switch("--save-json", "write detections as COCO JSON, and compute COCO's AP if there is an annotation file"),
-    value("--project", "folder that contains the result folders", metavar="FOLDER"),
-    value("--name", "name of the result folder; a number is appended if it exists"),
-    switch("--exist-ok", "write into that folder even if it exists"),
-    switch("--no-trace", "accepted for compatibility with YOLOv7, no effect: nothing is traced"),
-    switch("--v5-metric", "compute average precision as YOLOv5 does, with the curve extended to recall 1"),
-)
-
-TEST_FORK = (
-    value("--save-per-class-ap", "write the average precision of every class to this JSON file", metavar="FILE"),
-)
-
+    "weights", "data", "batch_size", "img_size", "conf_thres", "iou_thres", "task", "device", "single_cls",
+    "augment", "verbose", "save_txt", "save_hybrid", "save_conf", "save_json", "project", "name", "exist_ok",
+    "no_trace", "v5_metric",
+)  # fmt: skip
+TEST_FORK = ("save_per_class_ap",)
 TEST_OURS = (
-    value("--workers", "maximum number of worker processes that read images", type=int),
-    switch("--strict-labels", "apply all label rules of YOLOv7: one bad line drops the image"),
-    switch("--allow-bad-labels", "evaluate even if more than half of the labels are unusable"),
-    switch("--verify-cache", "verify the checksums of decoded images in caches"),
-    value(
-        "--tiles",
-        "for large images: detect in tiles of this size, merge, and score whole images",
-        type=int,
-        metavar="PX",
-    ),
-    value(
-        "--tile-overlap",
-        "with --tiles: part of its side, 0 to below 1, that a tile shares at least with each neighbour",
-        type=float,
-        metavar="SHARE",
-    ),
-    switch(
-        "--tile-full-view", "with --tiles: also detect in the whole shrunk image, for objects longer than the overlap"
-    ),
-)
+    "workers", "strict_labels", "allow_bad_labels", "verify_cache", "tiles", "tile_overlap", "tile_full_view",
+)  # fmt: skip
 
 TEST_DESCRIPTION = """\
 Evaluate weights: precision, recall, mAP@.5 and mAP@.5:.95, overall and per class, with curves and a confusion matrix.
@@ -134,6 +92,12 @@ Exit codes: 0 done, 2 wrong options, 3 unusable data, 4 unusable weights, 5 not 
 
 # detect.py
 
+
+def number_or_name(text: str) -> int | str:
+    """A class as it is typed: a number, or its name."""
+    return int(text) if text.removeprefix("-").isdecimal() else text
+
+
 DETECT_YOLOV7 = (
     value("--weights", "weights to detect with; several files form an ensemble", nargs="+"),
     value("--source", "image, folder, 'pattern*.jpg', video, .txt list, camera number, or URL of a stream"),
@@ -145,7 +109,13 @@ DETECT_YOLOV7 = (
     switch("--save-txt", "write detections as label files"),
     switch("--save-conf", "with --save-txt: also write the confidence of each detection"),
     switch("--nosave", "write no images and videos"),
-    value("--classes", "keep only these classes, by number: --classes 0 2 3", type=int, nargs="+", metavar="N"),
+    value(
+        "--classes",
+        "keep only these classes, by number or name: --classes 0 cat",
+        type=number_or_name,
+        nargs="+",
+        metavar="CLASS",
+    ),
     switch("--agnostic-nms", "NMS: let detections of different classes suppress each other"),
     switch("--augment", "detect at three scales, one of them mirrored, and merge the results"),
     switch("--update", "afterwards, rewrite the weights file without its training state"),
@@ -158,6 +128,14 @@ DETECT_YOLOV7 = (
 DETECT_OURS = (
     switch("--save-crop", "save a crop of every detection as crops/<class>/<image>_<number>.jpg"),
     switch("--save-json", "write detections as COCO JSON"),
+    switch("--track", "give objects ids that stay the same from frame to frame; needs the extra `track`"),
+    value(
+        "--track-buffer",
+        "with --track: frames for which an object that is not found keeps its id",
+        type=int,
+        metavar="N",
+    ),
+    switch("--allow-urls", "download images whose address (http, https) is the source or in a list"),
     value("--at-once", "images per forward pass (default: 16 on a GPU, 1 on a CPU)", type=int, metavar="N"),
     value("--workers", "maximum number of threads that read, and of threads that plot and write", type=int),
     value(
@@ -187,6 +165,7 @@ examples:
   %(prog)s --weights runs/train/exp/weights/best.pt --source images/ --img 640
   %(prog)s --weights best.pt --source 'shots/**/*.jpg' --save-txt --save-conf --nosave
   %(prog)s --weights best.pt --source video.mp4 --conf 0.4 --classes 0 2
+  %(prog)s --weights yolov7-tiny --source street.mp4 --classes person bicycle --track
   %(prog)s --weights a.pt b.pt --source 0                       a camera and an ensemble; stop with Ctrl-C
 
 A file that cannot be read is reported and skipped. Ctrl-C stops cleanly, and everything seen so far is written.
@@ -235,7 +214,9 @@ EXPORT_YOLOV7 = (
 )
 
 EXPORT_OURS = (
-    value("--formats", "formats to write: torchscript, onnx (default: both)", nargs="+", metavar="FORMAT"),
+    value(
+        "--formats", "any of torchscript, onnx, openvino, ncnn (default: the first two)", nargs="+", metavar="FORMAT"
+    ),
     value("--out", "path of the files without an ending, or a folder (default: beside the weights)", metavar="PATH"),
     value("--cfg", "model config, for weights that do not contain one"),
     value("--data", "data YAML; its validation images are used to verify the files (default: generated images)"),
@@ -271,15 +252,21 @@ memory or GPUs, 8 the outputs of a file differ from those of the network.
 
 def train_parser(prog: str = "flatout yolo train") -> FlagParser:
     """The parser of train.py and train_aux.py, which are the same command."""
+    groups = {
+        "flags of YOLOv7": flags_of(TrainOptions, TRAIN_YOLOV7),
+        "flags of the fork Yolov7fast": flags_of(TrainOptions, TRAIN_FORK),
+        "new flags for speed": flags_of(TrainOptions, SPEED),
+        "new flags for the training recipe": flags_of(TrainOptions, RECIPE),
+        "new flags for runs, files and logs": flags_of(TrainOptions, FILES),
+    }
     parser = FlagParser(prog, TRAIN_DESCRIPTION, TRAIN_EPILOG, about=_about_key_of_hyp)
-    for title, names, shortened in (
-        ("flags of YOLOv7", TRAIN_YOLOV7, True),
-        ("flags of the fork Yolov7fast", TRAIN_FORK, True),
-        ("new flags for speed", SPEED, False),
-        ("new flags for the training recipe", RECIPE, False),
-        ("new flags for runs, files and logs", FILES, False),
-    ):
-        parser.add_flags(title, flags_of(TrainOptions, names), TrainOptions(), shortened=shortened)
+    return _with_flags(parser, TrainOptions(), groups)
+
+
+def _with_flags(parser: FlagParser, defaults: object, groups: Mapping[str, Iterable[Flag]]) -> FlagParser:
+    """Flags of YOLOv7 and of its fork may be abbreviated, new ones must be written in full."""
+    for title, flags in groups.items():
+        parser.add_flags(title, flags, defaults, shortened=not title.startswith("new"))
     return parser
 
 
@@ -293,30 +280,24 @@ def _about_key_of_hyp(word: str) -> str | None:
 
 def test_parser(prog: str = "flatout yolo test") -> FlagParser:  # noqa: PT028 - not a test
     """The parser of test.py."""
-    parser = FlagParser(prog, TEST_DESCRIPTION, TEST_EPILOG)
-    defaults = TestOptions()
-    parser.add_flags("flags of YOLOv7", TEST_YOLOV7, defaults, shortened=True)
-    parser.add_flags("flags of the fork Yolov7fast", TEST_FORK, defaults, shortened=True)
-    parser.add_flags("new flags", TEST_OURS, defaults, shortened=False)
-    return parser
+    groups = {
+        "flags of YOLOv7": flags_of(TestOptions, TEST_YOLOV7),
+        "flags of the fork Yolov7fast": flags_of(TestOptions, TEST_FORK),
+        "new flags": flags_of(TestOptions, TEST_OURS),
+    }
+    return _with_flags(FlagParser(prog, TEST_DESCRIPTION, TEST_EPILOG), TestOptions(), groups)
 
 
 def detect_parser(prog: str = "flatout yolo detect") -> FlagParser:
     """The parser of detect.py."""
-    parser = FlagParser(prog, DETECT_DESCRIPTION, DETECT_EPILOG)
-    defaults = DetectOptions()
-    parser.add_flags("flags of YOLOv7", DETECT_YOLOV7, defaults, shortened=True)
-    parser.add_flags("new flags", DETECT_OURS, defaults, shortened=False)
-    return parser
+    groups = {"flags of YOLOv7": DETECT_YOLOV7, "new flags": DETECT_OURS}
+    return _with_flags(FlagParser(prog, DETECT_DESCRIPTION, DETECT_EPILOG), DetectOptions(), groups)
 
 
 def export_parser(prog: str = "flatout yolo export") -> FlagParser:
     """The parser of export.py."""
-    parser = FlagParser(prog, EXPORT_DESCRIPTION, EXPORT_EPILOG)
-    defaults = ExportOptions()
-    parser.add_flags("flags of YOLOv7", EXPORT_YOLOV7, defaults, shortened=True)
-    parser.add_flags("new flags", EXPORT_OURS, defaults, shortened=False)
-    return parser
+    groups = {"flags of YOLOv7": EXPORT_YOLOV7, "new flags": EXPORT_OURS}
+    return _with_flags(FlagParser(prog, EXPORT_DESCRIPTION, EXPORT_EPILOG), ExportOptions(), groups)
 
 
 # Options from parsed arguments

@@ -1,9 +1,9 @@
 """`flatout yolo group`: assign the classes of a data set to several heads."""
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flatout.cli import parser_of, show_log, switch, value
 from flatout.errors import ConfigError, ResourceError, counted
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Assign the classes of a data set to the heads of a multi-head network (1B4H). Writes the head configuration for
-`train.py --head-config`, and a plot of the grouping. SOURCE is a data YAML (with YOLO, COCO or Pascal VOC labels), a
+`train.py --head-config`, and a plot of the grouping. SOURCE is a data YAML (with labels in any format), a
 COCO annotation file without its images, or a confusion matrix (.csv, .npz, .json).
 
 methods:
@@ -30,16 +30,46 @@ examples:
 Exit codes: 0 done, 2 wrong arguments, 3 unusable data, 5 not enough disk space.
 """
 METHODS = ("standard", "geometry", "hybrid", "anticonfusion")
+FLAGS = (
+    value("source", "data YAML, Pascal VOC folder, COCO file or confusion matrix", metavar="SOURCE"),
+    value("--method", "how to group the classes, see above", choices=METHODS, required=True),
+    value("--heads", "number of heads (default: %(default)s)", type=int, default=4, metavar="N"),
+    value("--out", "head configuration to write (default: heads.METHOD.yaml)", type=Path, metavar="FILE"),
+    value("--picture", "plot to write (default: the name of OUT, ending in .png)", type=Path, metavar="FILE"),
+    value(
+        "--split",
+        "split whose labels are used (default: %(default)s)",
+        choices=("train", "val", "test"),
+        default="train",
+    ),
+    switch("--force", "overwrite existing files"),
+)
+HYBRID = (
+    value("--alpha", "weight of similar aspect ratios (default: %(default)s)", type=float, default=0.5, metavar="W"),
+    value("--beta", "weight of occurring together (default: %(default)s)", type=float, default=0.5, metavar="W"),
+    switch("--balance", "move classes until all heads have about the same size"),
+    value("--seed", "random seed (default: %(default)s)", type=int, default=42, metavar="S"),
+)
+ANTICONFUSION = (
+    value("--confusion", "confusion matrix (default: pairs that are known from COCO)", type=Path, metavar="FILE"),
+    value(
+        "--confused-from",
+        "two classes count as confused if this share of one is taken for the other (default: %(default)s)",
+        type=float,
+        default=0.02,
+        metavar="SHARE",
+    ),
+)
+GROUPS = {"for --method hybrid": HYBRID, "for --method anticonfusion": ANTICONFUSION}
 
 
 def main(argv: list[str]) -> int:
     """Group classes; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout yolo group", DESCRIPTION, EPILOG, FLAGS, GROUPS).parse_args(argv)
     out = args.out or Path(f"heads.{args.method}.yaml")
     plot = args.picture or out.with_suffix(".png")
     _check_names(out, plot)
     # Imported late, so that help and usage errors do not wait for NumPy and OpenCV.
-    from flatout.cli import show_log
     from flatout.yolo.multihead.grouping.chart import plot_grouping
     from flatout.yolo.multihead.grouping.choose import (
         GroupConfig,
@@ -99,47 +129,3 @@ def _refuse_to_overwrite(*paths: Path) -> None:
     for path in paths:
         if path.exists():
             raise ConfigError(f"{path} already exists. Choose another name with --out, or overwrite it with --force.")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout yolo group",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("source", metavar="SOURCE", help="data YAML, Pascal VOC folder, COCO file or confusion matrix")
-    parser.add_argument("--method", choices=METHODS, required=True, help="how to group the classes, see above")
-    parser.add_argument("--heads", type=int, default=4, metavar="N", help="number of heads (default: %(default)s)")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="head configuration to write (default: heads.METHOD.yaml)"
-    )
-    parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="plot to write (default: the name of OUT, ending in .png)"
-    )
-    parser.add_argument(
-        "--split",
-        choices=("train", "val", "test"),
-        default="train",
-        help="split whose labels are used (default: %(default)s)",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite existing files")
-    hybrid = parser.add_argument_group("for --method hybrid")
-    hybrid.add_argument(
-        "--alpha", type=float, default=0.5, metavar="W", help="weight of similar aspect ratios (default: %(default)s)"
-    )
-    hybrid.add_argument(
-        "--beta", type=float, default=0.5, metavar="W", help="weight of occurring together (default: %(default)s)"
-    )
-    hybrid.add_argument("--balance", action="store_true", help="move classes until all heads have about the same size")
-    hybrid.add_argument("--seed", type=int, default=42, metavar="S", help="random seed (default: %(default)s)")
-    apart = parser.add_argument_group("for --method anticonfusion")
-    apart.add_argument(
-        "--confusion", type=Path, metavar="FILE", help="confusion matrix (default: pairs that are known from COCO)"
-    )
-    apart.add_argument(
-        "--confused-from", type=float, default=0.02, metavar="SHARE",
-        help="two classes count as confused if this share of one is taken for the other (default: %(default)s)",
-    )  # fmt: skip
-    return parser

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flatout.cli import parser_of, show_log, switch, value
 from flatout.errors import ConfigError, counted
 
 if TYPE_CHECKING:
@@ -38,14 +39,36 @@ Matches and losses are exact only for the weights with which the step was traine
 Exit codes: 0 done, whether identical or not; 2 wrong arguments, or no such run or step; 3 images or labels have changed
 since the training; 4 unusable weights; 5 not enough disk space.
 """
+FLAGS = (value("run", "run folder, such as runs/train/exp, or a weights file in it", metavar="RUN"),)
+STEP = (
+    value("--epoch", "epoch, from 0, as in the log and in results.csv", type=int, metavar="E"),
+    value("--step", "step in the epoch, from 0", type=int, metavar="S"),
+    value("--sample", "show sample I of the step, from 0, with its sources", type=int, metavar="I"),
+    value("--file", "list the steps that show this training image instead", metavar="IMAGE"),
+    value("--epochs", "with --file: only the first N epochs (default: all of the run)", type=int, metavar="N"),
+)
+MADE = (
+    value(
+        "--weights",
+        "weights for matches and losses: a path, or a name in RUN/weights (default: the state saved nearest)",
+        default="",
+        metavar="FILE",
+    ),
+    switch("--no-losses", "only images and targets; needs no weights and is faster"),
+    value(
+        "--data", "data YAML, if it is not where the run had it (default: as in the run)", default="", metavar="FILE"
+    ),
+    value("--device", "cpu, or the number of a GPU (default: a GPU if the run used one, else cpu)", default=""),
+    switch("--allow-data-change", "go on although images or labels have changed since; shows what they would give now"),
+    value("--out", "folder for the files (default: runs/replay/RUN_eEEE_sSSSS)", type=Path, metavar="FOLDER"),
+)
+GROUPS = {"which step": STEP, "how it is made": MADE}
 
 
 def main(argv: list[str]) -> int:
     """Replay a step, or list where a file was shown; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout yolo replay", DESCRIPTION, EPILOG, FLAGS, GROUPS).parse_args(argv)
     _check(args)
-    from flatout.cli import show_log
-
     show_log(only_warnings=True)
     return _list_file(args) if args.file is not None else _replay(args)
 
@@ -139,50 +162,3 @@ def appearances_text(found: "list[Appearance]") -> str:
     return "\n".join(
         [*lines, f"{counted(len(found), 'time')} in {counted(steps, 'step')}{': ' if parts else ''}{parts}"]
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout yolo replay",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("run", metavar="RUN", help="run folder, such as runs/train/exp, or a weights file in it")
-    step = parser.add_argument_group("which step")
-    step.add_argument("--epoch", type=int, metavar="E", help="epoch, from 0, as in the log and in results.csv")
-    step.add_argument("--step", type=int, metavar="S", help="step in the epoch, from 0")
-    step.add_argument("--sample", type=int, metavar="I", help="show sample I of the step, from 0, with its sources")
-    step.add_argument("--file", metavar="IMAGE", help="list the steps that show this training image instead")
-    step.add_argument(
-        "--epochs", type=int, metavar="N", help="with --file: only the first N epochs (default: all of the run)"
-    )
-    made = parser.add_argument_group("how it is made")
-    made.add_argument(
-        "--weights",
-        default="",
-        metavar="FILE",
-        help="weights for matches and losses: a path, or a name in RUN/weights (default: the state saved nearest)",
-    )
-    made.add_argument(
-        "--no-losses", action="store_true", help="only images and targets; needs no weights and is faster"
-    )
-    made.add_argument(
-        "--data",
-        default="",
-        metavar="FILE",
-        help="data YAML, if it is not where the run had it (default: as in the run)",
-    )
-    made.add_argument(
-        "--device", default="", help="cpu, or the number of a GPU (default: a GPU if the run used one, else cpu)"
-    )
-    made.add_argument(
-        "--allow-data-change",
-        action="store_true",
-        help="go on although images or labels have changed since; shows what they would give now",
-    )
-    made.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="folder for the files (default: runs/replay/RUN_eEEE_sSSSS)"
-    )
-    return parser

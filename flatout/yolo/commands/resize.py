@@ -1,8 +1,9 @@
 """`flatout yolo resize`: a copy of a data set with smaller images."""
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from flatout.cli import parser_of, show_log, switch, value
 
 if TYPE_CHECKING:
     from flatout.yolo import ResizedSet
@@ -32,28 +33,36 @@ Other settings need another folder.
 Exit codes: 0 done, 2 wrong arguments or a folder with other files, 3 more than 1 % of the images cannot be read (fewer
 are reported and left out, as in training), 5 not enough disk space, 75 interrupted.
 """
+FLAGS = (
+    value("data", "data YAML, or a COCO .json file", metavar="DATA.yaml"),
+    value("--size", "longer side of the resized images", type=int, required=True, metavar="PX"),
+    value("--out", "output folder: a new one, or one to complete", type=Path, required=True, metavar="FOLDER"),
+    switch("--stretch", "make squares of PX x PX instead of keeping the aspect ratio"),
+    switch("--enlarge", "also enlarge images that are smaller than PX"),
+    value(
+        "--quality",
+        "quality of JPEG and lossy WebP, 1 to 100 (default: %(default)s)",
+        type=int,
+        default=95,
+        metavar="Q",
+    ),
+    value(
+        "--workers",
+        "number of worker processes, or cpu*F for F times the number of CPUs (default: %(default)s)",
+        default="cpu*1.0",
+    ),
+)
 
 
 def main(argv: list[str]) -> int:
     """Resize a data set; returns the exit code."""
-    args = _parser().parse_args(argv)
-    from flatout.cli import show_log
+    args = parser_of("flatout yolo resize", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
 
     # Imported late, so that help and usage errors do not wait for NumPy.
     from flatout.yolo import resize
 
     show_log()
-    done = resize(
-        args.data,
-        args.out,
-        size=args.size,
-        stretch=args.stretch,
-        enlarge=args.enlarge,
-        quality=args.quality,
-        workers=args.workers,
-        progress=True,
-    )
-    print(as_text(done))
+    print(as_text(resize(**vars(args), progress=True)))
     return 0
 
 
@@ -63,35 +72,3 @@ def as_text(done: "ResizedSet") -> str:
     left_out = f", {len(done.skipped)} left out" if done.skipped else ""
     written = f", {done.num_bytes / 1e6:.1f} MB written" if done.num_bytes else ""
     return f"{done.data}: {done.num_images} images ({', '.join(parts)}{left_out}){written}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout yolo resize",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("data", metavar="DATA.yaml", help="data YAML, or a COCO .json file")
-    parser.add_argument("--size", type=int, required=True, metavar="PX", help="longer side of the resized images")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="output folder: a new one, or one to complete"
-    )
-    parser.add_argument(
-        "--stretch", action="store_true", help="make squares of PX x PX instead of keeping the aspect ratio"
-    )
-    parser.add_argument("--enlarge", action="store_true", help="also enlarge images that are smaller than PX")
-    parser.add_argument(
-        "--quality",
-        type=int,
-        default=95,
-        metavar="Q",
-        help="quality of JPEG and lossy WebP, 1 to 100 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--workers",
-        default="cpu*1.0",
-        help="number of worker processes, or cpu*F for F times the number of CPUs (default: %(default)s)",
-    )
-    return parser

@@ -44,16 +44,10 @@ class YoloCommand(TrainCommand):
         from flatout.yolo.data.data_yaml import require_valid
         from flatout.yolo.data.open_data import open_data_set
         from flatout.yolo.data.open_set import open_training_splits
-        from flatout.yolo.find_file import find_file
+        from flatout.yolo.find_file import find_data
 
-        open_training_splits(
-            require_valid(open_data_set(find_file(options.data))),
-            strict=options.strict_labels,
-            single_class=options.single_cls,
-            allow_bad_labels=options.allow_bad_labels,
-            silent=True,
-            large=options.tiles is not None,
-        )
+        data = require_valid(open_data_set(find_data(options.data)))
+        open_training_splits(data, options.split_config(silent=True))
 
     def ranks_to_start(self, options: Any) -> int:
         return 1 if options.generations else super().ranks_to_start(options)

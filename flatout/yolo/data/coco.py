@@ -14,6 +14,7 @@ import numpy as np
 
 from flatout.errors import DataError
 from flatout.yolo.data.data_yaml import DataSet, Split
+from flatout.yolo.data.formats.sidecars import read_head
 from flatout.yolo.data.label_text import (
     MAX_LABELS,
     MAX_PROBLEMS,
@@ -25,6 +26,9 @@ from flatout.yolo.data.label_text import (
 )
 
 MAX_BYTES = 2 << 30
+MAX_SIDE_PX = 1 << 31
+ROBOFLOW_NAME = "_annotations.coco.json"
+"""Name of the COCO file in each folder that Roboflow exports."""
 YOLOV7_VAL_ANNOTATIONS = Path("coco/annotations/instances_val2017.json")
 """Where YOLOv7 expects the annotations of COCO's val, relative to the working directory."""
 
@@ -42,8 +46,16 @@ class CocoSet(NamedTuple):
 
 
 def coco_names(path: str) -> tuple[str, ...]:
-    """The class names in the order of their ids."""
-    return tuple(str(category["name"]) for category in categories_by_id(load_json(path), path))
+    """The class names in the order of their ids, without the one that Roboflow adds as the parent of all others."""
+    content = load_json(path)
+    categories = categories_by_id(content, path)
+    used = _used_categories(content, path)
+    parents = {category.get("supercategory") for category in categories}
+    return tuple(
+        str(category["name"])
+        for category in categories
+        if category["id"] in used or category["name"] not in parents or category.get("supercategory") != "none"
+    )
 
 
 def categories_by_id(content: dict[str, Any], path: str) -> list[dict[str, Any]]:
@@ -64,11 +76,15 @@ def read_coco(path: str, names: Sequence[str]) -> CocoSet:
     by_image: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for annotation in listed(content, "annotations", path):
         if not annotation.get("iscrowd"):
-            by_image[annotation.get("image_id")].append(annotation)
+            by_image[_id_of(annotation, "image_id")].append(annotation)
     images = listed(content, "images", path)
     folder = image_folder(path, images)
     rows = sorted(
-        (os.path.join(folder, str(image.get("file_name"))), _size(image, path), image.get("id")) for image in images
+        (
+            (os.path.join(folder, str(image.get("file_name"))), _size(image, path), _id_of(image, "id"))
+            for image in images
+        ),
+        key=lambda row: row[0],
     )
     present = [row for row in rows if os.path.lexists(row[0])]
     labels = [_labels(by_image[number], class_of, size) for _, size, number in present]
@@ -89,8 +105,8 @@ def annotation_candidates(data: DataSet, split: Split) -> list[Path]:
     if split in data.annotations:
         return [Path(data.annotations[split])]
     entries = [Path(entry) for entry in data.entries[split][:1]]
-    if entries and entries[0].suffix.lower() == ".json":
-        return entries
+    if own := coco_entry(data, split):
+        return [own]
     # images/val2017, val2017 or val2017.txt -> annotations/instances_val2017.json
     candidates = [
         folder / f"instances_{name}.json"
@@ -99,6 +115,18 @@ def annotation_candidates(data: DataSet, split: Split) -> list[Path]:
         for name in dict.fromkeys((entry.stem, split))
     ]
     return [*candidates, YOLOV7_VAL_ANNOTATIONS] if split == "val" else candidates
+
+
+def coco_entry(data: DataSet, split: Split) -> Path | None:
+    """The COCO file that a split is made of: its first entry, or the file of Roboflow in that folder; None if the split
+    is in another format."""
+    for entry in map(Path, data.entries[split][:1]):
+        # A list is CreateML; a file that does not exist is reported as a missing COCO file.
+        if entry.suffix.lower() == ".json" and not read_head(str(entry)).lstrip().startswith(b"["):
+            return entry
+        if (entry / ROBOFLOW_NAME).is_file():
+            return entry / ROBOFLOW_NAME
+    return None
 
 
 def annotation_folder(entry: Path) -> Path:
@@ -116,7 +144,7 @@ def load_json(path: str) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}. Check its path and permissions.") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Export it again.") from None
+        raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Write it again.") from None
     if not isinstance(content, dict) or not {"images", "annotations", "categories"} <= set(content):
         raise DataError(
             f"{path}: not a COCO file, which has the keys images, annotations and categories. Is it the right file?"
@@ -143,14 +171,23 @@ def _categories(content: dict[str, Any], path: str) -> list[dict[str, Any]]:
 def _class_numbers(content: dict[str, Any], names: Sequence[str], path: str) -> dict[int, int]:
     places = {name.strip().lower(): number for number, name in enumerate(names)}
     numbers = {}
+    used = _used_categories(content, path)
     for category in _categories(content, path):
         name = str(category["name"]).strip().lower()
+        if name not in places and category["id"] not in used:
+            continue  # files may declare more categories than they use
         if name not in places:
             raise DataError(
                 f"{path}: category {category['name']!r} is not among the names in the data YAML. Add it there."
             )
         numbers[category["id"]] = places[name]
     return numbers
+
+
+def _used_categories(content: dict[str, Any], path: str) -> set[Any]:
+    """Ids of the categories that have at least one annotation."""
+    ids = (annotation.get("category_id") for annotation in listed(content, "annotations", path))
+    return {number for number in ids if isinstance(number, int)}
 
 
 def image_folder(path: str, images: Iterable[dict[str, Any]]) -> str:
@@ -171,9 +208,15 @@ def image_folder(path: str, images: Iterable[dict[str, Any]]) -> str:
     )
 
 
+def _id_of(record: dict[str, Any], key: str) -> int | str | None:
+    """An id; None for anything that cannot be one, such as a list."""
+    value = record.get(key)
+    return value if isinstance(value, int | str) else None
+
+
 def _size(image: dict[str, Any], path: str) -> tuple[float, float]:
     width, height = image.get("width"), image.get("height")
-    if not all(isinstance(side, int | float) and side > 0 for side in (width, height)):
+    if not all(isinstance(side, int | float) and 0 < side < MAX_SIDE_PX for side in (width, height)):
         raise DataError(f"{path}: image {image.get('file_name')!r} has no width and height. Export the file again.")
     assert width is not None and height is not None
     return width, height
@@ -199,14 +242,14 @@ def _label(
     annotation: dict[str, Any], class_of: dict[int, int], size_wh: tuple[float, float]
 ) -> tuple[list[float], np.ndarray] | Problem:
     named = f"annotation {annotation.get('id')}"
-    number = class_of.get(annotation.get("category_id"))  # type: ignore[arg-type]
+    number = class_of.get(_id_of(annotation, "category_id"))  # type: ignore[arg-type]
     if number is None:
         return Problem("class-beyond-names", 0, f"{named}: category {annotation.get('category_id')!r} is not declared")
     try:
         x, y, width, height = (float(value) for value in annotation["bbox"])
         if not np.isfinite((x, y, width, height)).all():
             raise ValueError
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return Problem("label-columns", 0, f"{named}: bbox does not consist of four numbers")
     left, right = np.clip((x, x + width), 0, size_wh[0]) / size_wh[0]
     top, bottom = np.clip((y, y + height), 0, size_wh[1]) / size_wh[1]
@@ -222,7 +265,7 @@ def _polygon(segmentation: Any, size_wh: tuple[float, float]) -> np.ndarray:
         return NO_POINTS
     try:
         points = np.array(segmentation[0], np.float64).reshape(-1, 2) / size_wh
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return NO_POINTS
     good = len(points) >= 3 and bool(np.isfinite(points).all())
     return points.clip(0, 1).astype(np.float32) if good else NO_POINTS

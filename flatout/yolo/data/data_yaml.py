@@ -7,6 +7,7 @@
 Nothing is downloaded: a `download` command is kept as text, and quoted in the error about missing images.
 """
 
+import glob
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Literal, NamedTuple
 from flatout.config import build_config
 from flatout.errors import ConfigError, DataError, counted
 from flatout.yaml_strict import Yaml, load_yaml
-from flatout.yolo.data.find import resize_hint
+from flatout.yolo.find_file import resize_hint
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -136,7 +137,13 @@ def resolve(entry: str, *, base: str | None, yaml_folder: Path) -> str:
     if os.path.isabs(path) or os.path.exists(path):
         return path
     beside = os.path.join(yaml_folder, path)
-    return os.path.normpath(beside) if os.path.exists(beside) else path
+    if os.path.exists(beside):
+        return os.path.normpath(beside)
+    # Roboflow writes ../train/images for a folder beside the YAML; parquet files are named by how their names begin.
+    within = os.path.join(yaml_folder, path.removeprefix("../"))
+    if path.startswith("../") and os.path.exists(within):
+        return os.path.normpath(within)
+    return beside if glob.glob(f"{glob.escape(beside)}-*.parquet") and not glob.glob(f"{glob.escape(path)}-*") else path
 
 
 def refuse_missing(data: DataSet, missing: str) -> DataError:

@@ -3,10 +3,10 @@
 import os
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import NamedTuple
 
 from flatout.errors import DataError
+from flatout.yolo.data.formats.sidecars import LabelFolder, find_sidecars
 
 SUFFIXES = frozenset({"bmp", "jpg", "jpeg", "png", "tif", "tiff", "dng", "webp", "mpo"})
 MAX_LIST_BYTES = 1 << 30
@@ -21,9 +21,15 @@ class Pair(NamedTuple):
     label: str
 
     @property
+    def has_own_label_file(self) -> bool:
+        """Whether the label file is of this image alone, which its name tells."""
+        names = (os.path.splitext(os.path.basename(path))[0] for path in self)
+        return len(set(names)) == 1
+
+    @property
     def label_place(self) -> str:
-        """Path to report for the labels: the image itself where one .json file has the labels of all images."""
-        return self.image if self.label.endswith(".json") else self.label
+        """Path to report for the labels: the image itself where one file has the labels of all images."""
+        return self.label if self.has_own_label_file else self.image
 
 
 class FoundImages(NamedTuple):
@@ -92,25 +98,32 @@ def label_path(image: str) -> str:
 
 
 def pair_up(images: Iterable[str]) -> list[Pair]:
-    """Each image with its label file, which is the one of `label_path`, or an .xml in the folders of Pascal VOC."""
-    is_voc = cache(lambda folder: os.path.basename(folder) == VOC_IMAGES and os.path.isdir(_voc_labels(folder)))
-    return [_voc_pair(image) if is_voc(os.path.dirname(image)) else Pair(image, label_path(image)) for image in images]
+    """Each image with its label file: the one of `label_path`, or else an .xml of Pascal VOC or a .json of labelme."""
+    by_folder: dict[str, list[str]] = {}
+    listed = list(images)
+    for image in listed:
+        by_folder.setdefault(os.path.dirname(image), []).append(image)
+    sidecars = {folder: _sidecars(folder, own) for folder, own in by_folder.items()}
+    pairs = []
+    for image in listed:
+        found = sidecars[os.path.dirname(image)]
+        pairs.append(Pair(image, label_path(image) if found is None else found.label_of(image)))
+    return pairs
+
+
+def _sidecars(folder: str, images: list[str]) -> LabelFolder | None:
+    """Where the label files of a folder of images are; None: they are YOLO text."""
+    if os.path.basename(folder) == VOC_IMAGES and os.path.isdir(_voc_labels(folder)):
+        return LabelFolder(_voc_labels(folder), ".xml")
+    found = find_sidecars(folder, [os.path.splitext(os.path.basename(image))[0] for image in images])
+    # One YOLO file is enough: other files of the same name may be anything.
+    has_yolo = found is not None and any(os.path.exists(label_path(image)) for image in images)
+    return None if has_yolo else found
 
 
 def is_image_name(path: str) -> bool:
     """Whether a path has the ending of an image, in upper or lower case; the file is not opened."""
     return path.rpartition(".")[2].lower() in SUFFIXES
-
-
-def resize_hint(path: str) -> str:
-    """A sentence with the command that makes a missing copy of COCO, for a path such as ./coco320/images/train2017.
-
-    Starts with a space; "" for other paths.
-    """
-    found = re.match(r"(.*/|)(coco[-_]?([2-9]\d{2}|1[0-5]\d{2}))(?=[/.]|$)", path)
-    if found is None:
-        return ""
-    return f" Make it from COCO with: flatout yolo resize coco.yaml --size {found[3]} --out {found[1]}{found[2]}"
 
 
 def _search(folder: str, found: FoundImages) -> None:
@@ -171,13 +184,14 @@ def _voc_labels(images: str) -> str:
     return os.path.join(os.path.dirname(images), VOC_LABELS)
 
 
-def _voc_pair(image: str) -> Pair:
-    folder, name = os.path.split(image)
-    return Pair(image, os.path.join(_voc_labels(folder), f"{name.rsplit('.', 1)[0]}.xml"))
-
-
 def _voc_listed(path: str) -> list[str]:
-    """The images of a list such as ImageSets/Main/train.txt, which gives names without folder and ending."""
+    """The images of a list such as ImageSets/Main/train.txt, which gives names without folder and ending.
+
+    Lists of one class have a number, -1, 0 or 1, after each name.
+    """
     root = os.path.abspath(path).rpartition(os.sep + VOC_LISTS + os.sep)[0]
-    stems = [line.split()[0] for line in read_list(path) if line.split()]
-    return [os.path.join(root, VOC_IMAGES, f"{stem}.jpg") for stem in stems]
+    stems = [re.sub(r"\s+(-1|0|1)$", "", line.strip()) for line in read_list(path) if line.strip()]
+    folder = os.path.join(root, VOC_IMAGES)
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    present = {os.path.splitext(name)[0]: name for name in sorted(names, reverse=True) if is_image_name(name)}
+    return [os.path.join(folder, present.get(stem, f"{stem}.jpg")) for stem in stems]

@@ -9,6 +9,17 @@ from functools import cached_property
 import numpy as np
 
 
+def ranges(begin_G: np.ndarray, count_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """begin, begin + 1, ... of every range, one after the other, and the number of the range each belongs to."""
+    owner = np.repeat(np.arange(len(count_G)), count_G)
+    return np.arange(len(owner)) + (begin_G - offsets(count_G)[:-1])[owner], owner
+
+
+def offsets(count_G: np.ndarray) -> np.ndarray:
+    """Begin of each of consecutive ranges, and the end of the last, int64 [G + 1]."""
+    return np.concatenate(([0], np.cumsum(count_G, dtype=np.int64)))
+
+
 @dataclass(frozen=True)
 class Labels:
     """The labels of all images, concatenated. A label without a polygon has no points."""
@@ -95,13 +106,6 @@ def image_weights(labels: Labels, weights_C: np.ndarray) -> np.ndarray:
     weight_T = weights_C[np.minimum(class_T, len(weights_C) - 1)]
     image_T = np.repeat(np.arange(len(labels.first_N) - 1), np.diff(labels.first_N))
     return np.bincount(image_T, weight_T, minlength=len(labels.first_N) - 1)
-
-
-def draw_by_weight(weights_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw the images of one epoch with replacement, int64 [N]; uniformly if there are no labels."""
-    total = weights_N.sum()
-    probability_N = weights_N / total if total > 0 else None
-    return rng.choice(len(weights_N), len(weights_N), p=probability_N)
 
 
 class ImageWeights:

@@ -9,13 +9,11 @@ label file are unchanged; all other rows are scanned again. So an old cache, or 
 Dimension key:  N images   8 = 2 files x STATE_NUMBERS
 """
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import struct
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flatout.errors import ResourceError
 from flatout.feed import default_folder as store_folder
+from flatout.safefiles import reason_of, write_file
+from flatout.yolo.data.file_records import stat_of
 from flatout.yolo.data.find import Pair
 from flatout.yolo.data.scan import ScanConfig, ScanTable, join, scan, unpack
 
@@ -107,23 +108,13 @@ def save(path: Path, cached: CachedScan) -> None:
     head = HEAD.pack(MAGIC, VERSION, len(names), len(state), len(table), digest)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-            part = Path(file.name)
-            try:
-                file.writelines([head, names, state, table])
-                file.flush()
-                os.fsync(file.fileno())
-                part.replace(path)
-            except BaseException:  # KeyboardInterrupt too: no partial file may stay
-                with contextlib.suppress(OSError):
-                    part.unlink()
-                raise
-    except OSError as error:
+        write_file(path, b"".join((head, names, state, table)))
+    except (OSError, ResourceError) as error:
         logger.warning(
             "The label cache cannot be written to %s (%s), so every start will scan the whole data set. Set "
             "XDG_CACHE_HOME to a folder on a disk with free space.",
             path.parent,
-            error.strerror or error,
+            reason_of(error),
         )
 
 
@@ -159,8 +150,6 @@ def _merge(kept: ScanTable, scanned: ScanTable, kept_N: np.ndarray) -> ScanTable
 
 
 def _file_state(path: str) -> tuple[int, int, int, int]:
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
+    if (status := stat_of(path)) is None:
         return -1, -1, -1, -1
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino

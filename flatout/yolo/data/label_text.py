@@ -29,7 +29,9 @@ MAX_CLASSES = 1 << 24
 """Above this, float32 cannot represent every whole number."""
 MAX_XML_BYTES = 4 << 20
 
-HARMLESS_CHECKS = frozenset({"label-bom", "label-blank-line", "label-duplicate", "label-mixed"})
+HARMLESS_CHECKS = frozenset(
+    {"label-bom", "label-blank-line", "label-duplicate", "label-image-size", "label-mixed", "label-rotated"}
+)
 """Label checks that lose no label; every other label problem means that the label is dropped."""
 
 _LINE = re.compile(rb"\S[^\r\n]*")

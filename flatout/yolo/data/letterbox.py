@@ -53,12 +53,6 @@ def fit_tightly(native_hw: tuple[int, int], target_hw: tuple[int, int], *, strid
     return _with_bars(inner_wh, (ratio, ratio), wide, high)
 
 
-def fit_stretched(native_hw: tuple[int, int], target_hw: tuple[int, int]) -> Fit:
-    """Stretch an image to the target, without padding."""
-    ratio_wh = target_hw[1] / native_hw[1], target_hw[0] / native_hw[0]
-    return _with_bars((target_hw[1], target_hw[0]), ratio_wh, 0, 0)
-
-
 def letterbox(image_HWC: np.ndarray, fitted: Fit) -> np.ndarray:
     """Resize and pad the pixels, uint8 [H, W, 3]; always a new array."""
     import cv2

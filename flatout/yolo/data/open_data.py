@@ -1,21 +1,23 @@
-"""Open a data set by its YAML, COCO file or Pascal VOC folder, and scan the images of a split with their labels.
+"""Open a data set by its YAML, annotation file or folder, and scan the images of a split with their labels.
 
 folders, lists, VOC folders --find_images--> image paths      --scan--> ScanTable
-COCO files                  --read_coco-->   paths and labels --scan--> ScanTable, with the labels put in
+annotation files            --open_listed--> paths and labels --scan--> ScanTable, with the labels put in
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from flatout.errors import ConfigError, DataError
-from flatout.yolo.data.coco import coco_names, read_coco
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, DataYaml, Split, open_data_yaml
 from flatout.yolo.data.find import VOC_IMAGES, VOC_LABELS, VOC_LISTS, FoundImages, Pair, find_images, pair_up
+from flatout.yolo.data.formats.registry import SetFile, annotation_files, names_of, open_listed
+from flatout.yolo.data.formats.sidecars import SIDECARS
 from flatout.yolo.data.label_cache import scan_cached
-from flatout.yolo.data.label_text import names_in
 from flatout.yolo.data.scan import ScanConfig, ScanTable, join, with_labels
 
 LISTS: dict[Split, tuple[str, ...]] = {
@@ -24,21 +26,81 @@ LISTS: dict[Split, tuple[str, ...]] = {
     "test": ("test.txt",),
 }
 """Files in ImageSets/Main that define each split; the first one that exists is used."""
+SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("valid", "val", "validation"),
+    "test": ("test",),
+}
+"""Names of folders, and of parquet files, by which tools export each split; the first one that exists is used."""
 
 
 def open_data_set(path: str | Path) -> DataSet:
-    """Open a data YAML, a COCO .json file or a VOC folder.
+    """Open a data YAML, an annotation file, or a folder in one of the layouts of docs/data.md.
 
-    Without a YAML, COCO classes are numbered in the order of their ids, VOC classes in alphabetical order.
+    Without a YAML, classes are numbered in the order in which a COCO or CVAT file declares them, or else
+    alphabetically.
     """
     path = Path(path)
-    if path.suffix.lower() == ".json":
-        return _standalone(path, coco_names(str(path)), {"train": (str(path),)})
-    if (path / VOC_LABELS).is_dir() and (path / VOC_IMAGES).is_dir():
-        return _standalone(path, _voc_names(path / VOC_LABELS), _voc_splits(path))
     if path.is_dir():
-        raise ConfigError(_not_a_data_set(path))
+        return _open_folder(path)
+    if files := annotation_files(str(path)):
+        return _standalone(path, _all_names({"train": (str(path),)}, files), {"train": (str(path),)})
     return open_data_yaml(path)
+
+
+def _open_folder(folder: Path) -> DataSet:
+    if (folder / VOC_LABELS).is_dir() and (folder / VOC_IMAGES).is_dir():
+        splits = _voc_splits(folder)
+    elif any(folder.glob("*.yaml")) or any(folder.glob("*.yml")):
+        splits = {}
+    else:
+        splits = {
+            split: (entries[0],)
+            for split, names in SPLIT_FOLDERS.items()
+            if (entries := [entry for name in names for entry in _split_entries(folder, name)])
+        }
+        if not splits and _is_labelled(str(folder)):
+            splits = {"train": (str(folder),)}
+    if not splits:
+        raise ConfigError(_not_a_data_set(folder))
+    files = [file for entries in splits.values() for entry in entries for file in annotation_files(entry)]
+    return _standalone(folder, _all_names(splits, files), splits)
+
+
+def _split_entries(folder: Path, name: str) -> Iterator[str]:
+    """The entries for a split that exports name like this: a folder, or the beginning of names of parquet files."""
+    for entry in (folder / name, folder / "data" / name):
+        if _is_labelled(str(entry)):
+            yield str(entry)
+
+
+def _is_labelled(entry: str) -> bool:
+    """Whether an entry has labels that contain class names."""
+    if annotation_files(entry):
+        return True
+    return os.path.isdir(entry) and any(_named_labels(entry))
+
+
+def _named_labels(entry: str) -> Iterator[str]:
+    """The label files of an entry that contain class names."""
+    for pair in pair_up(find_images([entry]).paths):
+        if os.path.splitext(pair.label)[1] in SIDECARS and os.path.exists(pair.label):
+            yield pair.label
+
+
+def _all_names(splits: dict[Split, tuple[str, ...]], files: Sequence[SetFile]) -> tuple[str, ...]:
+    """All class names: first those of the first annotation file in its order, then others in alphabetical order."""
+    ordered = [names_of(file) for file in files]
+    names = {name for own in ordered for name in own}
+    if not files:
+        for entry in (entry for entries in splits.values() for entry in entries):
+            for label in _named_labels(entry):
+                names |= SIDECARS[os.path.splitext(label)[1]].names_in(Path(label).read_bytes())
+    if not names:
+        where = next(entry for entries in splits.values() for entry in entries)
+        raise DataError(f"{where}: its labels name no object. Is this the right file or folder?")
+    first = ordered[0] if ordered else ()
+    return (*first, *sorted(names - set(first)))
 
 
 def _not_a_data_set(folder: Path) -> str:
@@ -47,8 +109,9 @@ def _not_a_data_set(folder: Path) -> str:
     if inside:
         return f"{folder} is a folder. Give the YAML in it: {' or '.join(inside[:3])}."
     return (
-        f"{folder} is a folder without a data YAML, and not a Pascal VOC folder (with {VOC_IMAGES} and {VOC_LABELS}). "
-        "Give a YAML with train, val and names, or a COCO .json file."
+        f"{folder} is a folder without a data YAML, no export that has class names in its labels, and not a "
+        f"Pascal VOC folder (with {VOC_IMAGES} and {VOC_LABELS}). Give a YAML with train, val and names, or an "
+        "annotation file, such as a COCO .json."
     )
 
 
@@ -69,14 +132,13 @@ def _voc_splits(path: Path) -> dict[Split, tuple[str, ...]]:
     return found or {"train": (str(path),)}
 
 
-def _voc_names(folder: Path) -> tuple[str, ...]:
-    names: set[str] = set()
-    for entry in os.scandir(folder):
-        if entry.name.endswith(".xml") and entry.is_file():
-            names |= names_in(Path(entry.path).read_bytes())
-    if not names:
-        raise DataError(f"{folder}: no .xml file in it names an object. Is this the right folder?")
-    return tuple(sorted(names))
+def images_of(entries: Sequence[str], names: Sequence[str]) -> FoundImages:
+    """The images of some entries in any format; their labels are not kept."""
+    files = {entry: annotation_files(entry) for entry in entries}
+    found = find_images([entry for entry in entries if not files[entry]])
+    for file in (file for own in files.values() for file in own):
+        found.paths.extend(open_listed(file, names).paths)
+    return found
 
 
 class ScannedFiles(NamedTuple):
@@ -89,23 +151,30 @@ class ScannedFiles(NamedTuple):
 
 
 def scan_entries(entries: Sequence[str], config: ScanConfig, *, cache_folder: Path | None) -> ScannedFiles:
-    """Find and scan the images of the given entries; those of COCO files come last."""
-    plain = [entry for entry in entries if not entry.lower().endswith(".json")]
+    """Find and scan the images of the given entries; those of annotation files come last."""
+    files = {entry: annotation_files(entry) for entry in entries}
+    plain = [entry for entry in entries if not files[entry]]
     found = find_images(plain)
     pairs = pair_up(found.paths)
-    # Only VOC labels contain class names. For the others, renaming a class must not invalidate the cache.
-    needs_names = any(pair.label.endswith(".xml") for pair in pairs)
+    # Only some formats contain class names. For the others, renaming a class must not invalidate the cache.
+    needs_names = any(not pair.label.endswith(".txt") for pair in pairs)
     plain_config = config if needs_names else replace(config, names=())
     table = scan_cached(pairs, plain_config, folder=cache_folder, key=repr(plain))
     for entry in entries:
-        if entry not in plain:
-            coco = read_coco(entry, config.names)
-            # The COCO file replaces the label files, so the cached image headers do not depend on it.
+        for file in files[entry]:
+            listed = open_listed(file, config.names)
+            # The annotation file replaces label files, so the cached image headers do not depend on it.
             headers = scan_cached(
-                [Pair(path, "") for path in coco.paths], replace(config, names=()), folder=cache_folder, key=entry
+                [Pair(path, "") for path in listed.paths],
+                replace(config, names=()),
+                folder=cache_folder,
+                key=file.path,
             )
-            pairs += [Pair(path, entry) for path in coco.paths]
-            table = join([table, with_labels(headers, coco.labels)])
-            found.paths.extend(coco.paths)
-            found.absent.extend(coco.absent)
+            size_N2 = np.stack((headers.image_N["width"], headers.image_N["height"]), 1)
+            pairs += [Pair(path, file.path) for path in listed.paths]
+            table = join([table, with_labels(headers, listed.labels(size_N2))])
+            found.paths.extend(listed.paths)
+            found.absent.extend(listed.absent)
+            if not listed.paths and not listed.absent:
+                found.empty.append(file.path)
     return ScannedFiles(found, pairs, table)

@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from flatout.errors import DataError, counted
 from flatout.findings import Finding
-from flatout.yolo.data.check.facts import CHECKS, SetFacts, SplitFacts
+from flatout.yolo.data.check.facts import CHECKS, NOT_DECODED, SetFacts, SplitFacts
 from flatout.yolo.data.check.run import by_severity, scan_findings
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing
 from flatout.yolo.data.find import Pair
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_data import scan_entries
 from flatout.yolo.data.scan import ScanConfig, ScanTable, image_set
 
@@ -65,27 +64,8 @@ class SplitConfig:
         return frozenset(check for check, is_waived in waived.items() if is_waived)
 
 
-def open_training_splits(
-    data: DataSet,
-    *,
-    strict: bool,
-    single_class: bool,
-    allow_bad_labels: bool,
-    silent: bool = False,
-    large: bool = False,
-) -> tuple[ImageSet, ImageSet]:
-    """The images to train on and those to validate on; DataError if training must not start on this data.
-
-    `large` accepts images of more than 100 megapixels.
-    """
-    config = SplitConfig(
-        scan=ScanConfig(strict=strict, large=large),
-        cache_folder=default_folder(),
-        single_class=single_class,
-        needs_labels=True,
-        allow_bad_labels=allow_bad_labels,
-        silent=silent,
-    )
+def open_training_splits(data: DataSet, config: SplitConfig) -> tuple[ImageSet, ImageSet]:
+    """The images to train on and those to validate on; DataError if training must not start on this data."""
     return open_split(data, "train", config).images, open_split(data, "val", config).images
 
 
@@ -93,7 +73,7 @@ def open_split(data: DataSet, split: Split, config: SplitConfig) -> OpenedSplit:
     """Open one split; DataError if it has no usable image, or if a check finds something that must stop a start."""
     scan = replace(config.scan, names=data.names)
     found, pairs, table = scan_entries(data.entries[split], scan, cache_folder=config.cache_folder)
-    facts = SplitFacts(split, found, pairs, table, None, data.names)
+    facts = SplitFacts(split, found, pairs, table, NOT_DECODED, data.names)
     if pairs and not table.used_N.any():
         raise DataError(
             f"{data.file}: {split}: none of the {counted(len(pairs), 'image')} can be used. "
@@ -119,8 +99,8 @@ def _findings(data: DataSet, split: SplitFacts, *, strict: bool) -> Iterator[Fin
     yield from (finding for finding in scan_findings(split, strict) if finding.topic in chosen)
     facts = SetFacts(data, [], {split.name: split})
     for check in CHECKS.values():
-        if check.id in chosen and check.find is not None:
-            yield from check.find(facts)
+        if check.id in chosen:
+            yield from check.findings(facts)
 
 
 def _refusal(data: DataSet, findings: list[Finding]) -> DataError:

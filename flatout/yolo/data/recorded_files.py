@@ -10,12 +10,12 @@ Dimension key:  N images
 import csv
 import hashlib
 import io
-import os
 import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
+from flatout.yolo.data.file_records import stat_of
 from flatout.yolo.data.image_set import ImageSet
 
 FILE_NAME = "train_files.csv"
@@ -66,9 +66,7 @@ def write_files(folder: Path, images: ImageSet, *, continues: bool) -> str:
     if recorded is None or digest(recorded) != digest(found):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([COLUMNS, *found])
-        content = text.getvalue().encode(errors="surrogateescape")
-        with replacing(folder / FILE_NAME, needed_bytes=len(content)) as sink:
-            sink.write(content)
+        write_file(folder / FILE_NAME, text.getvalue().encode(errors="surrogateescape"))
     return digest(found)
 
 
@@ -116,11 +114,8 @@ def changes_since(recorded: list[RecordedFile], images: ImageSet) -> Changes:
 
 
 def _state(path: str) -> tuple[int, int]:
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return MISSING
-    return status.st_size, status.st_mtime_ns
+    status = stat_of(path)
+    return MISSING if status is None else (status.st_size, status.st_mtime_ns)
 
 
 def _labels_of(images: ImageSet, number: int) -> str:

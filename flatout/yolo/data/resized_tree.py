@@ -18,17 +18,17 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from flatout import __version__
 from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, ResourceError, counted
-from flatout.feed import DecodeError, Feed, FeedConfig, Field, Plan, SampleSource
+from flatout.feed import DecodeError, Feed, FeedConfig, Plan
 from flatout.images import MAX_MISSING, Header, check_size, decode, header_of, read_bytes, read_facts
 from flatout.progress import progress
 from flatout.ranks import Interrupts
@@ -43,7 +43,10 @@ from flatout.yolo.data.coco import (
     resized_annotations,
 )
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing, yaml_problems
+from flatout.yolo.data.file_records import FileRecords, stat_of
 from flatout.yolo.data.find import Pair, find_images, is_image_name, label_path, pair_up
+from flatout.yolo.data.formats.registry import annotation_files
+from flatout.yolo.data.formats.sidecars import SIDECARS
 from flatout.yolo.data.letterbox import resized_hw
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.scan import MIN_SIDE_PX
@@ -147,7 +150,8 @@ def write_resized(
     if num_skipped > MAX_UNREADABLE * (outcome.num_images + num_skipped):
         raise DataError(
             f"{num_skipped} of {counted(outcome.num_images + num_skipped, 'image')} cannot be read, such as "
-            f"{_examples(outcome.skipped)}. All others are in {outcome.data}; {out / SETTINGS} lists the missing ones."
+            f"{_examples(outcome.skipped)}. All others are in {outcome.data}; {out / SETTINGS} lists the missing ones. "
+            "Repair or remove them, then run the same command again."
         )
     return outcome
 
@@ -251,6 +255,10 @@ class SourceDataSet(NamedTuple):
     root: str
     """The folder that corresponds to the top of the tree."""
 
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for entries in self.splits.values() for entry in entries]
+
 
 class Task(NamedTuple):
     """An image and its label file, and where they go; label paths are "" for the images of a COCO file."""
@@ -272,7 +280,8 @@ def find_source(data: DataSet) -> SourceDataSet:
             images = [image for entry in entries for image in entry.images]
             if images and not any(map(os.path.exists, images)):
                 raise DataError(
-                    f"{data.file}: {split}: no image exists ({len(images)} are listed), such as {images[0]}."
+                    f"{data.file}: {split}: none of {counted(len(images), 'listed image')} exists, such as "
+                    f"{images[0]}. Correct the list, or copy the images there."
                 )
         except DataError as error:
             if split != "test":
@@ -281,12 +290,14 @@ def find_source(data: DataSet) -> SourceDataSet:
         else:
             splits[split] = entries
     if not any(splits.values()):
-        raise DataError(f"{data.file}: there are no images. Add train and val.")
-    return SourceDataSet(data, splits, _root(splits))
+        raise DataError(f"{data.file}: no split names a folder or list of images. Add train and val.")
+    return SourceDataSet(data, splits, _root([entry for entries in splits.values() for entry in entries]))
 
 
 def _entry(data: DataSet, split: Split, path: str) -> Entry:
-    if path.lower().endswith(".json"):
+    for file in annotation_files(path):
+        if file.format.read is not None or file.folder:
+            raise _unscaled(data, f"{file.path}: {file.format.title} labels are not scaled by this command")
         coco = read_coco(path, data.names)
         return Entry(path, sorted(coco.paths + coco.absent))
     found = find_images([path])
@@ -297,20 +308,23 @@ def _entry(data: DataSet, split: Split, path: str) -> Entry:
     return Entry(path, found.paths)
 
 
-def _root(splits: Mapping[Split, Sequence[Entry]]) -> str:
+def _unscaled(data: DataSet, reason: str) -> ConfigError:
+    """The error for labels that would not fit resized images."""
+    return ConfigError(
+        f"{data.file}: {reason}. Convert the data set first: flatout yolo convert-data {data.file} FOLDER --to yolo"
+    )
+
+
+def _root(entries: Sequence[Entry]) -> str:
     """The folder that contains everything; never inside a folder `images`, which is needed to find labels."""
-    folders = {os.path.dirname(os.path.abspath(image)) for image in _images(splits)}
-    named = [os.path.abspath(entry.path) for entries in splits.values() for entry in entries if not entry.is_list]
+    folders = {os.path.dirname(os.path.abspath(image)) for entry in entries for image in entry.images}
+    named = [os.path.abspath(entry.path) for entry in entries if not entry.is_list]
     beside = {path if os.path.isdir(path) else os.path.dirname(path) for path in named}
     root = os.path.commonpath([*folders, *beside])
     # The top of the tree has other files, so images need a folder of their own.
     root = os.path.dirname(root) if root in folders else root
     above, images, _ = f"{root}/".partition("/images/")
     return (above or os.sep) if images else root
-
-
-def _images(splits: Mapping[Split, Sequence[Entry]]) -> Iterable[str]:
-    return (image for entries in splits.values() for entry in entries for image in entry.images)
 
 
 def check_place(out: Path, source: SourceDataSet) -> None:
@@ -320,15 +334,12 @@ def check_place(out: Path, source: SourceDataSet) -> None:
             f"{out} is inside a folder named `images`, so labels would be expected in "
             f"{f'{out}/'.replace('/images/', '/labels/', 1)}. Choose another folder with --out."
         )
-    all_entries = [entry for entries in source.splits.values() for entry in entries]
-    pairs = [pair for entry in all_entries for pair in entry.pairs()]
-    if any(pair.label.endswith(".xml") for pair in pairs):
-        raise ConfigError(
-            f"{source.data.file}: Pascal VOC labels are in pixels and would not fit resized images. Convert them to "
-            "YOLO or COCO labels first."
-        )
+    pairs = [pair for entry in source.entries for pair in entry.pairs()]
+    if other := next((pair.label for pair in pairs if pair.label and not pair.label.endswith(".txt")), ""):
+        title = SIDECARS[os.path.splitext(other)[1]].title
+        raise _unscaled(source.data, f"{title} labels are in pixels and would not fit resized images")
     folders = {os.path.dirname(path) for pair in pairs for path in pair if path}
-    folders |= {entry.path for entry in all_entries if os.path.isdir(entry.path)}
+    folders |= {entry.path for entry in source.entries if os.path.isdir(entry.path)}
     place = os.path.realpath(out)
     for folder in sorted(folders):
         if f"{place}{os.sep}".startswith(os.path.realpath(folder) + os.sep):
@@ -416,7 +427,8 @@ class ResizedTree:
             )  # fmt: skip
         if missing:
             self._data.unlink(missing_ok=True)
-        self._make_folders(missing)
+        for folder in {os.path.dirname(path) for task in missing for path in (task.image_out, task.label_out) if path}:
+            _make_folder(folder)
         self._check_room(missing)
         results, num_bytes = process_all(missing, self._config, workers, show_progress)
         states = [result.state for result in results]
@@ -442,12 +454,7 @@ class ResizedTree:
 
     def _warn_of_leftovers(self) -> None:
         """Warn about images from an earlier call that the source no longer has, because training would use them."""
-        folders = [
-            self.place(entry.path)
-            for entries in self._source.splits.values()
-            for entry in entries
-            if os.path.isdir(entry.path)
-        ]
+        folders = [self.place(entry.path) for entry in self._source.entries if os.path.isdir(entry.path)]
         known = {task.image_out for task in self._tasks}
         if leftovers := [path for path in find_images(folders).paths if path not in known]:
             logger.warning(
@@ -462,17 +469,12 @@ class ResizedTree:
 
     def _all_tasks(self) -> list[Task]:
         tasks: dict[str, Task] = {}
-        for entry in (entry for entries in self._source.splits.values() for entry in entries):
+        for entry in self._source.entries:
             for image, label in entry.pairs():
                 image_out = self.place(image)
                 if label or image_out not in tasks:
                     tasks[image_out] = Task(image, label, image_out, label_path(image_out) if label else "")
         return list(tasks.values())
-
-    def _make_folders(self, tasks: Sequence[Task]) -> None:
-        folders = {os.path.dirname(path) for task in tasks for path in (task.image_out, task.label_out) if path}
-        for folder in folders:
-            _make_folder(folder)
 
     def _check_room(self, tasks: Sequence[Task]) -> None:
         needed = bytes_needed(tasks, self._config)
@@ -626,31 +628,6 @@ class TaskResult(NamedTuple):
     reason: str = ""
 
 
-class ResizeSource(SampleSource):
-    """Each sample reads, resizes and writes one image in a worker; one more sample touches no file.
-
-    The feed replaces a sample that crashes its worker by another one, so at least one must be harmless.
-    """
-
-    fields = {"result": Field((), RESULT)}
-
-    def __init__(self, tasks: Sequence[Task], config: ResizeConfig) -> None:
-        self._tasks = tasks
-        self._config = config
-
-    def __len__(self) -> int:
-        return len(self._tasks) + 1
-
-    def where(self, index: int) -> str:
-        return self._tasks[index].image if index < len(self._tasks) else "no image"
-
-    def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
-        result = np.zeros((), RESULT)
-        if index < len(self._tasks):
-            result[()] = process_one(self._tasks[index], self._config)
-        return {"result": result}
-
-
 def process_all(
     tasks: Sequence[Task], config: ResizeConfig, workers: int | str, show_progress: bool
 ) -> tuple[list[TaskResult], int]:
@@ -660,7 +637,7 @@ def process_all(
     """
     if not tasks:
         return [], 0
-    source = ResizeSource(tasks, config)
+    source = FileRecords([task.image for task in tasks], tasks, partial(process_one, config=config), RESULT)
     plan = Plan(num_samples=len(source), batch_size=_batch_size(tasks), shuffle=False, last="short")
     feed_config = FeedConfig(workers=workers if len(tasks) >= MIN_FOR_WORKERS else 0, epochs=1, bad_share=1.0)
     results: list[TaskResult] = []
@@ -671,19 +648,15 @@ def process_all(
         Feed(source, plan, feed_config) as feed,
     ):
         for batch in feed:
-            for position, index, result in zip(batch.positions, batch.indices, batch["result"], strict=True):
+            for position, index, result in zip(batch.positions, batch.indices, batch["record"], strict=True):
                 reason = bytes(result["reason"]).decode(errors="replace")
                 if result["state"] == UNWRITABLE:
                     raise ResourceError(
                         f"{tasks[position].image_out}: cannot be written: {reason}. Fix this, then run the same "
                         "command again; it continues where it stopped."
                     )
-                has_crashed = index != position
-                results.append(
-                    TaskResult(SKIPPED, "reading it crashes the process")
-                    if has_crashed
-                    else TaskResult(int(result["state"]), reason)
-                )
+                crashed = TaskResult(SKIPPED, "reading it crashes the process")
+                results.append(TaskResult(int(result["state"]), reason) if index == position else crashed)
                 num_bytes += int(result["num_bytes"])
             advance(min(len(results), len(tasks)), num_bytes)
             if interrupts.requested:
@@ -709,7 +682,7 @@ def process_one(task: Task, config: ResizeConfig) -> tuple[int, int, bytes]:
         return SKIPPED, 0, reason.encode(errors="replace")[:160]
     try:
         if label is not None:
-            write_atomically(task.label_out, label.content, time_ns=label.time_ns)
+            write_atomically(task.label_out, label[0], time_ns=label[1])
         elif task.label_out:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(task.label_out)  # from an earlier call, when the image still had labels
@@ -719,16 +692,11 @@ def process_one(task: Task, config: ResizeConfig) -> tuple[int, int, bytes]:
     return (COPIED if made is content else RESIZED), len(made), b""
 
 
-class _Label(NamedTuple):
-    content: bytes
-    time_ns: int
-
-
-def _read_label(path: str) -> _Label | None:
-    """The label file; None if there is none, which is fine for an image without objects."""
+def _read_label(path: str) -> tuple[bytes, int] | None:
+    """Content and time of the label file; None if there is none, which is fine for an image without objects."""
     try:
         time_ns = os.stat(path).st_mtime_ns
-        return _Label(read_bytes(path), time_ns)
+        return read_bytes(path), time_ns
     except FileNotFoundError:
         return None
     except (OSError, DecodeError) as error:
@@ -740,14 +708,14 @@ def is_done(task: Task) -> bool:
 
     The copy of a source file that no longer exists counts as up to date.
     """
-    source, label = _state(task.image), _state(task.label) if task.label else None
+    source, label = stat_of(task.image), stat_of(task.label) if task.label else None
     if source is None:
-        return (made := _state(task.image_out)) is not None and made.st_size > 0
+        return (made := stat_of(task.image_out)) is not None and made.st_size > 0
     if not _is_current(task.image_out, source.st_mtime_ns):
         return False
     if label is None:
         return not task.label_out or not os.path.exists(task.label_out)
-    copied = _state(task.label_out)
+    copied = stat_of(task.label_out)
     return (
         copied is not None
         and copied.st_size == label.st_size
@@ -757,15 +725,8 @@ def is_done(task: Task) -> bool:
 
 def _is_current(path: str, time_ns: int, *, least: int = 1) -> bool:
     """Whether a file has the time of its source, and is not empty as some file systems leave it after a power cut."""
-    state = _state(path)
+    state = stat_of(path)
     return state is not None and state.st_size >= least and abs(state.st_mtime_ns - time_ns) < SAME_TIME_NS
-
-
-def _state(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except (OSError, ValueError):
-        return None
 
 
 def write_atomically(path: str, content: bytes, *, time_ns: int | None = None) -> None:
@@ -796,7 +757,7 @@ def bytes_needed(tasks: Sequence[Task], config: ResizeConfig) -> int:
 
 
 def _source_bytes(tasks: Sequence[Task]) -> int:
-    return sum(state.st_size if (state := _state(task.image)) else 0 for task in tasks)
+    return sum(state.st_size if (state := stat_of(task.image)) else 0 for task in tasks)
 
 
 def _examples(skipped: Mapping[str, str]) -> str:

@@ -36,7 +36,8 @@ from flatout.images import (
 )
 from flatout.progress import Advance, progress
 from flatout.yolo.data.find import Pair
-from flatout.yolo.data.image_set import ImageSet, Labels
+from flatout.yolo.data.formats.sidecars import SIDECARS
+from flatout.yolo.data.image_set import ImageSet, Labels, offsets, ranges
 from flatout.yolo.data.label_text import (
     MAX_BYTES,
     MAX_LABELS,
@@ -48,7 +49,6 @@ from flatout.yolo.data.label_text import (
     num_lines,
     parse_labels,
     parse_labels_strictly,
-    parse_voc,
     too_many_labels,
 )
 
@@ -106,7 +106,10 @@ def scan_image(
 
 
 def check_header(header: Header, *, large: bool = False) -> None:
-    """RejectedImage for an image that cannot be trained on, judged by its header alone."""
+    """Raise RejectedImage if the header shows that the image cannot be used: format, too small, too many pixels.
+
+    `large` allows more pixels.
+    """
     if header.format not in READABLE:
         reason = "unreadable_image" if header.format in NOT_OPENED else "image_format"
         check = "image-format" if header.format in NOT_IMAGES else "image-unsupported"
@@ -130,6 +133,8 @@ def read_labels(
     path: str, *, strict: bool, names: tuple[str, ...] = (), size_wh: tuple[int, int] = (1, 1)
 ) -> tuple[str, ImageLabels]:
     """State (one of LABEL_FILES) and labels of a label file; raises RejectedLabels only if `strict`."""
+    sidecar = SIDECARS.get(os.path.splitext(path)[1])
+    most_bytes = MAX_BYTES if sidecar is None else sidecar.max_bytes
     try:
         fd = open_regular(path)
     except FileNotFoundError:
@@ -138,19 +143,19 @@ def read_labels(
         return "found", _unreadable(error.strerror or str(error), strict)
     try:
         num_bytes = os.fstat(fd).st_size
-        content = os.pread(fd, min(num_bytes, MAX_BYTES), 0)
+        content = os.pread(fd, min(num_bytes, most_bytes), 0)
     except OSError as error:
         return "found", _unreadable(error.strerror or str(error), strict)
     finally:
         os.close(fd)
-    if not path.endswith(".xml") and num_lines(content) > MAX_LABELS:
+    if sidecar is None and num_lines(content) > MAX_LABELS:
         return "found", too_many_labels()
-    if num_bytes > MAX_BYTES:
-        return "found", _unreadable(f"larger than {MAX_BYTES >> 20} MiB", strict)
+    if num_bytes > most_bytes:
+        return "found", _unreadable(f"larger than {most_bytes >> 20} MiB", strict)
     if not content.strip():
         return "empty", NO_LABELS
-    if path.endswith(".xml"):
-        return "found", parse_voc(content, names, size_wh)
+    if sidecar is not None:
+        return "found", sidecar.parse(content, names, size_wh)
     if not strict:
         return "found", parse_labels(content)
     try:
@@ -303,8 +308,8 @@ class ScanTable:
 
     def take(self, rows: np.ndarray) -> "ScanTable":
         """The table of the images at these positions."""
-        label_T, _ = _rows_of(self.image_N["num_labels"], rows)
-        point_P, _ = _rows_of(self.num_points_T, label_T)
+        label_T = _rows_of(self.image_N["num_labels"], rows)
+        point_P = _rows_of(self.num_points_T, label_T)
         return ScanTable(
             self.image_N[rows],
             self.class_box_T5[label_T],
@@ -405,21 +410,14 @@ def image_set(table: ScanTable, paths: Sequence[str], names: Sequence[str], *, s
     if single_class:
         class_box_T5 = class_box_T5.copy()
         class_box_T5[:, 0] = 0
-    labels = Labels(class_box_T5, _starts(used.image_N["num_labels"]), used.point_P2, _starts(used.num_points_T))
+    labels = Labels(class_box_T5, offsets(used.image_N["num_labels"]), used.point_P2, offsets(used.num_points_T))
     size_wh_N2 = np.stack((used.image_N["width"], used.image_N["height"]), 1)
     return ImageSet(tuple(paths[row] for row in rows.tolist()), size_wh_N2, labels, tuple(names))
 
 
-def _starts(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-
-
-def _rows_of(counts: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the items that belong to `owners`, in their order, and where those of each begin, [owners + 1]."""
-    first = _starts(counts)
-    taken = _starts(counts[owners])
-    within = np.arange(taken[-1]) - np.repeat(taken[:-1], np.diff(taken))
-    return np.repeat(first[:-1][owners], np.diff(taken)) + within, taken
+def _rows_of(counts: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Positions of the items that belong to `owners`, in their order."""
+    return ranges(offsets(counts)[:-1][owners], counts[owners])[0]
 
 
 # Scanning in parallel
@@ -441,7 +439,7 @@ class ScanConfig:
     """Worker processes, as for the feed. Small data sets are scanned without any."""
     progress: bool = True
     names: tuple[str, ...] = ()
-    """Class names, needed for label files that contain names (Pascal VOC)."""
+    """Class names, needed for label files that contain names (Pascal VOC, labelme)."""
     large: bool = False
     """Accept images of more than 100 megapixels: they are cut into tiles (`--tiles`)."""
 

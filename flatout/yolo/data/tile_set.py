@@ -74,8 +74,8 @@ def cut_into_tiles(images: ImageSet, *, tile: int, overlap: float, min_visible: 
     count_N = np.concatenate([np.bincount(cut.tile_L, minlength=len(cut.window_T4)) for cut in cuts])
     if not count_N.any():
         raise DataError(
-            f"No label is visible enough in any tile of {tile} px: objects are larger than tiles. "
-            "Use larger --tiles, or a smaller --tile-min-visible."
+            f"In no tile of {tile} px is {min_visible:.0%} of any labelled object visible: objects are larger than "
+            "tiles. Use larger --tiles, or a smaller --tile-min-visible."
         )
     kept_N = choose_tiles(count_N)
     window_N4 = window_N4[kept_N]

@@ -33,6 +33,9 @@ MANY = 100
 """From this many images on, worker processes are worth starting."""
 
 
+MIN_SIDE_PX = 96
+
+
 @dataclass(frozen=True, kw_only=True)
 class DemoDataConfig:
     """Number, seed and size of the images."""
@@ -46,9 +49,11 @@ class DemoDataConfig:
     height: int = 240
 
     def __post_init__(self) -> None:
-        for name, minimum in (("images", 1), ("val", 1), ("seed", 0), ("width", 96), ("height", 96)):
+        for name, minimum in (("images", 1), ("val", 1), ("seed", 0)):
             if getattr(self, name) < minimum:
-                raise ConfigError(f"{name}={getattr(self, name)} is too small: use {minimum} or more.")
+                raise ConfigError(f"--{name} {getattr(self, name)} is too small: use {minimum} or more.")
+        if min(self.width, self.height) < MIN_SIDE_PX:
+            raise ConfigError(f"--size {self.width}x{self.height}: both sides must be {MIN_SIDE_PX} or more.")
 
 
 def write_demo_data(folder: Path, config: DemoDataConfig, *, show_progress: bool = False) -> Path:

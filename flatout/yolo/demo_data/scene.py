@@ -109,8 +109,6 @@ class Points(NamedTuple):
         return radius
 
 
-Distance = Callable[[Points], np.ndarray]
-
 RING_WIDTH = 0.36
 
 CROSS_REACH, CROSS_WIDTH = 0.94, 0.34
@@ -163,14 +161,7 @@ def box(points: Points) -> np.ndarray:
     return distance
 
 
-SHAPES: dict[str, Distance] = {
-    "ring": ring,
-    "cross": cross,
-    "star": star,
-    "triangle": triangle,
-    "ball": ball,
-    "box": box,
-}
+SHAPES = {shape.__name__: shape for shape in (ring, cross, star, triangle, ball, box)}
 """The classes, in the order of their numbers."""
 
 
@@ -295,7 +286,7 @@ def _choose_outline(name: str, width: int, height: int, rng: np.random.Generator
 
 
 class ObjectPatch(NamedTuple):
-    """The pixels around an outline. The patch may reach beyond the image."""
+    """Geometry of the square around an outline, which may reach beyond the image; it has no colours."""
 
     outline: Outline
     left: int
@@ -303,6 +294,7 @@ class ObjectPatch(NamedTuple):
     points: Points
     """Pixel centres of the patch, in the frame of the shape."""
     distance_hw: np.ndarray
+    """Signed distance from the edge in the frame of the shape, where its radius is 1; negative inside."""
     cover_hw: np.ndarray
     """float32: fraction of a pixel that belongs to the object."""
 

@@ -10,12 +10,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 import torch
 
 from flatout.errors import ConfigError
 from flatout.runs import new_run_folder
-from flatout.safefiles import replacing, write_error
+from flatout.safefiles import write_error, write_file
 from flatout.yolo.boxes import xyxy_to_cxcywh
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.evaluate.run import BatchObserver, EvaluationRun, Outcome, Speed, open_evaluation_run
@@ -45,10 +46,12 @@ FEW_CLASSES = 50
 
 
 def header() -> str:
+    """The first line of the table: the names of its columns."""
     return f"{'Class':>20}" + "".join(f"{column:>12}" for column in ("Images", "Labels", *headings()))
 
 
 def row(name: str, num_images: int, num_labels: int, *scores: float) -> str:
+    """A line of the table; scores in the order of `header`."""
     return f"{name:>20}{num_images:12d}{num_labels:12d}" + "".join(f"{score:12.3g}" for score in scores)
 
 
@@ -128,7 +131,19 @@ SPEED_CONF, SPEED_IOU = 0.25, 0.45
 STUDY_SIZES = range(256, 1536 + 1, 128)
 
 
-@dataclass(frozen=True, kw_only=True)
+class ClassRow(NamedTuple):
+    """The scores of one class: precision and recall at the confidence that is best for all classes together."""
+
+    name: str
+    number: int
+    labels: int
+    precision: float
+    recall: float
+    map50: float
+    map: float
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TestResult:
     """The result of a test; its text is what the command prints."""
 
@@ -141,10 +156,48 @@ class TestResult:
     folder: Path | None = None
     """The run folder; None for speed and study."""
     coco: CocoScores | None = None
+    names: tuple[str, ...] = ()
+    """Names of the classes."""
 
     @property
     def outcome(self) -> Outcome:
         return self.outcomes[0]
+
+    @property
+    def map50(self) -> float:
+        """mAP@.5, the mean over the classes that occur in the labels."""
+        return self.outcome.evaluation.map50
+
+    @property
+    def map(self) -> float:
+        """mAP@.5:.95."""
+        return self.outcome.evaluation.map50_95
+
+    @property
+    def precision(self) -> float:
+        return self.outcome.evaluation.precision
+
+    @property
+    def recall(self) -> float:
+        return self.outcome.evaluation.recall
+
+    @property
+    def per_class(self) -> list[ClassRow]:
+        """A row for every class that occurs in the labels; `pandas.DataFrame(result.per_class)` is a table."""
+        found = self.outcome.evaluation.classes
+        columns = (
+            found.classes_C,
+            found.num_labels_C,
+            found.precision_C,
+            found.recall_C,
+            found.ap_CK[:, 0],
+            found.ap_CK.mean(1),
+        )
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [ClassRow(self.names[number], number, *scores) for number, *scores in rows]
+
+    def __repr__(self) -> str:
+        return f"mAP@.5 {self.map50:.3f}, mAP@.5:.95 {self.map:.3f}"
 
     def __str__(self) -> str:
         return self.text
@@ -176,7 +229,7 @@ def _evaluate(run: EvaluationRun) -> TestResult:
     model = run.load(options.weights)
     folder = new_run_folder(Path(options.project), options.name, options.exist_ok)
     size = round_up_img_size(options.img_size, model.stride)
-    wants_coco = options.save_json or is_requested(run.data)
+    wants_coco = options.save_json or is_requested(run.data, run.split)
     truth = find_truth(run.data, run.split, run.names, run.images) if wants_coco else None
     export = export_for(truth, run.names) if truth is not None else None
     wants_txt = options.save_txt or options.save_hybrid
@@ -198,12 +251,12 @@ def _evaluate(run: EvaluationRun) -> TestResult:
         outcome, coco, coco_text = _write_coco(run, outcome, export, truth, folder)
         text += coco_text
     if options.save_per_class_ap:
-        _write(Path(options.save_per_class_ap), json.dumps(outcome.evaluation.per_class_ap(run.names), indent=2))
+        write_file(Path(options.save_per_class_ap), json.dumps(outcome.evaluation.per_class_ap(run.names), indent=2))
         text.append(f"AP of every class saved to {options.save_per_class_ap}")
     if txt:
         text.append(f"{txt.num_files} label files saved to {folder / 'labels'}")
     text.append(f"Results saved to {folder}")
-    return TestResult(text="\n".join(text), outcomes=(outcome,), folder=folder, coco=coco)
+    return TestResult(text="\n".join(text), outcomes=(outcome,), folder=folder, coco=coco, names=tuple(run.names))
 
 
 def _speed(run: EvaluationRun) -> TestResult:
@@ -214,7 +267,7 @@ def _speed(run: EvaluationRun) -> TestResult:
         size = round_up_img_size(run.options.img_size, model.stride)
         outcomes.append(run.evaluate(model, size, conf_thres=SPEED_CONF, iou_thres=SPEED_IOU))
         text += [weights, *_table(run, outcomes[-1]), _speed_line(run, outcomes[-1], size)]
-    return TestResult(text="\n".join(text), outcomes=tuple(outcomes))
+    return TestResult(text="\n".join(text), outcomes=tuple(outcomes), names=tuple(run.names))
 
 
 def _study(run: EvaluationRun) -> TestResult:
@@ -229,9 +282,9 @@ def _study(run: EvaluationRun) -> TestResult:
             logger.info("%s at %d px: %s", weights, size, rows[-1])
             outcomes.append(outcome)
         file = Path(f"study_{run.data.file.stem}_{Path(weights).stem}.txt")
-        _write(file, "\n".join(rows) + "\n")
+        write_file(file, "\n".join(rows) + "\n")
         text += [weights, *rows, f"Study saved to {file}"]
-    return TestResult(text="\n".join(text), outcomes=tuple(outcomes))
+    return TestResult(text="\n".join(text), outcomes=tuple(outcomes), names=tuple(run.names))
 
 
 def _table(run: EvaluationRun, outcome: Outcome) -> Iterator[str]:
@@ -249,7 +302,7 @@ def _write_coco(
 ) -> tuple[Outcome, CocoScores | None, list[str]]:
     """Write the JSON file, and compute COCO's own AP if there are annotations and an evaluator."""
     file = folder / f"{Path(run.options.weights[0]).stem}_predictions.json"
-    _write(file, json.dumps(export.records()))
+    write_file(file, json.dumps(export.records()))
     text = [f"Detections saved to {file}"]
     scores = score(export, truth)
     if isinstance(scores, CocoUnavailable):
@@ -258,9 +311,3 @@ def _write_coco(
     ours = outcome.evaluation
     found = replace(ours, scores={**ours.scores, "mAP_0.5": scores.ap50, "mAP_0.5:0.95": scores.ap})
     return outcome._replace(evaluation=found), scores, [*text, *truth.remarks, *lines(scores)]
-
-
-def _write(path: Path, text: str) -> None:
-    content = text.encode()
-    with replacing(path, needed_bytes=len(content)) as sink:
-        sink.write(content)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.evaluate.tiles import TiledInput, tile_config
 from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
-from flatout.yolo.find_file import find_file
+from flatout.yolo.find_file import find_data
 from flatout.yolo.load_network import load_network
 from flatout.yolo.loss import LossParts
 from flatout.yolo.loss.losses import ITEM_NAMES
@@ -185,7 +185,7 @@ class Evaluate:
         evaluator = Evaluator(len(self.names), confusion=confusion or plots is not None, v5_metric=self.v5_metric)
         plotter = None if plots is None else EvaluationPlots(plots, self.names)
         observers = [*observers, *([plotter.on_batch] if plotter else [])]
-        forward = _Forward(network, amp)
+        forward = Forward(network, amp)
         suppress_s, losses, done, nbytes = 0.0, [], 0, 0
 
         def detected() -> Iterator[tuple[ValidationBatch, Detections]]:
@@ -203,7 +203,7 @@ class Evaluate:
                 suppress_s += _now_s(batch.images.device) - begin_s
                 yield batch, found
 
-        with _eval_mode(network), progress("evaluating", batches.num_images, shown=show_progress) as advance:
+        with eval_mode(network), progress("evaluating", batches.num_images, shown=show_progress) as advance:
             for batch, found in detected():
                 if self.single_cls:
                     found.row_D6[:, 5] = 0
@@ -222,7 +222,7 @@ class Evaluate:
         return Outcome(evaluation, _mean_losses(losses), speed)
 
 
-class _Forward:
+class Forward:
     """Runs the network on uint8 images and adds up the time."""
 
     def __init__(self, network: nn.Module, amp: torch.dtype | None) -> None:
@@ -241,7 +241,8 @@ class _Forward:
 
 
 @contextmanager
-def _eval_mode(network: nn.Module) -> Iterator[None]:
+def eval_mode(network: nn.Module) -> Iterator[None]:
+    """Put the network into evaluation mode for the block."""
     was_training = network.training
     network.eval()
     try:
@@ -389,7 +390,10 @@ def load_inference_model(paths: Sequence[str], device: torch.device, *, augment:
     classes = {network.nc for network in networks}
     if len(classes) > 1:
         listed = ", ".join(f"{path}: {network.nc}" for path, network in zip(paths, networks, strict=True))
-        raise ConfigError(f"The networks of an ensemble need the same number of classes, but they have {listed}.")
+        raise ConfigError(
+            f"The networks of an ensemble need the same number of classes, but they have {listed}. Give weights that "
+            "were trained on the same data set."
+        )
     stride = max(MIN_GRID, *(int(network.stride.max()) for network in networks))
     if augment:
         network: nn.Module = AugmentedEnsemble(networks, stride)
@@ -466,28 +470,18 @@ class EvaluationRun:
     def _open(
         self, model: InferenceModel, size: int, batch_size: int, workers: int
     ) -> AbstractContextManager[ValidationInput | TiledInput]:
+        common: dict[str, Any] = {"size": size, "stride": model.stride, "device": self.device}
         if (config := tile_config(self.options)) is None:
-            return open_validation(
-                self.images, size=size, batch_size=batch_size, stride=model.stride, workers=workers, device=self.device
-            )
-        tiles = TiledInput(
-            self.images,
-            config,
-            size=size,
-            stride=model.stride,
-            device=self.device,
-            threads=workers,
-            batch_size=self.options.batch_size,
-        )
-        return nullcontext(tiles)
+            return open_validation(self.images, batch_size=batch_size, workers=workers, **common)
+        batch_size = self.options.batch_size
+        return nullcontext(TiledInput(self.images, config, threads=workers, batch_size=batch_size, **common))
 
 
 def open_evaluation_run(options: TestOptions) -> EvaluationRun:
-    """Find and scan the images of the split that `--task` names."""
+    """Find and scan the images of the split that `--task` names; ConfigError or DataError if they cannot be used."""
     device = choose_device(options.device)
     make_current(device)
-    # A folder is a data set, too, in the layout of Pascal VOC.
-    data = open_data_set(options.data if Path(options.data).is_dir() else find_file(options.data))
+    data = open_data_set(find_data(options.data))
     split: Split = "train" if options.task == "train" else "test" if options.task == "test" else "val"
     require_valid(data, [split])
     config = SplitConfig(

@@ -258,9 +258,12 @@ class TiledInput:
     ) -> None:
         """`batch_size`: tiles per call of the network on a GPU; on a CPU there is one."""
         self.image_set = image_set
-        self._config, self._size, self._stride, self._device = config, size, stride, device
+        self._size, self._device = size, device
         self._threads, self._single_cls = max(1, threads), single_cls
-        self._at_once = batch_size if device.type == "cuda" else None
+        at_once = batch_size if device.type == "cuda" else None
+        self._make_detector = partial(
+            TileDetector, config=config, size=size, stride=stride, device=device, at_once=at_once
+        )
         self._own = range(rank, len(image_set), num_ranks)
         self.nms_s = 0.0
 
@@ -273,15 +276,7 @@ class TiledInput:
 
         The input of a batch is the image shrunk by a power of two: boxes are scaled without rounding.
         """
-        detector = TileDetector(
-            forward,
-            self._config,
-            size=self._size,
-            stride=self._stride,
-            device=self._device,
-            nms=nms,
-            at_once=self._at_once,
-        )
+        detector = self._make_detector(forward, nms=nms)
         calls = (partial(self._read, index) for index in self._own)
         views: dict[int, np.ndarray] = {}
         with Prefetcher(calls, threads=self._threads, depth=self._threads) as prefetched:

@@ -22,7 +22,7 @@ from flatout.feed import DeviceBatches, Feed, FeedConfig, Plan, Store
 from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.boxes import Letterbox
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.letterbox import RectBatches, StepShapes, rect_batches
+from flatout.yolo.data.letterbox import StepShapes, rect_batches
 
 PAD = 0.5
 """Padding of YOLOv7's validation, in strides: square images of 640 px are evaluated at 672."""
@@ -106,8 +106,6 @@ def open_validation(
     batch_size: int,
     device: torch.device | str,
     stride: int = 32,
-    pad: float = PAD,
-    rect: bool = True,
     workers: int | str = "auto",
     store: Store | None = None,
     on_device: bool = False,
@@ -121,8 +119,8 @@ def open_validation(
     With several ranks each gets every `num_ranks`-th batch, unchanged; the last ranks may get none.
 
     `store` holds `ResizedImages(image_set, size=size, augment=False)`; without one, every pass decodes every image.
-    `on_device` copies the images to the device now, where they stay. With `rect` every batch is as small as its images
-    allow, else all are square. `persistent_workers=False` ends the workers after each pass.
+    `on_device` copies the images to the device now, where they stay. Otherwise workers letterbox them, and one that can
+    no longer be read is replaced by another, with a warning. `persistent_workers=False` ends them after each pass.
     """
     if store is not None and len(store) != len(image_set):
         raise ConfigError(
@@ -131,62 +129,24 @@ def open_validation(
     if single_cls:
         image_set = _as_one_class(image_set)
     batch_size = min(batch_size, len(image_set))
-    batches = _batches(image_set, size=size, batch_size=batch_size, stride=stride, pad=pad, rect=rect)
-    own = batches.share(rank, num_ranks)
-    if own is None:
+    rect = rect_batches(image_set.size_wh_N2, batch_size=batch_size, img_size=size, stride=stride, pad=PAD)
+    if (own := rect.share(rank, num_ranks)) is None:
         return ValidationInput(image_set, None)
     provider = ResizedImages(image_set, size=size, augment=False) if store is None else store
     plan = Plan(num_samples=len(image_set), batch_size=batch_size, shuffle=False, last="short", order=own.order_N)
-    open_input = _kept_on_device if on_device else _from_host
-    feed_config = FeedConfig(workers=workers, persistent_workers=persistent_workers, on_error="substitute")
-    return ValidationInput(image_set, open_input(image_set, provider, own, plan, size, device, feed_config))
+    if on_device:
+        from flatout.yolo.augment.gpu.input import DeviceInputConfig, validation_input
 
-
-HostImages = Store | ResizedImages
-
-
-def _from_host(
-    image_set: ImageSet,
-    provider: HostImages,
-    batches: RectBatches,
-    plan: Plan,
-    size: int,
-    device: torch.device | str,
-    feed_config: FeedConfig,
-) -> DeviceBatches:
-    """Workers letterbox the images. One that can no longer be read is replaced by another, with a warning."""
+        config = DeviceInputConfig(dtype=torch.uint8, workers=workers, persistent_workers=persistent_workers)
+        kept = validation_input(image_set, provider, plan, size=size, device=device, config=config, rect=own)
+        return ValidationInput(image_set, kept)
     from flatout.yolo.augment.source import ValidationSource  # imports OpenCV
 
-    largest_h, largest_w = batches.shape_hw_S2.max(0).tolist()
+    largest_h, largest_w = own.shape_hw_S2.max(0).tolist()
     source = ValidationSource(image_set, provider, size=size, largest_hw=(largest_h, largest_w))
-    plan = replace(plan, shapes=StepShapes(batches.shape_hw_S2))
-    return Feed(source, plan, feed_config).to_device(device)
-
-
-def _kept_on_device(
-    image_set: ImageSet,
-    provider: HostImages,
-    batches: RectBatches,
-    plan: Plan,
-    size: int,
-    device: torch.device | str,
-    feed_config: FeedConfig,
-) -> DeviceBatches:
-    from flatout.yolo.augment.gpu.input import DeviceInputConfig, validation_input
-
-    config = DeviceInputConfig(
-        dtype=torch.uint8, workers=feed_config.workers, persistent_workers=feed_config.persistent_workers
-    )
-    return validation_input(image_set, provider, plan, size=size, device=device, config=config, rect=batches)
-
-
-def _batches(image_set: ImageSet, *, size: int, batch_size: int, stride: int, pad: float, rect: bool) -> RectBatches:
-    size_wh_N2 = image_set.size_wh_N2
-    if rect:
-        return rect_batches(size_wh_N2, batch_size=batch_size, img_size=size, stride=stride, pad=pad)
-    # As if all images were square; sorting those changes nothing.
-    square_N2 = np.ones_like(size_wh_N2)
-    return rect_batches(square_N2, batch_size=batch_size, img_size=size, stride=stride, pad=0.0)
+    feed_config = FeedConfig(workers=workers, persistent_workers=persistent_workers, on_error="substitute")
+    feed = Feed(source, replace(plan, shapes=StepShapes(own.shape_hw_S2)), feed_config)
+    return ValidationInput(image_set, feed.to_device(device))
 
 
 def _as_one_class(image_set: ImageSet) -> ImageSet:

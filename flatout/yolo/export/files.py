@@ -20,9 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import ConfigError
-from flatout.export import Model, Precision, Session, onnx_model, quiet_tracing, refuse_missing
+from flatout.export import (
+    CardFile,
+    Model,
+    Ncnn,
+    OpenVino,
+    Precision,
+    Session,
+    card_text,
+    onnx_model,
+    quiet_tracing,
+    refuse_missing,
+    save_parts,
+)
 from flatout.ranks import choose_device
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 from flatout.yolo.export import onnx_forms
 from flatout.yolo.export.onnx_forms import PrecisionLoss, in_precision, metadata_of, precision_loss
 from flatout.yolo.export.options import ExportOptions
@@ -108,9 +120,8 @@ def compared(content: bytes, references: Iterable[Reference], *, grid: bool) -> 
 
 
 def save(content: bytes, path: Path) -> int:
-    """Write the file atomically; returns its size in bytes."""
-    with replacing(path, needed_bytes=len(content)) as sink:
-        sink.write(content)
+    """Write the file atomically; returns its size in bytes. ResourceError if the disk is full."""
+    write_file(path, content)
     return len(content)
 
 
@@ -128,7 +139,7 @@ def _difference(module: Any, reference: Reference, *, grid: bool) -> Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedFile:
-    """One exported file."""
+    """Path, kind, size and comparison of one file of an export; num_bytes is 0 until it is written."""
 
     path: Path
     kind: str
@@ -158,6 +169,8 @@ class ExportOutcome:
     """All files of an export, with their comparison and times."""
 
     files: tuple[ExportedFile, ...]
+    card: Path
+    """The model card that was written beside them."""
     images: str
     """The images they were compared on, such as `4 generated images`."""
     input_shapes: tuple[tuple[int, ...], ...]
@@ -185,6 +198,7 @@ class ExportOutcome:
             for file in self.files
             if file.median_ms is not None
         ]
+        lines.append(f"model card: {self.card}")
         return "\n".join(lines)
 
 
@@ -205,7 +219,10 @@ TORCH = "torch"
 
 @dataclass(frozen=True)
 class PendingFile:
-    """A file that is compared, but not yet written."""
+    """A file that is built and compared, to be written by `save()`.
+
+    Raw maps in reduced precision are not compared.
+    """
 
     file: ExportedFile
     save: Callable[[], int]
@@ -220,6 +237,10 @@ def pending_files(context: ExportContext, stem: Path) -> Iterator[PendingFile]:
         yield _torchscript(context, stem.with_name(f"{stem.name}.torchscript.pt"))
     if "onnx" in context.options.formats:
         yield from _onnx(context, stem)
+    if "openvino" in context.options.formats:
+        yield _openvino(context, stem)
+    if "ncnn" in context.options.formats:
+        yield _ncnn(context, stem)
 
 
 def _torchscript(context: ExportContext, path: Path) -> PendingFile:
@@ -255,6 +276,51 @@ def _onnx(context: ExportContext, stem: Path) -> Iterator[PendingFile]:
             yield _pending_onnx(context, reduced, made)
 
 
+def _openvino(context: ExportContext, stem: Path) -> PendingFile:
+    options = _without_nms(context.options)
+    model = onnx_forms.final_model(
+        onnx_forms.probe_of(context.folded, options, context.example), postprocess_for(options)
+    )
+    runtime = OpenVino(model, threads=torch.get_num_threads())
+    return _pending_parts(context, options, runtime, stem, "OpenVINO", [each.name for each in model.graph.output])
+
+
+def _ncnn(context: ExportContext, stem: Path) -> PendingFile:
+    options = replace(_without_nms(context.options), dynamic=False, dynamic_batch=False)
+    form: nn.Module = RawLevels(context.folded) if options.form == "raw" else DecodedBoxes(context.folded)
+    names = onnx_forms.output_names(form.eval(), options, context.example)
+    runtime = Ncnn(form, context.example[:1], input_name=onnx_forms.INPUT, output_names=names)
+    return _pending_parts(context, options, runtime, stem, "ncnn", names)
+
+
+def _pending_parts(
+    context: ExportContext,
+    options: ExportOptions,
+    runtime: OpenVino | Ncnn,
+    stem: Path,
+    kind: str,
+    names: Sequence[str],
+) -> PendingFile:
+    """A model of two files, in a folder with its metadata."""
+    folder = stem.with_name(f"{stem.name}_{kind.lower()}")
+    size_hw = (context.example.shape[2], context.example.shape[3])
+    references = [each for each in context.references if kind != "ncnn" or each.images.shape[2:] == size_hw]
+    difference = onnx_forms.compared_outputs(runtime, names, references, options)
+    limit = context.accepted(difference, str(folder))
+    metadata = metadata_of(context.folded, options, size_hw, options.form)
+    parts = {**runtime.files(), ".json": json.dumps(metadata, indent=1).encode()}
+    file = ExportedFile(path=folder, kind=kind, num_bytes=0, difference=difference, limit=limit)
+    images = {onnx_forms.INPUT: context.example.numpy()}
+    return PendingFile(file, lambda: save_parts(folder, stem.name, parts), lambda: runtime(images))
+
+
+def _without_nms(options: ExportOptions) -> ExportOptions:
+    """The options for a format without NMS inside: decoded boxes instead."""
+    if options.form in ("raw", "grid"):
+        return options
+    return replace(options, grid=True, end2end=False, include_nms=False, max_wh=None)
+
+
 def _pending_onnx(context: ExportContext, probe: Model, file: ExportedFile) -> PendingFile:
     postprocess = postprocess_for(context.options)
     model = onnx_forms.final_model(probe, postprocess)
@@ -280,6 +346,11 @@ def times_of(context: ExportContext, pending: Sequence[PendingFile], device: tor
 
 # The export
 
+SHAPE_RULE = (
+    "Letterbox every image to {height} x {width} (height x width): scale it to fit, keep its aspect ratio, centre it, "
+    "and fill the rest with grey (114). `flatout yolo detect` pads an image only to the next multiple of {stride}, so "
+    "it sees less grey than this file, and its boxes may differ slightly."
+)
 ENDINGS = (".torchscript.pt", ".onnx", ".pt", ".pth", ".safetensors")
 """Endings that are removed from a name before a new one is added."""
 
@@ -310,8 +381,10 @@ def export_network(network: Network, options: ExportOptions, *, stem: Path) -> E
     files = [replace(each.file, num_bytes=each.save()) for each in pending]
     times = times_of(context, pending, device)
     timed = tuple(replace(file, median_ms=times.get(file.path.name)) for file in files)
+    card = _write_card(context, timed, stem)
     return ExportOutcome(
         files=timed,
+        card=card,
         images=context.images.origin,
         input_shapes=tuple(dict.fromkeys(each.shape for each in context.inputs)),
         timed_shape=tuple(context.example.shape),
@@ -319,6 +392,21 @@ def export_network(network: Network, options: ExportOptions, *, stem: Path) -> E
         device=str(device),
         threads=torch.get_num_threads(),
     )
+
+
+def _write_card(context: ExportContext, files: Sequence[ExportedFile], stem: Path) -> Path:
+    size_hw = (context.example.shape[2], context.example.shape[3])
+    facts = metadata_of(context.folded, context.options, size_hw, context.options.form)
+    text = card_text(
+        stem.name,
+        facts=facts,
+        shape_rule=SHAPE_RULE.format(height=size_hw[0], width=size_hw[1], stride=facts["stride"]),
+        files=[CardFile(file.path, file.line().partition("; ")[2]) for file in files],
+        compared_on=context.images.origin,
+    )
+    path = stem.with_name(f"{stem.name}.card.md")
+    write_file(path, text)
+    return path
 
 
 def stem_for(weights: Path, out: str) -> Path:
@@ -342,3 +430,7 @@ def without_ending(path: Path) -> Path:
 def _refuse_early(options: ExportOptions) -> None:
     if "onnx" in options.formats:
         refuse_missing("onnx", "onnxruntime", *(["onnxslim"] if options.simplify else []))
+    if "openvino" in options.formats:
+        refuse_missing("onnx", "openvino", *(["onnxslim"] if options.simplify else []))
+    if "ncnn" in options.formats:
+        refuse_missing("ncnn", "pnnx")

@@ -21,6 +21,7 @@ from flatout import __version__
 from flatout.export import (
     Model,
     Precision,
+    Run,
     Session,
     check,
     in_float16_up_to_last_convolutions,
@@ -148,10 +149,15 @@ def with_plugin(model: Model, probe: Model, postprocess: Postprocess) -> Model:
 @torch.no_grad()
 def compared(probe: Model, references: Iterable[Reference], options: ExportOptions) -> Difference:
     """The largest difference of the model from the network; ParityError if its postprocessing is wrong."""
+    model = without_plugin(probe, postprocess_for(options))
+    return compared_outputs(Session(model), [output.name for output in model.graph.output], references, options)
+
+
+def compared_outputs(
+    session: Run, names: Sequence[str], references: Iterable[Reference], options: ExportOptions
+) -> Difference:
+    """The same for a model in any runtime, with outputs of these names."""
     postprocess = postprocess_for(options)
-    model = without_plugin(probe, postprocess)
-    session = Session(model)
-    names = [output.name for output in model.graph.output]
     if options.form == "raw":
         return largest(_raw_difference(session, names, each) for each in references)
     return largest(_difference(session, names, postprocess, each) for each in references)
@@ -163,12 +169,12 @@ def decoded_by(model: Model, inputs: Sequence[np.ndarray], postprocess: Postproc
     return [session({INPUT: x})[_boxes_of(postprocess)] for x in inputs]
 
 
-def _raw_difference(session: Session, names: Sequence[str], reference: Reference) -> Difference:
+def _raw_difference(session: Run, names: Sequence[str], reference: Reference) -> Difference:
     found = session({INPUT: reference.images})
     return largest(raw_difference(found[name], level) for name, level in zip(names, reference.raw, strict=True))
 
 
-def _difference(session: Session, names: Sequence[str], postprocess: Postprocess, reference: Reference) -> Difference:
+def _difference(session: Run, names: Sequence[str], postprocess: Postprocess, reference: Reference) -> Difference:
     found = session({INPUT: reference.images})
     decoded = found[_boxes_of(postprocess)]
     outputs = [name for name in names if name != _boxes_of(postprocess)]
@@ -188,6 +194,11 @@ def _module(network: Network, options: ExportOptions) -> nn.Module:
     if options.form == "grid":
         return DecodedBoxes(network).eval()
     return WithPostprocess(network, postprocess_for(options)).eval()
+
+
+def output_names(module: nn.Module, options: ExportOptions, example: Tensor) -> list[str]:
+    """Names of the module's outputs, in their order."""
+    return list(_shapes(module, options, example))
 
 
 @torch.no_grad()

@@ -10,12 +10,14 @@ Form = Literal["raw", "grid", "onnx-nms", "tensorrt-nms", "tensorrt-nms-corners"
 """raw: one map per level. grid: boxes in pixels. The others: boxes after NMS, by ONNX's own node or by TensorRT's
 plugin, whose input are centres and sizes (--end2end) or corners (--include-nms)."""
 
-FORMATS = ("torchscript", "onnx")
+FORMATS = ("torchscript", "onnx", "openvino", "ncnn")
 """All formats."""
 DEFAULT_FORMATS = ("torchscript", "onnx")
 """Written without --formats. A list of its own, so that a further format is not written unasked."""
 REFUSED_FORMATS = {
     "coreml": "flatout does not write CoreML files; convert the TorchScript file with coremltools, on a Mac",
+    "tensorrt": "an engine is built on the GPU that will run it; export ONNX, then run there: "
+    "trtexec --onnx=best.onnx --saveEngine=best.engine --fp16",
     "lite": "PyTorch Mobile is discontinued, and torch no longer writes its files; use onnx or torchscript",
 }
 OPSETS = range(11, 21)
@@ -100,10 +102,13 @@ class ExportOptions:
             yield "--max-wh has no effect without --end2end."
         if self.onnx_opset != self.opset:
             yield f"--int8 needs opset {self.onnx_opset}: it is used for every ONNX file."
-        if "onnx" not in self.formats and (self.simplify or self.fp16 or self.int8):
+        simplified = self.simplify and "openvino" not in self.formats
+        if "onnx" not in self.formats and (simplified or self.fp16 or self.int8):
             yield "--simplify, --fp16 and --int8 have no effect: no ONNX file is written."
-        if "torchscript" in self.formats and self.form not in ("raw", "grid"):
-            yield "NMS is only in the ONNX file; the TorchScript file outputs decoded boxes."
+        if set(self.formats) - {"onnx"} and self.form not in ("raw", "grid"):
+            yield "NMS is only in the ONNX file; a file in another format outputs decoded boxes."
+        if "ncnn" in self.formats and (self.dynamic or self.dynamic_batch):
+            yield "--dynamic and --dynamic-batch have no effect on ncnn, whose input has a fixed size."
 
 
 def _problems(options: ExportOptions) -> Iterator[str]:
@@ -131,5 +136,7 @@ def _problems_of_formats(options: ExportOptions) -> Iterator[str]:
             yield f"--formats {name}: {REFUSED_FORMATS[name]}"
         elif name not in FORMATS:
             yield f"--formats {name} is none of {', '.join(FORMATS)}"
+    if "ncnn" in options.formats and options.batch_size != 1:
+        yield f"--formats ncnn: ncnn has no batches, so --batch-size {options.batch_size} cannot be used; give 1"
     if options.opset not in OPSETS:
         yield f"--opset {options.opset} is outside {OPSETS[0]} to {OPSETS[-1]}"

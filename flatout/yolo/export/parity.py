@@ -23,8 +23,9 @@ from flatout.errors import DataError, ParityError, counted
 from flatout.feed import DecodeError
 from flatout.images import read_image
 from flatout.yolo.data.data_yaml import read_data_yaml
-from flatout.yolo.data.find import find_images
+from flatout.yolo.data.find import FoundImages, find_images
 from flatout.yolo.data.letterbox import MIN_GRID, fit, letterbox, round_up_img_size
+from flatout.yolo.data.open_data import images_of
 from flatout.yolo.export.options import ExportOptions
 from flatout.yolo.export.postprocess import Reference, reference_of
 from flatout.yolo.find_file import find_file
@@ -160,9 +161,9 @@ def comparison_images(options: ExportOptions) -> ComparisonImages:
     """The images that the options name; DataError if none can be read."""
     if options.data:
         data = read_data_yaml(find_file(options.data))
-        return _from_files(data.entries["val"], options.pictures, options.data)
+        return _from_files(images_of(data.entries["val"], data.names), options.pictures, options.data)
     if options.images:
-        return _from_files(options.images, options.pictures, ", ".join(options.images))
+        return _from_files(find_images(options.images), options.pictures, ", ".join(options.images))
     return demo_images(options.pictures)
 
 
@@ -175,8 +176,7 @@ def demo_images(count: int) -> ComparisonImages:
     return ComparisonImages(images, counted(count, "generated image"))
 
 
-def _from_files(entries: Sequence[str], count: int, origin: str) -> ComparisonImages:
-    found = find_images(entries)
+def _from_files(found: FoundImages, count: int, origin: str) -> ComparisonImages:
     if found.absent:
         raise DataError(f"{found.absent[0]}: does not exist. Name images, folders or lists that exist.")
     images: list[np.ndarray] = []

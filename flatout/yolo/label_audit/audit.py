@@ -14,13 +14,13 @@ from pathlib import Path
 from flatout.errors import ConfigError, MissingFileError, counted
 from flatout.ranks import choose_device, make_current
 from flatout.runs import new_run_folder
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 from flatout.yolo.data.data_yaml import Split, require_valid
 from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import OpenedSplit, SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
-from flatout.yolo.find_file import find_file, weights_files
+from flatout.yolo.find_file import find_data, weights_files
 from flatout.yolo.label_audit.config import AuditConfig
 from flatout.yolo.label_audit.page import page
 from flatout.yolo.label_audit.passes import PassConfig, passes_of
@@ -61,7 +61,10 @@ class AuditResult:
 
 
 def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
-    """Audit the labels of a split; writes audit.json, audit.csv and audit.html. Never changes the data set."""
+    """Audit the labels of a split; writes audit.json, audit.csv and audit.html. Never changes the data set.
+
+    MissingFileError, ConfigError or DataError if run, weights or data cannot be used.
+    """
     config, statistics = _resolved(config)
     weights = weights_files(config.weights)
     device = choose_device(config.device)
@@ -103,7 +106,10 @@ def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelStatistics | None]
         return config, None
     folder = config.run
     if not (folder / "opt.yaml").is_file():
-        raise MissingFileError(f"{folder}: is not the folder of a training run: it has no opt.yaml. Give a run folder.")
+        raise MissingFileError(
+            f"{folder}: is not the folder of a training run: it has no opt.yaml. Give a run folder such as "
+            "runs/train/exp."
+        )
     options, _ = read_options(folder)
     weights = config.weights or _weights_of(folder)
     values = vars(config) | {
@@ -112,7 +118,9 @@ def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelStatistics | None]
         "img_size": config.img_size or options.img_size[1],
     }
     if options.single_cls:
-        raise ConfigError(f"{folder}: was trained with --single-cls, where classes cannot be audited.")
+        raise ConfigError(
+            f"{folder}: was trained with --single-cls, where classes cannot be audited. Give a run without it."
+        )
     return AuditConfig(**values), read_statistics(folder / FILE_NAME)
 
 
@@ -125,7 +133,7 @@ def _weights_of(folder: Path) -> tuple[str, ...]:
 
 
 def _open(config: AuditConfig) -> OpenedSplit:
-    data = open_data_set(config.data if Path(config.data).is_dir() else find_file(config.data))
+    data = open_data_set(find_data(config.data))
     split: Split = config.split
     require_valid(data, [split])
     return open_split(data, split, SplitConfig(scan=ScanConfig(), cache_folder=default_folder()))
@@ -172,6 +180,4 @@ def _write_files(
 
 
 def _write(path: Path, text: str) -> None:
-    content = text.encode(errors="surrogateescape")
-    with replacing(path, needed_bytes=len(content)) as sink:
-        sink.write(content)
+    write_file(path, text.encode(errors="surrogateescape"))

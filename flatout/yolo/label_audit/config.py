@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from flatout.cli import option
 from flatout.errors import ConfigError
 
 
@@ -12,18 +13,20 @@ class AuditConfig:
     """What is audited, and how. A run gives its own data, weights and size where they are left out."""
 
     run: Path | None = None
-    weights: tuple[str, ...] = ()
-    data: str = ""
-    split: Literal["train", "val", "test"] = "train"
-    img_size: int = 0
-    """Longer side of the input; 0: that of the run, else 640."""
-    batch_size: int = 32
-    device: str = ""
-    workers: int = 8
-    mirrored: bool = False
-    """A second pass of each weights file over mirrored images."""
-    out: Path | None = None
-    """Folder for the files; None: `audit` in the run folder, else runs/audit/exp."""
+    weights: tuple[str, ...] = option((), "weights (default: best.pt and last.pt of the run)", metavar="FILE")
+    data: str = option("", "data YAML (default: that of the run)")
+    split: Literal["train", "val", "test"] = option("train", "images to audit (default: %(default)s)")
+    img_size: int = option(0, "longer side of the input (default: that of the run, or 640)", metavar="PX")
+    batch_size: int = option(32, "images per step (default: %(default)s)")
+    device: str = option("", "cpu, or the number of a GPU (default: a GPU if there is one)")
+    workers: int = option(8, "most worker processes that read images (default: %(default)s)")
+    mirrored: bool = option(False, "also look at mirrored images: twice the time, hardly better in our tests")
+    out: Path | None = option(
+        None,
+        "folder for the files (default: RUN/audit, or runs/audit/exp); with --fix-list: for the corrected copies",
+        type=Path,
+        metavar="FOLDER",
+    )
 
     def __post_init__(self) -> None:
         if self.run is None and not self.weights:

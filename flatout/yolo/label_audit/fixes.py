@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from flatout.errors import ConfigError, DataError
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 from flatout.yolo.data.label_text import decode_text
 
 Action = Literal["delete", "replace", "add"]
@@ -50,7 +50,7 @@ def read_fix_list(path: Path) -> list[Fix]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--fix-list {path}: cannot be read: {error.strerror}.") from None
+        raise ConfigError(f"--fix-list {path}: cannot be read: {error.strerror}. Check the path.") from None
     except ValueError as error:
         raise ConfigError(f"--fix-list {path}: is not JSON ({error}). Save it with the button of audit.html.") from None
     entries = content.get("fixes") if isinstance(content, dict) else None
@@ -96,9 +96,7 @@ def write_fixed(fixes: Sequence[Fix], out: Path) -> list[Path]:
         contents.append((target, fixed_text(file, own)))
     for target, text in contents:
         target.parent.mkdir(parents=True, exist_ok=True)
-        content = text.encode()
-        with replacing(target, needed_bytes=len(content)) as sink:
-            sink.write(content)
+        write_file(target, text)
     return [target for target, _ in contents]
 
 
@@ -135,6 +133,6 @@ def _lines_of(file: str, *, may_be_missing: bool) -> list[str]:
             return []
         raise DataError(f"{file}: this label file does not exist any more. {AGAIN}") from None
     except OSError as error:
-        raise DataError(f"{file}: cannot be read: {error.strerror}.") from None
+        raise DataError(f"{file}: cannot be read: {error.strerror}. Check its permissions.") from None
     except ValueError as error:
-        raise DataError(f"{file}: is not UTF-8 text: {error}.") from None
+        raise DataError(f"{file}: is not UTF-8 text: {error}. {AGAIN}") from None

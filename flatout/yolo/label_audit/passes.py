@@ -19,9 +19,9 @@ from flatout.ranks import World
 from flatout.yolo.boxes import to_native
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import round_up_img_size
-from flatout.yolo.evaluate.run import load_inference_model, warm_up
+from flatout.yolo.evaluate.run import Forward, eval_mode, load_inference_model, warm_up
 from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
-from flatout.yolo.label_audit.set_boxes import SetBoxes, from_images
+from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image
 from flatout.yolo.nms import Detections, NmsConfig, non_max_suppression
 
 CONF_THRES, IOU_THRES = 0.02, 0.6
@@ -80,16 +80,12 @@ def detect(
 ) -> Iterator[tuple[ValidationBatch, list[Detections]]]:
     """Every batch with its detections in input pixels: of the images, and of the mirrored images."""
     nms = NmsConfig(conf_thres=CONF_THRES, iou_thres=IOU_THRES, multi_label=True, max_det=MAX_DET)
-    dtype = amp or next(network.parameters()).dtype
-    autocast = None if amp == torch.float32 else amp
+    forward = Forward(network, amp)
     for batch in batches.epoch(0):
-        x = batch.images.to(dtype).div_(255)
-        found = []
-        for is_mirrored in (False, True)[: 1 + mirrored]:
-            with torch.autocast(x.device.type, dtype=autocast, enabled=autocast is not None):
-                decoded = network(x.flip(-1) if is_mirrored else x).decoded
-            if is_mirrored:
-                decoded = torch.cat((x.shape[-1] - decoded[..., :1], decoded[..., 1:]), -1)
+        found = [non_max_suppression(forward(batch.images).decoded, nms)]
+        if mirrored:
+            decoded = forward(batch.images.flip(-1)).decoded
+            decoded = torch.cat((batch.images.shape[-1] - decoded[..., :1], decoded[..., 1:]), -1)
             found.append(non_max_suppression(decoded, nms))
         yield batch, found
 
@@ -102,28 +98,24 @@ def pass_during_training(
     The network keeps its mode and its buffers, and no random number is drawn: the training goes on as without it.
     """
     collector = _Collector(len(images))
-    was_training = network.training
-    network.eval()
-    try:
-        with open_validation(
-            images,
-            size=config.size,
-            batch_size=config.batch_size,
-            stride=stride,
-            workers=config.workers,
-            device=config.device,
-            rank=world.rank,
-            num_ranks=world.size,
-        ) as batches:
-            for batch, (found,) in detect(network, batches, amp=amp):
-                collector.add(batch, found)
-    finally:
-        network.train(was_training)
+    opened = open_validation(
+        images,
+        size=config.size,
+        batch_size=config.batch_size,
+        stride=stride,
+        workers=config.workers,
+        device=config.device,
+        rank=world.rank,
+        num_ranks=world.size,
+    )
+    with eval_mode(network), opened as batches:
+        for batch, (found,) in detect(network, batches, amp=amp):
+            collector.add(batch, found)
     gathered = world.gather((collector.image_D, collector.row_D6))
     if gathered is None:
         return None
     image_D, row_D6 = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
-    return from_images(image_D, row_D6, len(images))
+    return boxes_by_image(image_D, row_D6, len(images))
 
 
 def relative_rows(batch: ValidationBatch, found: Detections) -> Tensor:
@@ -154,4 +146,4 @@ class _Collector:
         return np.concatenate([np.zeros((0, 6), np.float32), *self._rows])
 
     def boxes(self) -> SetBoxes:
-        return from_images(self.image_D, self.row_D6, self._num_images)
+        return boxes_by_image(self.image_D, self.row_D6, self._num_images)

@@ -13,7 +13,7 @@ Pure NumPy: same arguments, same list.
 Dimension key:  T labels   D detections   N images   n labels of one image   m detections of one image
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -81,19 +81,10 @@ class Evidence:
 
     @classmethod
     def empty(cls, num_labels: int, num_detections: int) -> "Evidence":
-        zeros, none = np.zeros(num_labels), np.full(num_labels, NONE)
-        return cls(
-            own_T=zeros.copy(),
-            near_T=zeros.copy(),
-            matched_T=none.copy(),
-            matched_iou_T=zeros.copy(),
-            matched_score_T=zeros.copy(),
-            other_T=zeros.copy(),
-            other_detection_T=none.copy(),
-            twin_T=zeros.copy(),
-            twin_label_T=none.copy(),
-            free_D=np.ones(num_detections),
-        )
+        numbers = ("matched_T", "other_detection_T", "twin_label_T")
+        of_labels = [each.name for each in fields(cls) if each.name != "free_D"]
+        columns = {name: np.full(num_labels, NONE) if name in numbers else np.zeros(num_labels) for name in of_labels}
+        return cls(**columns, free_D=np.ones(num_detections))
 
 
 def gather_evidence(labels: SetBoxes, found: SetBoxes) -> Evidence:

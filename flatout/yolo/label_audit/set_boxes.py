@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flatout.yolo.data.image_set import Labels
+from flatout.yolo.data.image_set import Labels, offsets
 
 FUSE_IOU = 0.55
 """Detections of two passes that overlap by this much, of the same class, are the same object."""
@@ -50,14 +50,16 @@ def labels_as_boxes(labels: Labels) -> SetBoxes:
     return SetBoxes(labels.first_N, box_T4, class_T, np.ones(len(class_T), np.float32))
 
 
-def from_images(image_D: np.ndarray, row_D6: np.ndarray, num_images: int) -> SetBoxes:
-    """Boxes from rows x1, y1, x2, y2, score, class in any order of images; within an image the order is kept."""
+def boxes_by_image(image_D: np.ndarray, row_D6: np.ndarray, num_images: int) -> SetBoxes:
+    """Boxes from rows x1, y1, x2, y2, score, class, sorted by image; within an image the order is kept.
+
+    `image_D`: number of the image of each row, in any order; corners are relative to the image, 0 to 1.
+    """
     order_D = np.argsort(image_D, kind="stable")
     counts_N = np.bincount(image_D, minlength=num_images)
-    first_N = np.concatenate(([0], np.cumsum(counts_N))).astype(np.int64)
     row_D6 = row_D6[order_D]
     return SetBoxes(
-        first_N,
+        offsets(counts_N),
         row_D6[:, :4].astype(np.float32),
         row_D6[:, 5].astype(np.int64),
         row_D6[:, 4].astype(np.float32),
@@ -95,8 +97,7 @@ def fuse(passes: Sequence[SetBoxes]) -> SetBoxes:
         pass_n = np.repeat(np.arange(len(passes)), [rows.stop - rows.start for rows in own])
         fused.append(_fuse_image(box_n4, class_n, score_n, pass_n, len(passes)))
     box, classes, score = (np.concatenate(parts) for parts in zip(*fused, strict=True))
-    first_N = np.concatenate(([0], np.cumsum([len(boxes) for boxes, _, _ in fused]))).astype(np.int64)
-    return SetBoxes(first_N, box, classes, score)
+    return SetBoxes(offsets(np.array([len(boxes) for boxes, _, _ in fused])), box, classes, score)
 
 
 def _fuse_image(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from flatout.errors import DataError
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 from flatout.yolo.label_audit.rank import Evidence
 from flatout.yolo.label_audit.set_boxes import SetBoxes
 
@@ -134,9 +134,7 @@ def write_statistics(path: Path, statistics: LabelStatistics) -> None:
     sink = io.BytesIO()
     arrays: dict[str, Any] = {name: np.asarray(value) for name, value in statistics.as_plain().items()}
     np.savez_compressed(sink, **arrays)
-    content = sink.getvalue()
-    with replacing(path, needed_bytes=len(content)) as file:
-        file.write(content)
+    write_file(path, sink.getvalue())
 
 
 def read_statistics(path: Path) -> LabelStatistics | None:

@@ -25,7 +25,7 @@ from flatout.yolo.loss.losses import (
     route_all,
     sum_parts,
 )
-from flatout.yolo.loss.matches import Anchors, Matches, Search, list_matches
+from flatout.yolo.loss.matches import Anchors, Matches, Search
 from flatout.yolo.multihead.router import ota_router_loss, plain_router_loss
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "assign_ota",
     "aux_ota_loss",
     "head_loss",
-    "list_matches",
     "ota_loss",
     "ota_router_loss",
     "plain_loss",

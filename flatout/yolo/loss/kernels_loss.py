@@ -349,7 +349,7 @@ def match_gradient(
     LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
     AT_ONCE: tl.constexpr, COLUMNS: tl.constexpr, FOCAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of all channels of the matched cells."""
+    """Write the gradient of every channel of the matched cells to g0..g3, summed over a cell's matches."""
     lane = tl.arange(0, COLUMNS)
     upstream = tl.load(upstream_p)
     for block in range(tl.program_id(0), tl.cdiv(num_slots, COLUMNS), tl.num_programs(0)):

@@ -79,7 +79,7 @@ class LossConfig:
             raise ValueError(f"loss.anchor_t={self.anchor_t} matches no target; it must be above 1 (YOLOv7 uses 4).")
         for name in ("label_smoothing", "gr"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"loss.{name}={getattr(self, name)} is outside 0 to 1.")
+                raise ValueError(f"loss.{name}={getattr(self, name)} must be from 0 to 1.")
 
     def scaled(self, *, num_layers: int, num_classes: int, image_size_px: int) -> "LossConfig":
         """The gains that training applies; those of a hyp file are for three layers, 80 classes and 640 px."""

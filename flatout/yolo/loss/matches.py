@@ -118,15 +118,3 @@ def check_maps(maps: Sequence[Tensor], anchors: Anchors, *, joined: bool = False
         )
     if max(max(shape[2:4]) for shape in shapes) > MAX_SIDE or num_anchors > 1 << ANCHOR_BITS:
         raise ValueError(f"prediction maps {shapes} are too large: at most {MAX_SIDE} cells per side and 8 anchors.")
-
-
-def list_matches(matches: Matches, layer: int) -> Tensor:
-    """The matches of one layer in list order: int64 [n, 5] of image, anchor, row, column, target.
-
-    For inspection and tests: it waits for the device, and the losses do not use it. Candidates listed on a GPU are
-    sorted by image; within an image the order is the same as on the CPU.
-    """
-    cell = unpack_cells(matches.packed_M)
-    (found_n,) = torch.nonzero((matches.target_M >= 0) & (cell.layer == layer), as_tuple=True)
-    columns = (matches.image_M, cell.anchor, cell.row, cell.column, matches.target_M)
-    return torch.stack([each[found_n].long() for each in columns], 1)

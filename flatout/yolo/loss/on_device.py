@@ -248,9 +248,9 @@ def device_head_loss(
         dense,
         layer_table(dense, outputs_of(heads)),
         balance_L if heads is None else heads.table_HF,
+        contiguous_float(anchors.size_LA2),
         contiguous_float(targets_T6),
         *matches[:3],
-        contiguous_float(anchors.size_LA2),
         balance_L,
     )
     sizes = _KernelSizes(
@@ -279,12 +279,17 @@ class _LossInputs(NamedTuple):
     table: Tensor
     heads_HF: Tensor
     """`Heads.table_HF` for joined maps; any tensor otherwise."""
+    anchors_LA2: Tensor
     targets_T6: Tensor
     packed_M: Tensor
     image_M: Tensor
     target_M: Tensor
-    anchors_LA2: Tensor
     balance_L: Tensor
+
+    @property
+    def of_matches(self) -> tuple[Tensor, ...]:
+        """Everything but maps and balance, in the order in which the kernels of the matches take it."""
+        return tuple(self[1:-1])
 
 
 class _KernelSizes(NamedTuple):
@@ -318,16 +323,46 @@ class _KernelSizes(NamedTuple):
         return kernels_loss.SUMS * power_of_two(self.LAYERS * self.num_heads)
 
 
+class _Loss(NamedTuple):
+    """A loss to compute, and the numbers that its kernels share."""
+
+    inputs: _LossInputs
+    sizes: _KernelSizes
+    config: LossConfig
+    weight: float
+
+    @property
+    def num_images(self) -> int:
+        return self.inputs.maps[0].shape[0]
+
+    @property
+    def gains(self) -> tuple[float, float, float]:
+        """Gains of the box, objectness and class losses."""
+        config, weight = self.config, self.weight
+        return config.box * weight, config.obj * weight, config.cls * weight
+
+    @property
+    def of_terms(self) -> tuple[float, ...]:
+        """Numbers of the class and objectness terms; the last two are those of objectness."""
+        config = self.config
+        return config.gr, config.label_smoothing, config.cls_pw, config.obj_pw, config.fl_gamma
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Constants of all kernels but the one that sums up."""
+        return {**self.sizes._asdict(), "FOCAL": self.config.fl_gamma > 0}
+
+
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, config: LossConfig, weight: float, spans: Spans, sizes: _KernelSizes, *tensors: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = _unflatten(tensors)
-        link_M = torch.empty_like(inputs.packed_M)
-        empty_sums, logits_S = _sum_empty(inputs, sizes, config)
-        match_sums = _sum_matches(inputs, sizes, config, spans, link_M)
-        total, items, obj_L, count_G = _add_up(inputs, sizes, config, weight, empty_sums, match_sums)
+        loss = _Loss(_unflatten(tensors), sizes, config, weight)
+        link_M = torch.empty_like(loss.inputs.packed_M)
+        empty_sums, logits_S = _sum_empty(loss)
+        match_sums = _sum_matches(loss, spans, link_M)
+        total, items, obj_L, count_G = _add_up(loss, empty_sums, match_sums)
         ctx.save_for_backward(link_M, count_G, logits_S, *tensors)
         ctx.config, ctx.weight, ctx.sizes = config, weight, sizes
         ctx.mark_non_differentiable(items, obj_L)
@@ -338,10 +373,10 @@ class _HeadLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         link_M, count_G, logits_S, *tensors = ctx.saved_tensors
-        inputs = _unflatten(tensors)
-        grads = [torch.empty_like(each) for each in inputs.maps]
-        _write_empty(inputs, ctx.sizes, ctx.config, ctx.weight, grads, upstream, logits_S)
-        _write_matches(inputs, ctx.sizes, ctx.config, ctx.weight, grads, upstream, link_M, count_G)
+        loss = _Loss(_unflatten(tensors), ctx.sizes, ctx.config, ctx.weight)
+        grads = [torch.empty_like(each) for each in loss.inputs.maps]
+        _write_empty(loss, grads, upstream, logits_S)
+        _write_matches(loss, grads, upstream, link_M, count_G)
         return (None, None, None, None, *[None] * (len(tensors) - len(grads)), *grads)
 
 
@@ -355,11 +390,11 @@ def _unflatten(tensors: Sequence[Tensor]) -> _LossInputs:
     return _LossInputs(list(tensors[others:]), *tensors[:others])
 
 
-def _sum_empty(inputs: _LossInputs, sizes: _KernelSizes, config: LossConfig) -> tuple[Tensor, Tensor]:
+def _sum_empty(loss: _Loss) -> tuple[Tensor, Tensor]:
     """Objectness loss of all cells as if they were empty: partial sums [programs, L]. Also returns the logits of all
     cells [S], in memory order."""
+    inputs, where = loss.inputs, loss.sizes.objectness(loss.inputs.maps)
     sums = inputs.balance_L.new_empty(PROGRAMS * len(inputs.maps))
-    where = sizes.objectness(inputs.maps)
     num_groups = sum(each.numel() for each in inputs.maps) // where["CHANNELS"]
     logits_S = inputs.maps[0].new_empty(num_groups * where["PLACES"])
     start(
@@ -370,67 +405,46 @@ def _sum_empty(inputs: _LossInputs, sizes: _KernelSizes, config: LossConfig) -> 
         inputs.heads_HF,
         logits_S,
         sums,
-        inputs.maps[0].shape[0],
-        config.obj_pw,
-        config.fl_gamma,
-        **sizes._asdict(),
+        loss.num_images,
+        *loss.of_terms[-2:],
+        **loss.constants,
         **where,
         BLOCK=512,
-        FOCAL=config.fl_gamma > 0,
     )
     return sums, logits_S
 
 
-def _sum_matches(
-    inputs: _LossInputs, sizes: _KernelSizes, config: LossConfig, spans: Spans, link_M: Tensor
-) -> Tensor | None:
+def _sum_matches(loss: _Loss, spans: Spans, link_M: Tensor) -> Tensor | None:
     """Terms of the matches: partial sums [programs, heads x layers x SUMS], or None without targets. Fills link_M."""
     if not len(link_M):
         return None
-    width = sizes.sums_width
-    sums = inputs.balance_L.new_empty(PROGRAMS * width)
+    width = loss.sizes.sums_width
+    sums = loss.inputs.balance_L.new_empty(PROGRAMS * width)
     start(
         kernels_loss.match_terms,
         PROGRAMS,
-        *four_maps(inputs.maps),
-        inputs.table,
-        inputs.heads_HF,
-        inputs.anchors_LA2,
-        inputs.targets_T6,
-        inputs.packed_M,
-        inputs.image_M,
-        inputs.target_M,
+        *four_maps(loss.inputs.maps),
+        *loss.inputs.of_matches,
         spans.first_row_B,
         spans.first_slot_BL,
         link_M,
         sums,
         len(link_M),
-        config.gr,
-        config.label_smoothing,
-        config.cls_pw,
-        config.obj_pw,
-        config.fl_gamma,
-        **sizes._asdict(),
+        *loss.of_terms,
+        **loss.constants,
         SLOTS=spans.slots_per_target,
-        AT_ONCE=classes_at_once(sizes.CLASSES),
+        AT_ONCE=classes_at_once(loss.sizes.CLASSES),
         COLUMNS=8,
         OTHERS=64,
         WIDTH=width,
-        FOCAL=config.fl_gamma > 0,
         num_warps=2,
     )
     return sums
 
 
-def _add_up(
-    inputs: _LossInputs,
-    sizes: _KernelSizes,
-    config: LossConfig,
-    weight: float,
-    empty_sums: Tensor,
-    match_sums: Tensor | None,
-) -> tuple[Tensor, ...]:
+def _add_up(loss: _Loss, empty_sums: Tensor, match_sums: Tensor | None) -> tuple[Tensor, ...]:
     """Total, items, objectness loss per layer, and number of matches per layer, or per head and layer."""
+    inputs, sizes = loss.inputs, loss.sizes
     shapes = ((), (4,), (sizes.LAYERS,), (sizes.LAYERS * sizes.num_heads,))
     results = tuple(inputs.balance_L.new_empty(shape) for shape in shapes)
     start(
@@ -442,10 +456,8 @@ def _add_up(
         empty_sums if match_sums is None else match_sums,
         empty_sums,
         *results,
-        inputs.maps[0].shape[0],
-        config.box * weight,
-        config.obj * weight,
-        config.cls * weight,
+        loss.num_images,
+        *loss.gains,
         **sizes._asdict(),
         WIDTH=sizes.sums_width,
         PROGRAMS=PROGRAMS,
@@ -456,17 +468,9 @@ def _add_up(
     return results
 
 
-def _write_empty(
-    inputs: _LossInputs,
-    sizes: _KernelSizes,
-    config: LossConfig,
-    weight: float,
-    grads: list[Tensor],
-    upstream: Tensor,
-    logits_S: Tensor,
-) -> None:
+def _write_empty(loss: _Loss, grads: list[Tensor], upstream: Tensor, logits_S: Tensor) -> None:
     """Write the whole gradient as if all cells were empty."""
-    where = sizes.objectness(inputs.maps)
+    inputs, where = loss.inputs, loss.sizes.objectness(loss.inputs.maps)
     start(
         kernels_loss.empty_gradient,
         sum(-(-each.numel() // GRADIENT_BLOCK) for each in grads),
@@ -476,61 +480,37 @@ def _write_empty(
         logits_S,
         inputs.balance_L,
         upstream,
-        inputs.maps[0].shape[0],
-        config.obj * weight,
-        config.obj_pw,
-        config.fl_gamma,
-        **sizes._asdict(),
+        loss.num_images,
+        loss.gains[1],
+        *loss.of_terms[-2:],
+        **loss.constants,
         **where,
-        GROUPS=sizes.groups,
+        GROUPS=loss.sizes.groups,
         BLOCK=GRADIENT_BLOCK,
         LANES=power_of_two(GRADIENT_BLOCK * where["PLACES"] // where["CHANNELS"] + 1),
-        FOCAL=config.fl_gamma > 0,
     )
 
 
-def _write_matches(
-    inputs: _LossInputs,
-    sizes: _KernelSizes,
-    config: LossConfig,
-    weight: float,
-    grads: list[Tensor],
-    upstream: Tensor,
-    link_M: Tensor,
-    count_G: Tensor,
-) -> None:
+def _write_matches(loss: _Loss, grads: list[Tensor], upstream: Tensor, link_M: Tensor, count_G: Tensor) -> None:
     """Overwrite the matched cells in the gradient that `_write_empty` wrote."""
     if not len(link_M):
         return
     start(
         kernels_loss.match_gradient,
         PROGRAMS,
-        *four_maps(inputs.maps),
+        *four_maps(loss.inputs.maps),
         *four_maps(grads),
-        inputs.table,
-        inputs.heads_HF,
-        inputs.anchors_LA2,
-        inputs.targets_T6,
-        inputs.packed_M,
-        inputs.image_M,
-        inputs.target_M,
+        *loss.inputs.of_matches,
         link_M,
-        inputs.balance_L,
+        loss.inputs.balance_L,
         count_G,
         upstream,
         len(link_M),
-        inputs.maps[0].shape[0],
-        config.box * weight,
-        config.obj * weight,
-        config.cls * weight,
-        config.gr,
-        config.label_smoothing,
-        config.cls_pw,
-        config.obj_pw,
-        config.fl_gamma,
-        **sizes._asdict(),
-        AT_ONCE=classes_at_once(sizes.CLASSES),
+        loss.num_images,
+        *loss.gains,
+        *loss.of_terms,
+        **loss.constants,
+        AT_ONCE=classes_at_once(loss.sizes.CLASSES),
         COLUMNS=8,
-        FOCAL=config.fl_gamma > 0,
         num_warps=2,
     )

@@ -23,7 +23,14 @@ import numpy as np
 import torch
 
 from flatout.errors import ConfigError, DataError, FlatoutError, counted
-from flatout.yolo.data.coco import annotation_candidates, annotation_file, categories_by_id, listed, load_json
+from flatout.yolo.data.coco import (
+    annotation_candidates,
+    annotation_file,
+    categories_by_id,
+    coco_entry,
+    listed,
+    load_json,
+)
 from flatout.yolo.data.data_yaml import DataSet, Split, open_data_yaml
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.find_file import shipped_folder
@@ -33,17 +40,7 @@ logger = logging.getLogger(__name__)
 
 # Detections in the format of the COCO API
 
-COCO_CATEGORY_IDS = (
-    *range(1, 12),
-    *range(13, 26),
-    *range(27, 29),
-    *range(31, 45),
-    *range(46, 66),
-    67,
-    70,
-    *range(72, 83),
-    *range(84, 91),
-)
+COCO_CATEGORY_IDS = tuple(sorted(set(range(1, 91)) - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}))
 """Class 0..79 -> category id of COCO, 1 to 90 with gaps."""
 
 
@@ -98,7 +95,10 @@ class CocoExport:
         return [dict(zip(names, column, strict=True)) for column in columns]
 
     def table(self) -> np.ndarray:
-        """The records as float64 [D, 7]: image_id, x, y, w, h, score, category_id, the input of the evaluators."""
+        """The records as float64 [D, 7]: image_id, x, y, w, h, score, category_id, the input of the evaluators.
+
+        DataError if the id of an image is not a number.
+        """
         image_D, category_D, box_D4, score_D = self._columns()
         names = sorted(name for name in self.image_ids if isinstance(name, str))
         if names:
@@ -143,6 +143,10 @@ EVALUATORS = (
 """Package, module and name of the annotation class, module and name of the evaluation class; the fastest first."""
 
 
+_AREAS_PX = ((0, 32**2), (32**2, 96**2), (96**2, 1e10))
+"""Areas of small, medium and large objects, as COCO defines them."""
+
+
 class CocoScores(NamedTuple):
     """The twelve numbers of the COCO challenge; -1 if there is no object of that size."""
 
@@ -168,7 +172,8 @@ def coco_scores(
 ) -> CocoScores:
     """Scores of detections (`CocoExport.table()`) against an annotation file, on `image_ids` or on all its images.
 
-    `category_ids` restricts the categories; by default all of the file count.
+    `category_ids` restricts the categories; by default all of the file count. ConfigError if no evaluator is
+    installed, DataError if the file does not exist or lacks one of the images.
     """
     package, coco_class, eval_class = _evaluator()
     printed = io.StringIO()
@@ -177,7 +182,7 @@ def coco_scores(
         truth = _open(coco_class, annotations)
         wanted = _evaluated_ids(truth, image_ids)
         if not len(table_D7):
-            return CocoScores(*[0.0] * len(CocoScores._fields))
+            return _scores_of_nothing(truth, wanted, category_ids)
         evaluation = eval_class(truth, truth.loadRes(np.ascontiguousarray(table_D7)), "bbox")
         evaluation.params.imgIds = wanted
         if category_ids is not None:
@@ -194,6 +199,20 @@ def coco_scores(
         if package == "hotcoco":
             return _with_id_zero_missed(evaluation, truth)
     return CocoScores(*map(float, evaluation.stats[: len(CocoScores._fields)]))
+
+
+def _scores_of_nothing(truth: Any, image_ids: Sequence[int], category_ids: Sequence[int] | None) -> CocoScores:
+    """The scores without any detection, which the evaluators do not accept: 0, or -1 where there are no objects."""
+    area_px = [
+        each["area"]
+        for each in truth.loadAnns(truth.getAnnIds())
+        if not each.get("iscrowd")
+        and each["image_id"] in image_ids
+        and (category_ids is None or each["category_id"] in category_ids)
+    ]
+    by_size = [0.0 if any(low <= area <= high for area in area_px) else -1.0 for low, high in _AREAS_PX]
+    overall = 0.0 if area_px else -1.0
+    return CocoScores(*[overall] * 3, *by_size, *[overall] * 3, *by_size)
 
 
 def _counts_id_zero(truth: Any, params: Any) -> bool:
@@ -286,7 +305,7 @@ def _evaluator() -> tuple[str, Any, Any]:
 def _open(coco_class: Any, annotations: Path | Mapping[str, Any]) -> Any:
     if isinstance(annotations, Path):
         if not annotations.is_file():
-            raise DataError(f"{annotations}: no such annotation file, so COCO AP cannot be computed.")
+            raise DataError(f"{annotations}: no such annotation file, so COCO AP cannot be computed. Check the path.")
         return coco_class(str(annotations))
     truth = coco_class()
     truth.dataset = dict(annotations)
@@ -302,7 +321,7 @@ def _evaluated_ids(truth: Any, image_ids: Sequence[int | str] | None) -> list[in
     if unknown:
         raise DataError(
             f"{len(unknown)} of {len(image_ids)} images are not in the annotation file, such as {unknown[0]}. "
-            "It belongs to another data set."
+            "It belongs to another data set: give the one of these images."
         )
     return sorted(int(image_id) for image_id in set(image_ids))
 
@@ -311,19 +330,12 @@ def _evaluated_ids(truth: Any, image_ids: Sequence[int | str] | None) -> list[in
 
 MAX_NAMED = 5
 
+_ALL, _AREAS = "0.50:0.95", ("small", "medium", "large")
 _LINES = (
-    ("AP", "0.50:0.95", "all", 100),
-    ("AP", "0.50", "all", 100),
-    ("AP", "0.75", "all", 100),
-    ("AP", "0.50:0.95", "small", 100),
-    ("AP", "0.50:0.95", "medium", 100),
-    ("AP", "0.50:0.95", "large", 100),
-    ("AR", "0.50:0.95", "all", 1),
-    ("AR", "0.50:0.95", "all", 10),
-    ("AR", "0.50:0.95", "all", 100),
-    ("AR", "0.50:0.95", "small", 100),
-    ("AR", "0.50:0.95", "medium", 100),
-    ("AR", "0.50:0.95", "large", 100),
+    *(("AP", overlap, "all", 100) for overlap in (_ALL, "0.50", "0.75")),
+    *(("AP", _ALL, area, 100) for area in _AREAS),
+    *(("AR", _ALL, "all", most) for most in (1, 10, 100)),
+    *(("AR", _ALL, area, 100) for area in _AREAS),
 )
 
 
@@ -345,13 +357,17 @@ class CocoUnavailable(NamedTuple):
     text: str
 
 
-def is_requested(data: DataSet) -> bool:
-    """Whether a data file requests COCO AP: by its key `annotations`, or by a name that ends in coco.yaml (YOLOv7)."""
-    return bool(data.annotations) or data.file.name.endswith("coco.yaml")
+def is_requested(data: DataSet, split: Split = "val") -> bool:
+    """Whether a data set requests COCO AP for a split.
+
+    It does by its key `annotations`, by a split that is one COCO file, or by a name that ends in coco.yaml (YOLOv7).
+    """
+    is_coco_file = len(data.entries[split]) == 1 and coco_entry(data, split) is not None
+    return bool(data.annotations) or is_coco_file or data.file.name.endswith("coco.yaml")
 
 
 def find_truth(data: DataSet, split: Split, names: Sequence[str], images: ImageSet) -> CocoTruth | CocoUnavailable:
-    """The annotation file of a split, if there is one that fits; called before anything that takes long."""
+    """The annotation file of a split, or the reason why none fits; called before anything that takes long."""
     file = annotation_file(data, split)
     if file is None:
         searched = ", ".join(map(str, annotation_candidates(data, split)))
@@ -374,7 +390,10 @@ def fit(file: Path, content: dict[str, Any], names: Sequence[str], images: Image
         each.get("image_id") in known and each.get("category_id") in chosen and not each.get("iscrowd")
         for each in listed(content, "annotations", str(file))
     ):
-        raise DataError(f"{file}: it has no object of these classes in any of {counted(len(images), 'image')}.")
+        raise DataError(
+            f"{file}: it has no object of these classes in any of {counted(len(images), 'image')}. Use the annotation "
+            "file of this split."
+        )
     remarks = [f"COCO AP, with the annotations of {file}:"]
     if left_out:
         some = ", ".join(left_out[:MAX_NAMED]) + (", ..." if len(left_out) > MAX_NAMED else "")
@@ -391,7 +410,7 @@ def export_for(truth: CocoTruth | CocoUnavailable, names: Sequence[str]) -> Coco
 
 
 def score(export: CocoExport, truth: CocoTruth | CocoUnavailable) -> CocoScores | CocoUnavailable:
-    """The scores over the evaluated images and the classes of the data set."""
+    """The scores over the evaluated images and the classes of the data set, or the reason why there are none."""
     if isinstance(truth, CocoUnavailable):
         return truth
     try:
@@ -418,7 +437,8 @@ def _categories(file: Path, content: dict[str, Any], names: Sequence[str]) -> tu
     for category in categories_by_id(content, str(file)):
         if ids.setdefault(_normalised(category["name"]), category["id"]) != category["id"]:
             raise DataError(
-                f"{file}: two categories are named {category['name']!r}, so classes cannot be identified by name."
+                f"{file}: two categories are named {category['name']!r}, so classes cannot be identified by name. "
+                "Rename one of them."
             )
     absent = [name for name in names if _normalised(name) not in ids]
     if absent:
@@ -430,7 +450,8 @@ def _categories(file: Path, content: dict[str, Any], names: Sequence[str]) -> tu
     classes = {_normalised(name) for name in names}
     if len(classes) < len(names):
         raise DataError(
-            f"{file}: two classes of the data set have the same name, so they cannot be identified by name."
+            f"{file}: two classes of the data set have the same name, so they cannot be identified by name. Rename one "
+            "in the data YAML."
         )
     return tuple(ids[_normalised(name)] for name in names), [name for name in ids if name not in classes]
 
@@ -445,11 +466,14 @@ def _coco_images(file: Path, content: dict[str, Any], images: ImageSet) -> dict[
     if absent:
         raise DataError(
             f"{file}: it does not contain {len(absent)} of {counted(len(found), 'image')} by file name, such as "
-            f"{absent[0]}. It belongs to another data set or split."
+            f"{absent[0]}. It belongs to another data set or split: use the annotation file of this one."
         )
     coco_images = {path: _coco_image(file, image, size_of[path]) for path, image in found.items() if image is not None}
     if len({image.image_id for image in coco_images.values()}) < len(coco_images):
-        raise DataError(f"{file}: several images have the same id in it, because their file names are not unique.")
+        raise DataError(
+            f"{file}: several images have the same id in it, because their file names are not unique. Give file_name "
+            "with its folder."
+        )
     return coco_images
 
 
@@ -470,13 +494,17 @@ def _coco_image(file: Path, image: dict[str, Any], size_wh: Sequence[int]) -> Co
     """Id and scale of an image; copies at another size are allowed if the aspect ratio is the same."""
     name, image_id = image.get("file_name"), image.get("id")
     if not isinstance(image_id, int) or isinstance(image_id, bool):
-        raise DataError(f"{file}: the id of {name} is {image_id!r}; evaluators need whole numbers.")
+        raise DataError(
+            f"{file}: the id of {name} is {image_id!r}; evaluators need whole numbers. Renumber the images."
+        )
     annotated = [image.get("width"), image.get("height")]
     if not all(isinstance(side, int | float) and side > 0 for side in annotated):
-        raise DataError(f"{file}: {name} has no width and height.")
+        raise DataError(f"{file}: {name} has no width and height. Write the file again with them.")
     scale_x, scale_y = np.array(annotated, float) / size_wh
     # The sides of a copy are rounded to whole pixels.
     if abs(scale_x / scale_y - 1) > 1 / size_wh[0] + 1 / size_wh[1]:
         sizes = f"{size_wh[0]} x {size_wh[1]} px, but {annotated[0]} x {annotated[1]} in the file"
-        raise DataError(f"{file}: {name} is {sizes}. It is a different image, or it was cropped or rotated.")
+        raise DataError(
+            f"{file}: {name} is {sizes}. It is a different image, or it was cropped or rotated: use the original."
+        )
     return CocoImage(image_id, float(scale_x), float(scale_y))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from flatout.errors import ConfigError, DataError
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 
 BACKGROUND = "background"
 MAX_BYTES = 256 << 20
@@ -54,9 +54,7 @@ def write_confusion(shown_RR: np.ndarray, names: Sequence[str], path: Path) -> P
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["predicted", *labels])
     table.writerows([label, *row] for label, row in zip(labels, shown_RR.tolist(), strict=True))
-    content = text.getvalue().encode()
-    with replacing(path, needed_bytes=len(content)) as sink:
-        sink.write(content)
+    write_file(path, text.getvalue())
     return path
 
 
@@ -83,7 +81,10 @@ def _checked(table: Any, names: Sequence[str] | None, num_classes: int | None, p
         count_RR = np.empty(0)
     side = len(count_RR)
     if count_RR.shape != (side, side) or side < 2 or not np.isfinite(count_RR).all() or count_RR.min() < 0:
-        raise DataError(f"{path}: not a confusion matrix. It must be a square table of counts, none of them negative.")
+        raise DataError(
+            f"{path}: not a confusion matrix. It must be a square table of counts, none of them negative, row = "
+            "predicted, column = true."
+        )
     if names is not None and len(names) != side:
         raise DataError(f"{path}: {side} rows of counts, but {len(names)} names. There must be one name per row.")
     named = names is not None and names[-1].strip().lower() == BACKGROUND
@@ -111,17 +112,23 @@ def _read_arrays(path: Path) -> tuple[Any, list[str] | None]:
                 raise DataError(f"{path}: has {len(tables)} tables. Name the confusion matrix `matrix`.")
             names = [str(name) for name in arrays["names"]] if "names" in arrays.files else None
             return arrays["matrix" if "matrix" in tables else tables[0]], names
-    except (OSError, ValueError, EOFError, KeyError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: cannot be read as .npz: {str(error)[:100]}. Save it again.") from None
+    except DataError:
+        raise
+    except Exception:  # damage raises errors of zip, zlib, NumPy, and of the tokenizer by which NumPy reads headers
+        raise DataError(
+            f"{path}: not a readable .npz file with a confusion matrix. Write it again with "
+            "numpy.savez(path, matrix=...)."
+        ) from None
 
 
 def _read_json(path: Path) -> tuple[Any, list[str] | None]:
     try:
         return _from_json(json.loads(_bytes(path)))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Save it again.") from None
+        raise DataError(
+            f"{path}: this confusion matrix is not valid JSON: {str(error)[:100]}. Write it again, or give a .csv, "
+            ".txt or .npz file."
+        ) from None
 
 
 def _from_json(content: Any) -> tuple[Any, list[str] | None]:

@@ -5,13 +5,18 @@ deploy form. A path that exists takes precedence.
 """
 
 import difflib
+import logging
 import os
 from pathlib import Path
 
 from flatout.errors import ConfigError
 from flatout.yaml_strict import Yaml, load_yaml
 
+logger = logging.getLogger(__name__)
+
 FORMS = ("training", "deploy")
+USUAL_FOLDERS = (".", *FORMS, *(f"cfg/{form}" for form in FORMS))
+"""Folders that people write in front of the name of a shipped config."""
 
 
 def shipped_folder() -> Path:
@@ -22,7 +27,11 @@ def shipped_folder() -> Path:
 
 
 def find_config(name: str | Path) -> Path:
-    """The config file for a path or name; ConfigError suggests the closest known name."""
+    """The config file for a path, or else the shipped config of that name; ConfigError if there is none.
+
+    The folder of a path that does not exist selects the form of a shipped config (training or deploy). It is logged
+    which file is used, unless that is how such a config is usually named. The error suggests the closest known name.
+    """
     given = Path(name)
     # Path.is_file() raises for a name that is longer than the file system allows.
     if os.path.isfile(given):
@@ -32,6 +41,8 @@ def find_config(name: str | Path) -> Path:
     for form in forms:
         shipped = shipped_folder() / form / f"{stem}.yaml"
         if os.path.isfile(shipped):
+            if given.parent.as_posix() not in USUAL_FOLDERS:
+                logger.info("%s: using %s", name, shipped)
             return shipped
     known = sorted({path.stem for path in shipped_folder().glob("*/*.yaml")})
     close = difflib.get_close_matches(stem, known, n=1)
@@ -50,5 +61,5 @@ def is_config_name(source: str | Path) -> bool:
 
 
 def load_config(name: str | Path) -> Yaml:
-    """The content of a config, by path or by name."""
+    """The content of a config, by path or by name; ConfigError if there is none or it is no valid YAML."""
     return load_yaml(find_config(name))

@@ -39,7 +39,10 @@ def deploy_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def to_deploy(network: Network) -> Network:
-    """A new network in deploy form, in evaluation mode, with the class names and weights of `network`."""
+    """A new network in deploy form, in evaluation mode, with the class names and weights of `network`.
+
+    ValueError for a fused network.
+    """
     spec = network.spec
     with torch.device("meta"):  # every value comes from the training network
         deployed = build_network(deploy_config(spec), where="deploy config")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import CheckpointError
+from flatout.errors import CheckpointError, counted
 from flatout.yolo.load_network import check_fit, is_fused, model_spec_of, num_classes_of
 from flatout.yolo.model.configs import find_config, load_config
 from flatout.yolo.model.deploy import fused
@@ -192,6 +192,9 @@ class Description:
     problem: str | None = None
     """Why the network cannot be built from the weights file; None if it can."""
 
+    def __str__(self) -> str:
+        return as_text(self)
+
 
 def describe_config(cfg: str | Path) -> Description:
     """Describe a config, given by path or by name."""
@@ -264,3 +267,78 @@ def _contents(weights: Weights, num_bytes: int) -> WeightsContents:
         has_hyperparameters=weights.hyp is not None,
         has_training_results=weights.training_results is not None,
     )
+
+
+# The description as text
+
+
+def as_text(description: Description) -> str:
+    """The description as text: the table of layers, then a line per fact."""
+    lines = network_lines(description.network) if description.network else []
+    if description.contents:
+        lines += ["", *contents_lines(description.source, description.contents)]
+    if description.problem:
+        lines.append(_line("network", description.problem))
+    return "\n".join(lines).strip("\n")
+
+
+def network_lines(network: NetworkFacts) -> list[str]:
+    levels = zip(network.strides, network.anchors_px, strict=True)
+    classes = counted(network.num_classes, "class")
+    fused = network.fused_size.line().removeprefix("Model Summary: ")
+    return [
+        network.table,
+        "",
+        network.size.line(),
+        _line("fused", fused),
+        _line("head", f"{network.head}, {classes}, images with {network.channels} channels"),
+        *(_line(f"stride {stride:g}", f"anchors {_anchor_pairs(anchors)} px") for stride, anchors in levels),
+        *(_line(f"head {number}", _group(head)) for number, head in enumerate(network.heads or ())),
+    ]
+
+
+def _group(head: dict[str, Any]) -> str:
+    classes = head["classes"]
+    shown = ", ".join(map(str, classes[:12])) + (", ..." if len(classes) > 12 else "")
+    return f"{head['name']}: {counted(len(classes), 'class')} ({shown}), weight {head['weight']:g}"
+
+
+def contents_lines(source: str, contents: WeightsContents) -> list[str]:
+    dtypes = ", ".join(f"{count} {dtype}" for dtype, count in contents.dtypes.items())
+    yes_no = {True: "yes", False: "no"}
+    updates = "" if contents.ema_updates is None else f", {contents.ema_updates} updates"
+    return [
+        _line("file", f"{source}: {contents.num_bytes:,} bytes, {contents.kind}, format {contents.format}"),
+        _line("tensors", f"{contents.num_tensors} ({dtypes}), {contents.num_values:,} values"),
+        _line("classes", _classes(contents)),
+        _line("epoch", _epoch(contents.epoch)),
+        _line("fitness", "not stored" if contents.best_fitness is None else f"best {contents.best_fitness:.5g}"),
+        _line("EMA", f"{yes_no[contents.has_ema]}{updates}"),
+        _line("optimizer", yes_no[contents.has_optimizer]),
+        _line("config", yes_no[contents.has_config]),
+        _line("hyp", yes_no[contents.has_hyperparameters]),
+        _line("results", yes_no[contents.has_training_results]),
+    ]
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:<10} {text}"
+
+
+def _anchor_pairs(anchors: list[float]) -> str:
+    return " ".join(f"{width:g},{height:g}" for width, height in zip(anchors[::2], anchors[1::2], strict=True))
+
+
+def _classes(contents: WeightsContents) -> str:
+    if contents.num_classes is None:
+        return "not stored"
+    # A name in a file may contain anything, including control codes for the terminal.
+    shown = [name[:40] if name.isprintable() else repr(name[:40]) for name in (contents.names or [])[:10]]
+    more = ", ..." if len(contents.names or []) > len(shown) else ""
+    return f"{contents.num_classes}{': ' if shown else ''}{', '.join(shown)}{more}"
+
+
+def _epoch(epoch: int | None) -> str:
+    if epoch is None:
+        return "not stored"
+    return f"{epoch} (from 0)" if epoch >= 0 else f"{epoch}: the training has ended"

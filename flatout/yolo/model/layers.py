@@ -203,27 +203,17 @@ class Shortcut(nn.Module):
         return xs[0] + xs[1]
 
 
-LAYERS_WITH_CHANNELS: dict[str, type[nn.Module]] = {
-    "Conv": Conv,
-    "RepConv": RepConv,
-    "SPPCSPC": SPPCSPC,
-    "DownC": DownC,
-}
-LAYERS_WITHOUT_CHANNELS: dict[str, type[nn.Module]] = {
-    "MP": MP,
-    "SP": SP,
-    "ReOrg": ReOrg,
-    "Concat": Concat,
-    "Shortcut": Shortcut,
-    "nn.Upsample": nn.Upsample,
-}
+LAYERS: dict[str, type[nn.Module]] = {
+    layer.__name__: layer for layer in (Conv, RepConv, SPPCSPC, DownC, MP, SP, ReOrg, Concat, Shortcut)
+} | {"nn.Upsample": nn.Upsample}
+WITH_CHANNELS = (Conv, RepConv, SPPCSPC, DownC)
+"""Layers whose constructor takes the number of input channels."""
 
 
 def make_layer(module: str, c1: int, args: Args) -> nn.Module:
     """The module of a row with `c1` input channels; `args` are complete and checked (module_specs.py)."""
-    if module in LAYERS_WITH_CHANNELS:
-        return LAYERS_WITH_CHANNELS[module](c1, **args)
-    return LAYERS_WITHOUT_CHANNELS[module](**args)
+    layer = LAYERS[module]
+    return layer(c1, **args) if issubclass(layer, WITH_CHANNELS) else layer(**args)
 
 
 # Detection layers
@@ -238,22 +228,13 @@ class Predictions(NamedTuple):
     """Per level [B, A, Y, X, O], as in training."""
 
 
-class ImplicitA(nn.Module):
-    """A learned vector that is added to the channels of a map."""
+class Implicit(nn.Module):
+    """A learned vector, initially near `mean`: 0 to be added to the channels of a map, 1 to multiply them."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, mean: float) -> None:
         super().__init__()
         self.implicit = nn.Parameter(torch.zeros(1, channels, 1, 1))
-        nn.init.normal_(self.implicit, std=0.02)
-
-
-class ImplicitM(nn.Module):
-    """A learned vector that multiplies the channels of a map."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.implicit = nn.Parameter(torch.ones(1, channels, 1, 1))
-        nn.init.normal_(self.implicit, mean=1.0, std=0.02)
+        nn.init.normal_(self.implicit, mean, 0.02)
 
 
 class Detect(nn.Module):
@@ -356,8 +337,8 @@ class IDetect(Detect):
     def __init__(self, head: Head) -> None:
         super().__init__(head)
         self._add_auxiliary(head)
-        self.ia = nn.ModuleList(ImplicitA(each) for each in head.channels[: self.nl])
-        self.im = nn.ModuleList(ImplicitM(head.num_outputs) for _ in range(self.nl))
+        self.ia = nn.ModuleList(Implicit(each, 0.0) for each in head.channels[: self.nl])
+        self.im = nn.ModuleList(Implicit(head.num_outputs, 1.0) for _ in range(self.nl))
         self.fused = False
 
     def _add_auxiliary(self, head: Head) -> None:

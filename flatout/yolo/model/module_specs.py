@@ -114,10 +114,10 @@ class ModuleSpec(NamedTuple):
     """A module: its parameters, number of inputs, output shape and number of weights."""
 
     parameters: tuple[Parameter, ...]
-    inputs: str
-    """`one`, `two` or `many`."""
     shape: Callable[[Sequence[Shape], Args], Shape]
-    num_weights: Callable[[Sequence[Shape], Args], int]
+    num_weights: Callable[[Sequence[Shape], Args], int] = lambda ins, args: 0
+    inputs: str = "one"
+    """`one`, `two` or `many`."""
     scaled: bool = False
     """Whether the first argument is a number of output channels, which the width multiple scales."""
     takes_repeats: bool = False
@@ -135,17 +135,13 @@ HEADS = {"Detect": False, "IDetect": True, "IAuxDetect": True, **dict.fromkeys(M
 """Detection layer -> whether it has implicit vectors."""
 
 
-def _is_int(value: object, low: int, high: float = math.inf) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
 def _is_size(value: object, low: int) -> bool:
     pair = value if isinstance(value, tuple) and len(value) == 2 else (value,)
-    return all(_is_int(each, low, MAX_KERNEL) for each in pair)
+    return all(is_whole(each, low, MAX_KERNEL) for each in pair)
 
 
 def _channels(name: str = "c2") -> Parameter:
-    return Parameter(name, lambda value: _is_int(value, 1, MAX_CHANNELS), f"1 to {MAX_CHANNELS}", REQUIRED)
+    return Parameter(name, lambda value: is_whole(value, 1, MAX_CHANNELS), f"1 to {MAX_CHANNELS}", REQUIRED)
 
 
 def _size(name: str, default: object, low: int = 1) -> Parameter:
@@ -153,7 +149,7 @@ def _size(name: str, default: object, low: int = 1) -> Parameter:
 
 
 def _count(name: str, default: object) -> Parameter:
-    return Parameter(name, lambda value: _is_int(value, 1, MAX_KERNEL), f"1 to {MAX_KERNEL}", default)
+    return Parameter(name, lambda value: is_whole(value, 1, MAX_KERNEL), f"1 to {MAX_KERNEL}", default)
 
 
 def _either(name: str, allowed: tuple[object, ...], default: object) -> Parameter:
@@ -164,14 +160,13 @@ def _either(name: str, allowed: tuple[object, ...], default: object) -> Paramete
 _PADDING = Parameter(
     "p", lambda value: value is None or _is_size(value, 0), f"None, 0 to {MAX_KERNEL}, or a pair of them", None
 )
-_GROUPS = Parameter("g", lambda value: _is_int(value, 1, MAX_CHANNELS), "1 or more", 1)
+_GROUPS = Parameter("g", lambda value: is_whole(value, 1, MAX_CHANNELS), "1 or more", 1)
 _ACT = Parameter(
     "act",
     lambda value: isinstance(value, bool | Activation | None),
     "True, False or an activation such as nn.SiLU()",
     True,
 )
-_DIMENSION = _either("d", (1,), 1)
 
 
 def pair(size: Any) -> tuple[int, int]:
@@ -273,27 +268,22 @@ def _reorg_shape(ins: Sequence[Shape], args: Args) -> Shape:
     return Shape(4 * ins[0].channels, ins[0].height // 2, ins[0].width // 2)
 
 
+def _pool_shape(shape: Shape, kernel: int, stride: int, padding: int) -> Shape:
+    return Shape(shape.channels, *_window_size(shape, kernel, stride, (padding, padding)))
+
+
 def _upsample_shape(ins: Sequence[Shape], args: Args) -> Shape:
     return Shape(ins[0].channels, *(length * args["scale_factor"] for length in ins[0][1:]))
 
 
-def _no_weights(ins: Sequence[Shape], args: Args) -> int:
-    return 0
-
-
 MODULE_SPECS = {
     "Conv": ModuleSpec(
-        (_channels(), _size("k", 1), _size("s", 1), _PADDING, _GROUPS, _ACT),
-        inputs="one",
-        shape=_conv_shape,
-        num_weights=_conv_count,
-        scaled=True,
+        (_channels(), _size("k", 1), _size("s", 1), _PADDING, _GROUPS, _ACT), _conv_shape, _conv_count, scaled=True
     ),
     "RepConv": ModuleSpec(
         (_channels(), _size("k", 3), _size("s", 1), _PADDING, _GROUPS, _ACT),
-        inputs="one",
-        shape=_rep_shape,
-        num_weights=_rep_count,
+        _rep_shape,
+        _rep_count,
         scaled=True,
         layers=3,
     ),
@@ -306,48 +296,34 @@ MODULE_SPECS = {
             Parameter("e", lambda value: isinstance(value, int | float) and 0 < value <= 8, "above 0, up to 8", 0.5),
             _either("k", ((5, 9, 13),), (5, 9, 13)),
         ),
-        inputs="one",
-        shape=lambda ins, args: Shape(args["c2"], *ins[0][1:]),
-        num_weights=_sppcspc_count,
+        lambda ins, args: Shape(args["c2"], *ins[0][1:]),
+        _sppcspc_count,
         scaled=True,
         takes_repeats=True,
         layers=7,
     ),
     "DownC": ModuleSpec(
         (_channels(), _count("n", REQUIRED), _count("k", 2)),
-        inputs="one",
-        shape=_down_shape,
-        num_weights=_down_count,
+        _down_shape,
+        _down_count,
         scaled=True,
         takes_repeats=True,
         layers=3,
     ),
-    "MP": ModuleSpec(
-        (_count("k", 2),),
-        inputs="one",
-        shape=lambda ins, args: Shape(ins[0].channels, *_window_size(ins[0], args["k"], args["k"], (0, 0))),
-        num_weights=_no_weights,
-    ),
+    "MP": ModuleSpec((_count("k", 2),), lambda ins, args: _pool_shape(ins[0], args["k"], args["k"], 0)),
     "SP": ModuleSpec(
-        (_count("k", 3), _count("s", 1)),
-        inputs="one",
-        shape=lambda ins, args: Shape(
-            ins[0].channels, *_window_size(ins[0], args["k"], args["s"], (args["k"] // 2, args["k"] // 2))
-        ),
-        num_weights=_no_weights,
+        (_count("k", 3), _count("s", 1)), lambda ins, args: _pool_shape(ins[0], args["k"], args["s"], args["k"] // 2)
     ),
-    "ReOrg": ModuleSpec((), inputs="one", shape=_reorg_shape, num_weights=_no_weights),
-    "Concat": ModuleSpec((_DIMENSION,), inputs="many", shape=_concat_shape, num_weights=_no_weights),
-    "Shortcut": ModuleSpec((_either("d", (0, 1), 0),), inputs="two", shape=_shortcut_shape, num_weights=_no_weights),
+    "ReOrg": ModuleSpec((), _reorg_shape),
+    "Concat": ModuleSpec((_either("d", (1,), 1),), _concat_shape, inputs="many"),
+    "Shortcut": ModuleSpec((_either("d", (0, 1), 0),), _shortcut_shape, inputs="two"),
     "nn.Upsample": ModuleSpec(
         (
             _either("size", (None,), None),
-            Parameter("scale_factor", lambda value: _is_int(value, 1, 16), "1 to 16", REQUIRED),
+            Parameter("scale_factor", lambda value: is_whole(value, 1, 16), "1 to 16", REQUIRED),
             _either("mode", ("nearest",), "nearest"),
         ),
-        inputs="one",
-        shape=_upsample_shape,
-        num_weights=_no_weights,
+        _upsample_shape,
     ),
 }
 """Every module that is allowed in a row before the detection layer."""
@@ -384,7 +360,7 @@ def effective_config(config: object, nc: int | None, anchors: float | None) -> d
     if unknown := [key for key in config if key not in KEYS]:
         raise ValueError(f"unknown key {unknown[0]!r:.60}{suggestion(str(unknown[0]), KEYS)}")
     if missing := [key for key in KEYS[:4] if key not in config]:
-        raise ValueError(f"key {missing[0]!r} is missing")
+        raise ValueError(f"key {missing[0]!r} is missing; a model config needs {', '.join(KEYS[:4])}")
     kept = copy.deepcopy(dict(config))
     if nc is not None:
         kept["nc"] = nc
@@ -396,7 +372,7 @@ def effective_config(config: object, nc: int | None, anchors: float | None) -> d
     for key in ("depth_multiple", "width_multiple"):
         kept.setdefault(key, 1.0)
         if not is_number(kept[key]) or not 0 < kept[key] <= 64:
-            raise ValueError(f"{key}={kept[key]!r:.60} must be a number above 0, up to 64")
+            raise ValueError(f"{key}={kept[key]!r:.60} must be a number above 0 and at most 64")
     for key, high in (("nc", MAX_CLASSES), ("ch", MAX_CHANNELS)):
         if not is_whole(kept[key], 1, high):
             raise ValueError(f"{key}={kept[key]!r:.60} must be a whole number from 1 to {high}")

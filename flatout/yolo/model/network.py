@@ -101,11 +101,7 @@ torch.library.register_fake("flatout::copied", _like_all, lib=_library)
 # Networks
 
 DETECTION_LAYERS: dict[str, type[Detect]] = {
-    "Detect": Detect,
-    "IDetect": IDetect,
-    "IAuxDetect": IAuxDetect,
-    "MultiHeadDetect": MultiHeadDetect,
-    "MultiHeadDetectAttention": MultiHeadDetectAttention,
+    layer.__name__: layer for layer in (Detect, IDetect, IAuxDetect, MultiHeadDetect, MultiHeadDetectAttention)
 }
 """Detection layers by their name in a config."""
 

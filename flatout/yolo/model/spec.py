@@ -298,7 +298,7 @@ class _Parser:
         if module not in HEADS:
             raise ValueError(f"the last row must be a detection layer ({', '.join(HEADS)})")
         if not is_whole(number, 1, 1):
-            raise ValueError(f"number={number!r:.40} must be 1")
+            raise ValueError(f"number={number!r:.40} must be 1: a detection layer cannot be repeated")
         sources = self._sources(index, origin, "many")
         if len(sources) > MAX_LEVELS:
             raise ValueError(f"{len(sources)} inputs; a detection layer reads at most {MAX_LEVELS}")

@@ -77,20 +77,6 @@ class HeadConfig:
     def weight_H(self) -> tuple[float, ...]:
         return tuple(group.weight for group in self.heads)
 
-    def head_of(self, class_id: int) -> int:
-        """The head that predicts a class; KeyError if there is no such class."""
-        return self.head_C[self._known(class_id)]
-
-    def local_id(self, class_id: int) -> int:
-        """The local id of a class; KeyError if there is no such class."""
-        return self.local_C[self._known(class_id)]
-
-    def group(self, head: int) -> HeadGroup:
-        """The group of a head; IndexError if there is no such head."""
-        if not is_whole(head, 0, self.num_heads - 1):
-            raise IndexError(f"there is no head {head!r}: this configuration has heads 0 to {self.num_heads - 1}.")
-        return self.heads[head]
-
     def plain(self) -> dict[str, Any]:
         """The content of a YAML file, which `head_config_of` parses."""
         assignments = {
@@ -106,21 +92,19 @@ class HeadConfig:
             "head_assignments": assignments,
         }
 
-    def _known(self, class_id: int) -> int:
-        if not is_whole(class_id, 0, self.nc - 1):
-            raise KeyError(f"there is no class {class_id!r}: this configuration has classes 0 to {self.nc - 1}.")
-        return class_id
-
 
 def read_head_config(path: str | Path, full_head: bool | None = None) -> HeadConfig:
-    """The head configuration in a YAML file; `full_head` overrides the value in the file."""
+    """The head configuration in a YAML file; `full_head` overrides the value in the file.
+
+    MissingFileError if there is no such file, ConfigError for mistakes in it.
+    """
     if not Path(path).exists():
         raise MissingFileError(f"{path}: no such head configuration. Pass the path of a YAML file.")
     return head_config_of(load_yaml(path), where=str(path), full_head=full_head)
 
 
 def head_config_of(content: object, *, where: str, full_head: bool | None = None) -> HeadConfig:
-    """The head configuration in the content of a YAML file; other keys are ignored."""
+    """The head configuration in the content of a YAML file, other keys are ignored; ConfigError, with `where`."""
     try:
         return _parse(content, full_head)
     except ValueError as error:
@@ -142,7 +126,8 @@ def _parse(content: object, full_head: bool | None) -> HeadConfig:
     num_heads = _whole(content, "heads", DEFAULT_HEADS)
     assignments = content.get("head_assignments")
     if not isinstance(assignments, Mapping):
-        raise ValueError("head_assignments is missing. It maps head_0, head_1, ... to their classes.")
+        wrong = "is missing" if assignments is None else f"is {assignments!r:.60}"
+        raise ValueError(f"head_assignments {wrong}; it must be a mapping of head_0, head_1, ... to their classes.")
     groups: list[HeadGroup] = []
     owner: dict[int, int] = {}
     for head in range(num_heads):
@@ -150,7 +135,10 @@ def _parse(content: object, full_head: bool | None) -> HeadConfig:
         for class_id in groups[-1].classes:
             # Checked here, so that a class that is assigned twice is reported before one that is missing.
             if class_id in owner:
-                raise ValueError(f"class {class_id} is assigned twice: to head_{owner[class_id]} and head_{head}.")
+                raise ValueError(
+                    f"class {class_id} is assigned twice: to head_{owner[class_id]} and head_{head}. Remove it from "
+                    "one."
+                )
             owner[class_id] = head
     full_head = _yes_or_no(content, "full_head") if full_head is None else full_head
     grouping = str(content.get("grouping", "standard"))
@@ -188,14 +176,17 @@ def _group(assignments: Mapping[Any, Any], head: int, num_heads: int) -> HeadGro
 
 def _check_partition(nc: int, classes_H: Sequence[Sequence[int]]) -> None:
     if not classes_H or not all(classes_H):
-        raise ConfigError("every head needs at least one class.")
+        raise ConfigError("a head has no classes. Every head needs one or more: assign some, or use fewer heads.")
     assigned = sorted(class_id for classes in classes_H for class_id in classes)
     if twice := [one for one, other in pairwise(assigned) if one == other]:
-        raise ConfigError(f"class {twice[0]} is assigned twice.")
+        raise ConfigError(f"class {twice[0]} is assigned twice. Assign every class to exactly one head.")
     if outside := [class_id for class_id in assigned if not 0 <= class_id < nc]:
-        raise ConfigError(f"class {outside[0]} is outside 0 to {nc - 1}.")
+        raise ConfigError(f"class {outside[0]} is outside 0 to {nc - 1}. Correct its number, or nc.")
     if missing := sorted(set(range(nc)) - set(assigned)):
-        raise ConfigError(f"class {missing[0]} belongs to no head; {len(missing)} of {nc} classes are not assigned.")
+        raise ConfigError(
+            f"class {missing[0]} belongs to no head; {len(missing)} of {nc} classes are not assigned. Assign each to "
+            "a head."
+        )
 
 
 # The order of the channels in a joined map of several heads

@@ -4,17 +4,22 @@ Every head learns from the targets of its own classes only; objects of other cla
 without targets still has an objectness loss. The losses of the heads are summed by weight, not averaged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
 from flatout.yolo.loss.losses import LossConfig, LossParts, assign_all, assign_ota, head_loss, route_all
-from flatout.yolo.loss.matches import Anchors, Search
+from flatout.yolo.loss.matches import Anchors, Matches, Search
 from flatout.yolo.multihead.head_config import HeadConfig
-from flatout.yolo.multihead.joined_maps import heads_on
+from flatout.yolo.multihead.joined_maps import Heads, heads_on
+
+Assign = Callable[[Sequence[Tensor], Tensor, Anchors, Search, Heads | None], Matches]
+"""`assign_all` or `assign_ota`."""
 
 
-def plain_router_loss(
+def router_loss(
+    assign: Assign,
     joined: Sequence[Tensor],
     targets_T6: Tensor,
     anchors: Anchors,
@@ -22,35 +27,15 @@ def plain_router_loss(
     groups: HeadConfig,
     balance_L: Tensor | None = None,
 ) -> LossParts:
-    """`plain_loss` of all heads, from the joined maps of MultiHeadDetect; `targets_T6` has the data set's classes."""
-    return _router_loss(joined, targets_T6, anchors, config, groups, balance_L, ota=False)
-
-
-def ota_router_loss(
-    joined: Sequence[Tensor],
-    targets_T6: Tensor,
-    anchors: Anchors,
-    config: LossConfig,
-    groups: HeadConfig,
-    balance_L: Tensor | None = None,
-) -> LossParts:
-    """`ota_loss` of all heads: targets compete for cells only with targets of their own head."""
-    return _router_loss(joined, targets_T6, anchors, config, groups, balance_L, ota=True)
-
-
-def _router_loss(
-    joined: Sequence[Tensor],
-    targets_T6: Tensor,
-    anchors: Anchors,
-    config: LossConfig,
-    groups: HeadConfig,
-    balance_L: Tensor | None,
-    *,
-    ota: bool,
-) -> LossParts:
+    """The loss of all heads, from the joined maps of MultiHeadDetect; `targets_T6` has the data set's classes."""
     heads = heads_on(groups, joined[0].device)
     routed_T6 = route_all(joined, targets_T6, heads)
-    assign = assign_ota if ota else assign_all
     matches = assign(joined, routed_T6, anchors, Search(anchor_t=config.anchor_t), heads)
     parts: LossParts = head_loss(joined, routed_T6, matches, anchors, config, balance_L, heads=heads)
     return parts
+
+
+plain_router_loss = partial(router_loss, assign_all)
+"""`plain_loss` of all heads."""
+ota_router_loss = partial(router_loss, assign_ota)
+"""`ota_loss` of all heads: targets compete for cells only with targets of their own head."""

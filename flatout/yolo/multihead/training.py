@@ -82,7 +82,10 @@ class HeadChoice:
     """Whether every head gets an attention module."""
 
     def applied_to(self, config: object, *, where: str) -> object:
-        """A copy of the model config with these heads; a value that is not a model config is returned unchanged."""
+        """A copy of the model config with these heads; a value that is not a model config is returned unchanged.
+
+        ConfigError for a network with auxiliary outputs.
+        """
         module = _detection_layer(config)
         if module is None:
             return config
@@ -117,7 +120,7 @@ class WantedHeads:
 
 
 def chosen_heads(wanted: WantedHeads, *, num_classes: int) -> HeadChoice | None:
-    """The heads for a training; None if no flag was given."""
+    """The heads for a training; None if no flag was given. ConfigError if they do not fit the classes."""
     if wanted == WantedHeads():
         return None
     return HeadChoice(_groups(wanted, num_classes), wanted.attention)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flatout.errors import ConfigError
 from flatout.kernels import HAS_TRITON
+from flatout.yolo.data.image_set import ranges
 
 # Choice of the kernel
 
@@ -25,7 +26,7 @@ A box is removed if its IoU with a better survivor of its image is greater than 
 
 
 def kernel_named(name: str, device: torch.device) -> Kernel:
-    """The kernel of this name for the device; "auto" only chooses what is installed."""
+    """The kernel of this name for the device; "auto" only chooses what is installed, others may raise ConfigError."""
     if name == "auto":
         name = "triton" if device.type == "cuda" and HAS_TRITON else "sweep"
     if name == "triton":
@@ -101,7 +102,7 @@ def survivors(box_M4: np.ndarray, count_B: np.ndarray, threshold: float, max_det
     better = line.sort_boxes(box_M4[:0], image_M[:0], image_M[:0])
     kept = [image_M[:0]]
     while (take_B := np.minimum(end_B - next_B, BLOCK) * (kept_B < max_det)).any():
-        _, row_S = _expand_ranges(next_B, take_B)
+        row_S, _ = ranges(next_B, take_B)
         block = line.sort_boxes(box_M4[row_S], row_S, image_M[row_S])
         better = better.take(take_B[image_M[better.row_S]] > 0)
         block = block.take(_not_suppressed(block, better, threshold))
@@ -205,7 +206,7 @@ def _overlapping(
     ends = np.searchsorted(chunk_S, np.arange(chunk_S[-1] + 1) if len(chunk_S) else [], side="right").tolist()
     found = [(first_S[:0], first_S[:0])]
     for begin, end in zip([0, *ends], ends, strict=False):
-        one_P, other_P = _expand_ranges(first_S[begin:end], count_S[begin:end])
+        other_P, one_P = ranges(first_S[begin:end], count_S[begin:end])
         one_P += begin
         over_E = _above(one, one_P, other, other_P, threshold)
         found.append((one_P[over_E], other_P[over_E]))
@@ -247,16 +248,8 @@ def _suppressed(winner_E: np.ndarray, loser_E: np.ndarray, num: int) -> np.ndarr
 
 def _first_of_each(kept_D: np.ndarray, kept_B: np.ndarray, limit: int) -> np.ndarray:
     """The first `limit` of each image's rows."""
-    _, position = _expand_ranges(kept_B.cumsum() - kept_B, np.minimum(kept_B, limit))
+    position, _ = ranges(kept_B.cumsum() - kept_B, np.minimum(kept_B, limit))
     return kept_D.take(position)
-
-
-def _expand_ranges(begin_G: np.ndarray, count_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Range number and position of every entry; range g consists of begin, begin + 1, ..., begin + count - 1."""
-    range_P = np.repeat(np.arange(len(count_G)), count_G)
-    position_P = np.repeat(begin_G - (count_G.cumsum() - count_G), count_G)
-    position_P += np.arange(len(range_P))
-    return range_P, position_P
 
 
 def _concatenate(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -83,7 +83,10 @@ class Cuts(NamedTuple):
 
 
 def find_cuts(box_D4: np.ndarray, tile_D: np.ndarray, grid: TileGrid) -> Cuts:
-    """Which boxes are cut at which inner border of their tile."""
+    """Which boxes are cut at which inner border of their tile, and which of them a neighbour sees better.
+
+    Boxes are x1, y1, x2, y2 in pixels of the image; `tile_D` is the number of each box's tile, row by row.
+    """
     row_D, column_D = np.divmod(tile_D, len(grid.xs))
     is_cut_D4 = np.zeros((len(box_D4), 4), bool)
     is_seen_better_D = np.zeros(len(box_D4), bool)

@@ -1,17 +1,12 @@
 """`detect.py`: weights and a source in; images, videos, labels, crops and JSON in a run folder out."""
 
 import logging
-import os
-import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from flatout.errors import DataError, counted
 from flatout.feed import plan_workers
@@ -19,61 +14,26 @@ from flatout.ranks import Interrupts, choose_device, make_current
 from flatout.runs import StepProgress, new_run_folder, read_record
 from flatout.yolo.convert import only_network
 from flatout.yolo.find_file import weights_files
-from flatout.yolo.predict.files import Files, ReadFrame, Streams, Unreadable, count_frames, find_sources, frames_of
+from flatout.yolo.predict.files import (
+    Files,
+    ReadFrame,
+    Streams,
+    Unreadable,
+    count_frames,
+    find_sources,
+    frames_of,
+    without_password,
+)
 from flatout.yolo.predict.options import DetectOptions
 from flatout.yolo.predict.outputs import Outputs, OutputSettings
 from flatout.yolo.predict.result import Result, closing_lines, nothing_read_message, result_line, shown
 from flatout.yolo.predict.results import Predictor, load_networks, predictor_for, results_of
-from flatout.yolo.predict.streams import LiveFrames, without_password
+from flatout.yolo.predict.streams import LiveFrames
+from flatout.yolo.predict.tracks import Tracker, tracked
+from flatout.yolo.predict.windows import Windows, open_windows
 from flatout.yolo.weights import read_weights, save_weights
 
 logger = logging.getLogger(__name__)
-
-# `--view-img`: results in windows
-
-STOP_KEY = "q"
-
-
-class Windows:
-    """Shows images in windows: any thread puts them, the main thread shows them, as GUI toolkits require."""
-
-    def __init__(self, cv2: Any) -> None:
-        self._cv2 = cv2
-        self._waiting: queue.SimpleQueue[tuple[str, np.ndarray]] = queue.SimpleQueue()
-        self.stopped = False
-        """Whether `q` was pressed."""
-
-    def put(self, name: str, image_HWC: np.ndarray) -> None:
-        self._waiting.put((name, image_HWC))
-
-    def show(self) -> None:
-        """Show all waiting images; call it in the main thread."""
-        while not self._waiting.empty():
-            self._cv2.imshow(*self._waiting.get())
-            self.stopped = self.stopped or self._cv2.waitKey(1) & 0xFF == ord(STOP_KEY)
-
-    def close(self) -> None:
-        self._cv2.destroyAllWindows()
-
-
-def open_windows() -> Windows | None:
-    """Windows, or None with a warning if nothing can be shown here."""
-    import cv2
-
-    reason = ""
-    if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
-        reason = "this machine has no display"
-    else:
-        try:
-            cv2.imshow("flatout", np.zeros((1, 1, 3), np.uint8))
-            cv2.destroyAllWindows()
-        except cv2.error:
-            reason = "this OpenCV was built without windows (to get them: pip install opencv-python)"
-    if reason:
-        logger.warning("--view-img: %s, so nothing is shown.", reason)
-        return None
-    return Windows(cv2)
-
 
 # `--update`: strip weights
 
@@ -130,12 +90,13 @@ def detect(options: DetectOptions, *, each: Callable[[Result], None] | None = No
     Raises ConfigError, DataError or CheckpointError if that is not possible, DataError also if nothing could be read.
     A signal ends it between two frames, after all results so far are written.
     """
-    sources = find_sources(options.source)
+    sources = find_sources(options.source, allow_urls=options.allow_urls)
+    tracker = Tracker.from_options(options)  # before the network is loaded: it may lack its package
     predictor = _predictor(options)
     with ExitStack() as stack:
         frames, total = _frames(sources, stack, large=options.tiles is not None)
         folder = new_run_folder(Path(options.project), options.name, options.exist_ok)
-        detection = _DetectionPass(options, sources, folder, total, each)
+        detection = _DetectionPass(options, sources, folder, total, each, tracker)
         detection.run(frames, predictor)
     if not detection.frames and detection.unreadable:
         raise DataError(nothing_read_message(without_password(options.source), detection.unreadable))
@@ -152,8 +113,10 @@ class _DetectionPass:
         folder: Path,
         total: int,
         each: Callable[[Result], None] | None,
+        tracker: Tracker | None = None,
     ) -> None:
         self._options, self._folder, self._total, self._each = options, folder, total, each
+        self._tracker = tracker
         self._streams = sources if isinstance(sources, Streams) else None
         # YOLOv7 writes no images for a .txt list, which it always takes for a list of streams.
         self._saves_images = not options.nosave and not (self._streams and self._streams.listed)
@@ -182,7 +145,7 @@ class _DetectionPass:
                 )
             ) as results,
         ):
-            for result in results:
+            for result in tracked(results, self._tracker):
                 self._record(result, outputs, progress)
                 if windows is not None:
                     windows.show()

@@ -5,19 +5,23 @@
 Dimension key:  H W image   h w input
 """
 
+import base64
 import glob
 import os
 import re
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from http.client import HTTPException
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from flatout.errors import ConfigError, DataError
 from flatout.feed import DecodeError
-from flatout.images import read_image, read_large
+from flatout.images import MAX_LARGE_PIXELS, decode_usable, read_image, read_large
 from flatout.yolo.data.find import SUFFIXES, is_image_name, read_list
 from flatout.yolo.data.letterbox import Fit, fit_tightly, letterbox
 
@@ -123,15 +127,18 @@ class Streams(NamedTuple):
     """Whether they come from a .txt list. YOLOv7 writes no video of such streams."""
 
 
-def find_sources(text: str) -> Files | Streams:
+def find_sources(text: str, *, allow_urls: bool = False) -> Files | Streams:
     """The files of a folder (not of its subfolders), a pattern with *, a list or a single path; or cameras and streams.
 
-    ConfigError if there is no such file or folder, DataError if it contains no image and no video.
+    `allow_urls` allows addresses of images, which are downloaded. ConfigError if there is no such file or folder,
+    DataError if it contains no image and no video.
     """
     if is_live(text):
         return Streams([text], listed=False)
+    if is_image_url(text):
+        return Files([allowed(text, allow_urls)], [])
     if text.lower().endswith(LIST_SUFFIX) and os.path.isfile(text):
-        return _from_list(text)
+        return _from_list(text, allow_urls)
     if "*" in text:
         found = _by_ending(sorted(glob.glob(text, recursive=True)))
     elif os.path.isdir(text):
@@ -150,16 +157,38 @@ def find_sources(text: str) -> Files | Streams:
 
 def is_live(text: str) -> bool:
     """Whether it names a camera or a stream."""
-    return text.isdecimal() or text.lower().startswith(STREAM_STARTS)
+    return text.isdecimal() or (text.lower().startswith(STREAM_STARTS) and not is_image_url(text))
 
 
-def _from_list(path: str) -> Files | Streams:
+def is_image_url(text: str) -> bool:
+    """Whether it is the address of an image: http or https, with the ending of an image file."""
+    return text.lower().startswith(("http://", "https://")) and is_image_name(urlsplit(text).path)
+
+
+def allowed(url: str, allow_urls: bool) -> str:
+    """The address of an image; ConfigError if it must not be downloaded."""
+    if not allow_urls:
+        raise ConfigError(
+            f"{without_password(url)}: images are downloaded only if you allow it. Add --allow-urls; in Python: "
+            "allow_urls=True."
+        )
+    return url
+
+
+def without_password(address: str) -> str:
+    """rtsp://user:secret@camera/1 -> rtsp://camera/1"""
+    return re.sub(r"//[^/@]*@", "//", address)
+
+
+def _from_list(path: str, allow_urls: bool) -> Files | Streams:
     lines = [line.strip() for line in read_list(path) if line.strip()]
     if not lines:
         raise DataError(f"--source {path}: the list is empty. Write one image, video or stream per line.")
     if any(map(is_live, lines)):
         return Streams(lines, listed=True)
-    found = _by_ending(lines, must_exist=False)
+    urls = [allowed(line, allow_urls) for line in lines if is_image_url(line)]
+    found = _by_ending([line for line in lines if line not in urls], must_exist=False)
+    found.images.extend(urls)
     if not len(found):
         raise DataError(f"--source {path}: no line names an image or a video. Supported: {_supported()}.")
     return found
@@ -204,11 +233,61 @@ def frames_of(files: Files, *, large: bool = False) -> Iterator[ReadFrame]:
 
 
 def read_frame(origin: Origin, *, large: bool = False) -> Frame | Unreadable:
-    """Read an image file; for `large` see `frames_of`."""
+    """Read an image file, or download it; for `large` see `frames_of`."""
+    if is_image_url(origin.path):
+        shown = origin._replace(path=without_password(origin.path))
+        return decode_frame(shown, partial(download, origin.path), large=large)
     try:
         return Frame(read_large(origin.path) if large else read_image(origin.path), origin)
     except (OSError, DecodeError) as error:
         return Unreadable(origin.path, getattr(error, "strerror", None) or str(error))
+
+
+def decode_frame(origin: Origin, content: Callable[[], bytes], *, large: bool = False) -> Frame | Unreadable:
+    """Decode the bytes of an image file that `content` returns."""
+    try:
+        decoded = decode_usable(content(), max_pixels=MAX_LARGE_PIXELS if large else None)
+        return Frame(decoded.image, origin)
+    except (OSError, HTTPException, DecodeError) as error:
+        return Unreadable(origin.path, getattr(error, "strerror", None) or str(error))
+
+
+DOWNLOAD_TIMEOUT_S = 20
+MAX_DOWNLOAD_BYTES = 256 << 20
+
+
+def download(url: str) -> bytes:
+    """The content of an address, by http or https only; OSError, HTTPException or DecodeError if there is none.
+
+    Blocks for up to DOWNLOAD_TIMEOUT_S without an answer.
+    """
+    parts = urlsplit(url)
+    request = urllib.request.Request(without_password(url), headers={"User-Agent": "flatout"})
+    if parts.username is not None:
+        secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        # Not sent on to the host of a redirection.
+        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(secret).decode()}")
+    with _opener().open(request, timeout=DOWNLOAD_TIMEOUT_S) as answer:
+        content: bytes = answer.read(MAX_DOWNLOAD_BYTES + 1)
+    if len(content) > MAX_DOWNLOAD_BYTES:
+        raise DecodeError(f"larger than {MAX_DOWNLOAD_BYTES >> 20} MiB")
+    return content
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Opens http and https, and follows redirections between them; the default opener also reads local files."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPRedirectHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.UnknownHandler(),
+    ):
+        opener.add_handler(handler)
+    return opener
 
 
 def video_frames(origin: Origin) -> Iterator[ReadFrame]:

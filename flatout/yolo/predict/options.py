@@ -1,6 +1,7 @@
 """Options of a prediction and of `detect.py`: one field per flag, under the flag's own name. Does not import torch."""
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flatout.errors import ConfigError
@@ -19,8 +20,8 @@ class PredictOptions:
     """Detections with lower scores are dropped."""
     iou_thres: float = 0.45
     """NMS threshold: if two detections overlap more, only the one with the higher score is kept."""
-    classes: tuple[int, ...] | None = None
-    """Keep only these classes; None: all."""
+    classes: tuple[int | str, ...] | None = None
+    """Keep only these classes, by number or name; None: all."""
     agnostic_nms: bool = False
     """Let detections of different classes suppress each other."""
     augment: bool = False
@@ -29,6 +30,12 @@ class PredictOptions:
     """Images per call of the network; None: depends on the device."""
     workers: int = 8
     """Threads that read, at most."""
+    track: bool = False
+    """Give the objects of a video, or of images in a row, ids that stay the same from frame to frame."""
+    track_buffer: int = 30
+    """With track: frames for which an object that is not found keeps its id."""
+    allow_urls: bool = False
+    """Download images whose address is given; streams need no permission."""
     tiles: int | None = None
     """Cut images into tiles of this side, detect in each, and merge; None: images are shrunk to the input."""
     tile_overlap: float = 0.2
@@ -73,7 +80,7 @@ class DetectOptions(PredictOptions):
 
 
 def _problems(options: PredictOptions) -> Iterator[str]:
-    for name in ("img_size", "at_once", "workers"):
+    for name in ("img_size", "at_once", "workers", "track_buffer"):
         value = getattr(options, name)
         if value is not None and value < 1:
             yield f"--{name.replace('_', '-')} {value} must be 1 or more"
@@ -81,8 +88,9 @@ def _problems(options: PredictOptions) -> Iterator[str]:
         if not 0 <= getattr(options, name) <= 1:
             yield f"--{name.replace('_', '-')} {getattr(options, name)} is outside 0 to 1"
     yield from tile_problems(options.tiles, options.tile_overlap, full_view=options.tile_full_view)
-    if options.classes is not None and min(options.classes, default=0) < 0:
-        yield f"--classes {' '.join(map(str, options.classes))}: classes are numbered from 0"
+    numbers = [each for each in options.classes or () if isinstance(each, int)]
+    if min(numbers, default=0) < 0:
+        yield f"--classes {' '.join(map(str, numbers))}: classes are numbered from 0"
 
 
 def tile_problems(tiles: int | None, overlap: float, *, full_view: bool = False) -> Iterator[str]:
@@ -93,3 +101,28 @@ def tile_problems(tiles: int | None, overlap: float, *, full_view: bool = False)
         yield f"--tile-overlap {overlap} must be 0 or more and below 1"
     if full_view and tiles is None:
         yield "--tile-full-view is a pass in addition to tiles: use it with --tiles"
+
+
+def class_numbers(classes: Sequence[int | str], names: Sequence[str]) -> tuple[int, ...]:
+    """The numbers of classes that are given by number or name; ConfigError for one that the network does not have."""
+    return tuple(_class_number(each, names) for each in classes)
+
+
+def _class_number(given: int | str, names: Sequence[str]) -> int:
+    if isinstance(given, str) and given in names:
+        return names.index(given)
+    if isinstance(given, int) or given.isdecimal():
+        if int(given) < len(names):
+            return int(given)
+        raise ConfigError(f"--classes {given}: no such class, the network has classes 0 to {len(names) - 1}.")
+    by_lower = {name.lower(): number for number, name in enumerate(names)}
+    if given.lower() in by_lower:
+        return by_lower[given.lower()]
+    close = difflib.get_close_matches(given.lower(), by_lower, n=1)
+    known = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
+    advice = f"did you mean {names[by_lower[close[0]]]!r}?" if close else f"the network has {known}."
+    raise ConfigError(f"--classes {given}: no such class; {advice}")
+
+
+MAX_NAMED = 12
+"""Classes that an error lists."""

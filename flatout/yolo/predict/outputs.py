@@ -107,16 +107,17 @@ class OutputNames:
 
 
 def txt_lines(result: Result, *, scores: bool) -> list[str]:
-    """`class cx cy w h [score]` per detection, lowest score first, as YOLOv7's detect.py writes them: boxes are rounded
-    to whole pixels, then divided by the size of the image."""
+    """`class cx cy w h [score] [id]` per detection, lowest score first, as YOLOv7's detect.py writes them: boxes are
+    rounded to whole pixels, then divided by the size of the image. An id is added if objects are tracked."""
     height, width = result.image.shape[:2]
     low_n2, high_n2 = result.pixel_boxes[:, :2], result.pixel_boxes[:, 2:]
     box_n4 = np.concatenate(((low_n2 + high_n2) / 2, high_n2 - low_n2), 1).astype(np.float32)
     box_n4 /= np.array([width, height, width, height], np.float32)
-    rows = zip(result.classes.tolist(), box_n4.tolist(), result.scores.tolist(), strict=True)
-    lines = [
-        " ".join(f"{number:g}" for number in (kind, *box, *((score,) if scores else ()))) for kind, box, score in rows
-    ]
+    columns = [result.classes[:, None], box_n4, *([result.scores[:, None]] if scores else [])]
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    lines = [" ".join(f"{number:g}" for part in row for number in part) for row in rows]
+    if result.ids is not None:
+        lines = [f"{line} {number}" for line, number in zip(lines, result.ids.tolist(), strict=True)]
     return lines[::-1]
 
 
@@ -224,12 +225,12 @@ class Outputs:
     def _plotted(self, result: Result, stem: str, name: str) -> np.ndarray | None:
         """Write crops, and plot and write the image; called by several threads at once."""
         if self._settings.crops:
-            self._write_crops(result, stem)
+            write_crops(result, self.folder / "crops", stem)
         if not self._settings.images and self._settings.show is None:
             return None
-        plotted = result.draw() if len(result) else result.image
+        plotted = result.plot() if len(result) else result.image
         if self._settings.images and result.origin.kind not in ("video", "stream"):
-            _write(self.folder / name, plotted)
+            write_file(self.folder / name, plotted)
         return plotted
 
     def _finish(self, result: Result, stem: str, name: str, plotted: np.ndarray | None) -> None:
@@ -263,14 +264,6 @@ class Outputs:
             raise write_error(error, path, len(text)) from error
         self.num_txt += 1
 
-    def _write_crops(self, result: Result, stem: str) -> None:
-        """Write crops/<class>/<stem>_<number>.jpg for every box that holds a pixel."""
-        for number in _crops(result):
-            left, top, right, bottom = result.pixel_boxes[number].tolist()
-            folder = self.folder / "crops" / folder_name(result.names[int(result.classes[number])])
-            folder.mkdir(exist_ok=True)
-            _write(folder / f"{stem}_{number + 1}.jpg", result.image[top:bottom, left:right])
-
     def __enter__(self) -> Self:
         return self
 
@@ -288,13 +281,23 @@ def folder_name(name: str) -> str:
     return cleaned or "class"
 
 
+def write_crops(result: Result, folder: Path, stem: str) -> None:
+    """Write <class>/<stem>_<number>.jpg for every box that holds a pixel."""
+    for number in _crops(result):
+        left, top, right, bottom = result.pixel_boxes[number].tolist()
+        inside = folder / folder_name(result.names[int(result.classes[number])])
+        write_file(inside / f"{stem}_{number + 1}.jpg", result.image[top:bottom, left:right])
+
+
 def _crops(result: Result) -> list[int]:
     """Indices of the boxes that hold a pixel."""
     return np.flatnonzero((result.pixel_boxes[:, 2:] > result.pixel_boxes[:, :2]).all(1)).tolist()
 
 
-def _write(path: Path, image_HWC: np.ndarray) -> None:
+def write_file(path: Path, image_HWC: np.ndarray) -> None:
+    """Write an image, and make its folder if necessary; the error says what to do."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_image(path, image_HWC)
     except OSError as error:
         raise write_error(error, path, image_HWC.nbytes) from error

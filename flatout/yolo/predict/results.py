@@ -8,39 +8,25 @@ Dimension key:  B images of a batch   h w input   D detections of a batch   n de
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from flatout.errors import ConfigError
 from flatout.yolo.boxes import Letterbox, to_native
-from flatout.yolo.data.find import is_image_name
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.evaluate.run import InferenceModel, load_inference_model
 from flatout.yolo.evaluate.tiles import TileConfig, TileDetector, WholeImage, tile_config
 from flatout.yolo.find_file import weights_files
 from flatout.yolo.nms import NmsConfig, non_max_suppression
-from flatout.yolo.predict.files import (
-    Frame,
-    Origin,
-    Prepare,
-    Prepared,
-    ReadFrame,
-    Streams,
-    Unreadable,
-    already_read,
-    find_sources,
-    frames_of,
-    read_frame,
-)
-from flatout.yolo.predict.options import PredictOptions
-from flatout.yolo.predict.result import Result
+from flatout.yolo.predict.files import Frame, Prepare, Prepared, ReadFrame, Unreadable
+from flatout.yolo.predict.options import PredictOptions, class_numbers
+from flatout.yolo.predict.result import Boxes, Result
 from flatout.yolo.predict.streams import LiveFrames
 from flatout.yolo.predict.threads import Prefetcher
+from flatout.yolo.predict.tracks import LOWEST_TRACKED
 
 # The network
 
@@ -109,7 +95,7 @@ class Predictor:
 
     def result(self, frame: Frame, row_n6: np.ndarray, each_ms: float) -> Result:
         return Result(
-            boxes=row_n6[:, :4].copy(),
+            boxes=Boxes(row_n6[:, :4].copy(), (frame.image.shape[0], frame.image.shape[1])),
             scores=row_n6[:, 4].copy(),
             classes=row_n6[:, 5].astype(np.int64),
             names=self.names,
@@ -126,14 +112,10 @@ def load_networks(weights: Sequence[str], device: torch.device, *, augment: bool
 
 def predictor_for(model: InferenceModel, device: torch.device, options: PredictOptions) -> Predictor:
     """A predictor with the thresholds of the options; ConfigError for classes that the network does not have."""
-    if unknown := [kind for kind in options.classes or () if kind >= model.num_classes]:
-        raise ConfigError(
-            f"--classes {unknown[0]}: no such class, the network has classes 0 to {model.num_classes - 1}."
-        )
     nms = NmsConfig(
-        conf_thres=options.conf_thres,
+        conf_thres=min(options.conf_thres, LOWEST_TRACKED) if options.track else options.conf_thres,
         iou_thres=options.iou_thres,
-        classes=options.classes,
+        classes=None if options.classes is None else class_numbers(options.classes, model.names),
         agnostic=options.agnostic_nms,
     )
     size = round_up_img_size(options.img_size, model.stride)
@@ -146,7 +128,7 @@ T = TypeVar("T")
 
 
 class IndexedInput(NamedTuple):
-    """A prepared frame and its position in the order of the frames."""
+    """A prepared frame and its place: its number in the order of the frames, from 0."""
 
     place: int
     prepared: Prepared
@@ -162,7 +144,7 @@ class ShapeBatcher:
         self._waiting: deque[IndexedInput] = deque()
 
     def add(self, place: int, prepared: Prepared) -> list[IndexedInput]:
-        """Add a frame; returns the batch that is now complete, or an empty list."""
+        """Add a frame; returns a batch of one shape that is due (perhaps without this frame), or []."""
         self._waiting.append(IndexedInput(place, prepared))
         alike = self._alike(prepared)
         if len(alike) == self._at_once:
@@ -298,53 +280,3 @@ def _predict(predictor: Predictor, batch: list[IndexedInput], in_order: ReorderB
 def _predict_rest(predictor: Predictor, groups: ShapeBatcher, in_order: ReorderBuffer[Result | Unreadable]) -> None:
     for batch in groups.rest():
         _predict(predictor, batch, in_order)
-
-
-# Sources from Python
-
-Given = str | Path | np.ndarray
-"""A source of frames: a path, pattern or URL; or pixels, uint8 [H, W, 3], BGR."""
-
-
-def frames_of_source(
-    source: Given | Sequence[Given], stack: ExitStack, *, large: bool = False
-) -> Iterable[ReadFrame]:  # fmt: skip
-    """The frames of one source or of several, in order; cameras and streams are closed with the stack.
-
-    `large` allows images of more than 100 megapixels.
-    """
-    if isinstance(source, str | Path):
-        found = find_sources(str(source))
-        if isinstance(found, Streams):
-            return stack.enter_context(LiveFrames(found.addresses))
-        return frames_of(found, large=large)
-    if not isinstance(source, np.ndarray | Iterable):
-        raise ConfigError(f"{source!r} is no source of images: give a path, an array, or a list of these.")
-    return _frames_of_several([source] if isinstance(source, np.ndarray) else list(source), large=large)
-
-
-def _frames_of_several(several: Sequence[Given], *, large: bool) -> Iterator[ReadFrame]:
-    for number, each in enumerate(several):
-        if isinstance(each, np.ndarray):
-            origin = Origin(f"array {number}", "array", number, len(several))
-            yield partial(already_read, Frame(_checked(each, origin.path), origin))
-        elif is_image_name(str(each)):
-            # A missing file is noticed when it is read, so that all missing files are reported together.
-            yield partial(read_frame, Origin(str(each), "image", number, len(several)), large=large)
-        else:
-            found = find_sources(str(each))
-            if isinstance(found, Streams):
-                raise ConfigError(
-                    f"{each}: a camera or stream cannot be part of a list. Pass it as the only source, not in a list."
-                )
-            yield from frames_of(found, large=large)
-
-
-def _checked(image: np.ndarray, where: str) -> np.ndarray:
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
-        shape = list(image.shape)
-        raise ConfigError(
-            f"{where}: {image.dtype} {shape} is not an image. Give uint8 [height, width, 3] in BGR order, "
-            "as cv2.imread returns it."
-        )
-    return image

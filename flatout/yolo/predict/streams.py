@@ -4,7 +4,6 @@ stream --every 4th frame--> newest --taken when the network is free--> frame
 """
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,16 @@ from typing import Any, Self
 import numpy as np
 
 from flatout.errors import DataError
-from flatout.yolo.predict.files import Frame, Origin, ReadFrame, Unreadable, already_read, fps_of, num_frames_of
+from flatout.yolo.predict.files import (
+    Frame,
+    Origin,
+    ReadFrame,
+    Unreadable,
+    already_read,
+    fps_of,
+    num_frames_of,
+    without_password,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +125,6 @@ class Stream:
             lost = self._is_endless and not self._closing.is_set()
             self.ended = f"the stream was lost, and {len(self._retry_s)} attempts to reconnect failed" if lost else ""
             self._changed.notify_all()
-
-
-def without_password(address: str) -> str:
-    """rtsp://user:secret@camera/1 -> rtsp://camera/1"""
-    return re.sub(r"//[^/@]*@", "//", address)
 
 
 def open_capture(address: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.1
-"""How often a waiting reader checks whether it should stop."""
+"""How often `results` looks at `stopped` while no call is submitted; a running call is waited for."""
 
 
 class Prefetcher(Generic[T]):
@@ -32,7 +32,7 @@ class Prefetcher(Generic[T]):
         self._submitter.start()
 
     def results(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[T]:
-        """The results until the calls end or `stopped` returns True; blocks until the next result is there.
+        """Yield results in the order of the calls, until they end or `stopped` is True (checked between results).
 
         Raises the exceptions of calls, and of the iteration over the calls.
         """
@@ -48,7 +48,7 @@ class Prefetcher(Generic[T]):
 
     @property
     def is_drained(self) -> bool:
-        """Whether no result is waiting at this moment."""
+        """Whether the result of every call submitted so far was taken."""
         return self._made.empty()
 
     def close(self) -> None:

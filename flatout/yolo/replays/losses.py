@@ -47,8 +47,6 @@ class SavedState:
     path: Path
     position: Position | None
     """None: unknown."""
-    is_exact: bool = True
-    """False for a file of half-precision or averaged weights, which the network never trained with."""
 
 
 class Match(NamedTuple):
@@ -169,7 +167,7 @@ def choose_state(run: ReplayRun, weights: str, position: Position, steps_per_epo
         if path.is_file():
             known = [state for state in states if state.path.resolve() == path.resolve()]
             return known[0] if known else SavedState(path, None)
-    raise ConfigError(f"--weights {weights}: no such file, neither here nor in {run.folder}/weights.")
+    raise ConfigError(f"--weights {weights}: no such file, neither here nor in {run.folder}/weights. Check the name.")
 
 
 # Losses

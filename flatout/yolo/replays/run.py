@@ -25,12 +25,10 @@ from flatout.runs import RecordedSteps, read_steps
 from flatout.yolo.augment.samples import TrainingSourceBase
 from flatout.yolo.data.data_yaml import require_valid
 from flatout.yolo.data.image_set import ImageSet, ImageWeights
-from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.data.open_data import open_data_set
-from flatout.yolo.data.open_set import SplitConfig, open_split
+from flatout.yolo.data.open_set import open_split
 from flatout.yolo.data.recorded_files import Changes, changes_since, digest, read_files
-from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.find_file import find_file, find_run
 from flatout.yolo.load_network import network_of
 from flatout.yolo.model.network import Network
@@ -39,7 +37,7 @@ from flatout.yolo.run_config import read_options
 from flatout.yolo.train.choose_input import InputSettings
 from flatout.yolo.train.input import InputConfig, open_single_steps, plan_of
 from flatout.yolo.train.prepare import grid_of
-from flatout.yolo.train.recipe import FIRST_SEED, label_rules
+from flatout.yolo.train.recipe import FIRST_SEED
 from flatout.yolo.train.step import StepConfig, StepInputs
 from flatout.yolo.weights import read_weights
 
@@ -93,7 +91,7 @@ class ReplayRun:
                 "train_batch0.jpg in that folder for what the network saw first."
             )
         self.recorded: RecordedSteps = read_steps(self.folder)
-        self.data = require_valid(open_data_set(_find_data(data or self.options.data, self.folder)))
+        self.data = require_valid(open_data_set(_find_data(data, self.options.data, self.folder)))
         self.images = self._open_images()
         self.changes = self._changes(allowed=allow_data_change)
         used_gpu = any(facts.get("device") == "cuda" for facts in self.recorded.inputs)
@@ -152,10 +150,6 @@ class ReplayRun:
             )
         )
 
-    def state_files(self) -> list[Path]:
-        """The weights files of the run, oldest first."""
-        return sorted((self.folder / "weights").glob("*.pt"), key=lambda path: path.stat().st_mtime_ns)
-
     def _input_config(self, facts: InputFacts, rank: int) -> InputConfig:
         options = self.options
         return InputConfig(
@@ -184,14 +178,7 @@ class ReplayRun:
         return image_weights(np.array(facts.maps or image_weights.initial_map))
 
     def _open_images(self) -> ImageSet:
-        rules = label_rules(self.options)
-        config = SplitConfig(
-            scan=ScanConfig(strict=rules.strict),
-            cache_folder=default_folder(),
-            single_class=rules.single_class,
-            allow_bad_labels=True,
-            silent=True,
-        )
+        config = replace(self.options.split_config(silent=True), needs_labels=False, allow_bad_labels=True)
         return open_split(self.data, "train", config).images
 
     def _changes(self, *, allowed: bool) -> Changes:
@@ -229,7 +216,7 @@ class ReplayRun:
     @cached_property
     def _any_network(self) -> Network:
         """A network of the run, for its structure only."""
-        for path in self.state_files():
+        for path in sorted((self.folder / "weights").glob("*.pt"), key=lambda path: path.stat().st_mtime_ns):
             weights = read_weights(path)
             return network_of(weights, weights.state, where=path)
         raise ConfigError(
@@ -257,11 +244,18 @@ class ReplayRun:
         )
 
 
-def _find_data(data: str, folder: Path) -> str | Path:
+def _find_data(given: str | None, of_run: str, folder: Path) -> Path:
+    """The data file of --data, or else the one that the run was trained with; ConfigError if it is not here."""
+    if given:
+        return find_file(given, flag="--data")
     try:
-        return find_file(data, flag="--data")
-    except ConfigError as error:
+        return find_file(of_run, flag="--data")
+    except ConfigError:
+        if Path(of_run).is_absolute():
+            raise ConfigError(
+                f"The run's data, {of_run}, does not exist any more. Give its new path with --data FILE."
+            ) from None
         raise ConfigError(
-            f"{error} The path is relative to the folder in which {folder} was trained: go there, or give the data "
-            "with --data FILE."
+            f"The run's data, {of_run}, is not here. Run this in the folder where {folder} was trained, or give "
+            "--data FILE."
         ) from None

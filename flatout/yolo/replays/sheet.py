@@ -17,7 +17,7 @@ from flatout.charts import INK, MUTED, PAPER, plot_batch, plot_boxes, shortened_
 from flatout.errors import ResourceError
 from flatout.feed import DecodeError
 from flatout.images import read_image
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 from flatout.yolo.data.letterbox import fit, letterbox
 from flatout.yolo.replays.losses import Match
 from flatout.yolo.replays.step import PASTED, Replayed, Sample, ShownFile
@@ -52,8 +52,7 @@ def save(replayed: Replayed, folder: Path, *, sample: int | None = None) -> list
         csv.writer(table, lineterminator="\n").writerows([Match._fields, *replayed.losses.matches])
         contents |= {"matches.csv": table.getvalue().encode(), "losses.json": _json(replayed.losses.as_json())}
     for name, content in contents.items():
-        with replacing(folder / name, needed_bytes=len(content)) as sink:
-            sink.write(content)
+        write_file(folder / name, content)
         written.append(folder / name)
     return written
 

@@ -122,7 +122,8 @@ class Replayed:
         """A sample by its number; ConfigError if there is none."""
         if not 0 <= number < len(self.samples):
             raise ConfigError(
-                f"sample {number}: the step has {counted(len(self.samples), 'sample')}, 0 to {len(self.samples) - 1}."
+                f"--sample {number}: the step has {counted(len(self.samples), 'sample')}. Use 0 to "
+                f"{len(self.samples) - 1}."
             )
         return self.samples[number]
 
@@ -165,11 +166,14 @@ def replay_step(run: ReplayRun, epoch: int, step: int) -> tuple[Replayed, dict[i
 def check_step(run: ReplayRun, facts: InputFacts, epoch: int, step: int) -> None:
     """ConfigError unless the run has this step."""
     if not 0 <= epoch < facts.epochs:
-        raise ConfigError(f"epoch {epoch}: {run.folder} has {counted(facts.epochs, 'epoch')}, 0 to {facts.epochs - 1}.")
+        raise ConfigError(
+            f"--epoch {epoch}: {run.folder} is a training of {counted(facts.epochs, 'epoch')}. Use 0 to "
+            f"{facts.epochs - 1}."
+        )
     num_steps = run.plan(facts).epoch(epoch).num_steps
     if not 0 <= step < num_steps:
         raise ConfigError(
-            f"step {step}: an epoch of {run.folder} has {counted(num_steps, 'step')}, 0 to {num_steps - 1}."
+            f"--step {step}: an epoch of {run.folder} has {counted(num_steps, 'step')}. Use 0 to {num_steps - 1}."
         )
 
 

@@ -18,7 +18,7 @@ from flatout.engine import Callback, Scores
 from flatout.errors import CheckpointError, ConfigError, FlatoutError
 from flatout.ranks import StopSignals
 from flatout.runs import Identity, RunFolder, RunLock, RunRequest, Spending, choose_run, numbered, read_record
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 from flatout.yolo.find_file import find_weights
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.stages.plan import StagePlan
@@ -34,8 +34,10 @@ MAX_CHANGES = 4
 
 
 def newest_job(project: Path, name: str) -> Path | None:
-    """The folder of this name with the highest number. Skips folders without a run, and `tiny4` if that is the name of
-    another job."""
+    """The folder of this name with the highest number; None if there is none.
+
+    Skips folders without a run, and `tiny4` if that is the name of another job.
+    """
     for path in reversed(numbered(project, name).values()):
         record = read_record(path)
         if record and record["config"].get("name") == name:
@@ -83,7 +85,7 @@ def stage_folder(job: Path, number: int) -> Path:
 
 
 def best_weights(stage: Path) -> Path:
-    """best.pt of a finished stage; last.pt if no epoch was validated."""
+    """best.pt of a finished stage; last.pt if no epoch was validated. CheckpointError if neither is there."""
     for name in ("best.pt", "last.pt"):
         if (stage / "weights" / name).is_file():
             return stage / "weights" / name
@@ -117,9 +119,9 @@ def write_tables(job: Path, *, num_stages: int, num_epochs: int) -> list[int]:
         if lines := _lines(stage / "results.txt"):
             begins.append(count)
             count += len(lines)
-    _write(job / "results.txt", "".join(_renumbered_text(stages, num_epochs)))
-    _write(job / "results.csv", _renumbered_csv(stages))
-    _write(job / "log.jsonl", "".join(_renumbered_events(stages)))
+    write_file(job / "results.txt", "".join(_renumbered_text(stages, num_epochs)))
+    write_file(job / "results.csv", _renumbered_csv(stages))
+    write_file(job / "log.jsonl", "".join(_renumbered_events(stages)))
     return begins
 
 
@@ -170,12 +172,6 @@ def _lines(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-
-
-def _write(path: Path, text: str) -> None:
-    content = text.encode()
-    with replacing(path, needed_bytes=len(content)) as sink:
-        sink.write(content)
 
 
 # The job
@@ -288,17 +284,12 @@ class _StagesRun:
         folder = self._run.folder
         assert result.best_stage is not None
         (folder / "weights").mkdir(exist_ok=True)
-        _copy(best_weights(stage_folder(folder, result.best_stage)), folder / "weights/best.pt")
-        _copy(stage_folder(folder, len(self._plan.stages)) / "weights/last.pt", folder / "weights/last.pt")
+        best, last = stage_folder(folder, result.best_stage), stage_folder(folder, len(self._plan.stages))
+        write_file(folder / "weights/best.pt", best_weights(best).read_bytes())
+        write_file(folder / "weights/last.pt", (last / "weights/last.pt").read_bytes())
 
 
 def _result(plan: StagePlan, folder: Path) -> StagesResult:
     stages = [stage_folder(folder, number) for number in range(1, len(plan.stages) + 1)]
     fitness = [read_weights(best_weights(stage)).best_fitness or 0.0 for stage in stages if is_finished(stage)]
     return StagesResult(folder, tuple(fitness), is_finished(folder))
-
-
-def _copy(source: Path, target: Path) -> None:
-    content = source.read_bytes()
-    with replacing(target, needed_bytes=len(content)) as sink:
-        sink.write(content)

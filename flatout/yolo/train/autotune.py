@@ -13,8 +13,6 @@ import importlib.util
 import json
 import logging
 import math
-import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,9 +25,10 @@ from torch import Tensor, nn
 
 from flatout.clock import machine
 from flatout.config import build_config
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, ResourceError
 from flatout.feed import Feed, FeedConfig, Plan, default_folder
 from flatout.profiler import DeviceTrace, machine_facts
+from flatout.safefiles import reason_of, write_file
 from flatout.yolo.augment.layout import decoded_bytes
 from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import TrainingSource
@@ -158,8 +157,8 @@ def _tuning_inputs(
     logger.info("%s, measured in %.1f s: %s.", asked.flag, time.perf_counter() - began, _expected(asked, found))
     try:
         cache.save(facts, found)
-    except OSError as error:
-        logger.info("The measurement cannot be cached: %s.", error.strerror)
+    except (OSError, ResourceError) as error:
+        logger.info("The measurement cannot be cached: %s.", reason_of(error))
     return found
 
 
@@ -361,18 +360,14 @@ class TuningCache:
         return inputs if inputs.is_plausible else None
 
     def save(self, facts: Mapping[str, str], inputs: TuningInputs) -> None:
-        """Add a measurement. The file is replaced as a whole, so that readers never see half of it."""
+        """Add a measurement; `facts` identify it.
+
+        The file is replaced as a whole, so that readers never see half of it. Raises OSError. Of two processes that
+        save at once, one measurement may be lost.
+        """
         content = self._read() | {fingerprint(facts): {"facts": dict(facts), "situation": inputs.plain()}}
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        # A unique name: containers that share a home directory may run processes with the same ids.
-        handle, name = tempfile.mkstemp(prefix=f"{self._file.name}.", dir=self._file.parent)
-        try:
-            with open(handle, "w") as file:
-                file.write(json.dumps(content, indent=1))
-            os.replace(name, self._file)
-        except BaseException:  # also a signal must not leave the temporary file behind
-            os.unlink(name)
-            raise
+        write_file(self._file, json.dumps(content, indent=1))
 
     def _read(self) -> dict[str, Any]:
         try:

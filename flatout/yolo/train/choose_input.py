@@ -190,8 +190,8 @@ def choose_input(asked: Asked, machine: Machine, costs: Costs) -> tuple[Choice, 
     fail; one that workers augment can always be opened, so choices after the first of those are only for comparison.
     """
     if costs.measured is None or not depends_on_measurement(asked, gpu=machine.has_gpu):
-        return tuple(_by_rule(asked, machine, costs))
-    return tuple(_by_measurement(asked, machine, costs, costs.measured))
+        return tuple(_Chooser(asked, machine, costs).by_rule())
+    return tuple(_Chooser(asked, machine, costs).by_measurement(costs.measured))
 
 
 def depends_on_measurement(asked: Asked, *, gpu: bool) -> bool:
@@ -217,31 +217,6 @@ def most_workers(asked: Asked, machine: Machine, costs: Costs) -> int:
     return num_workers(wanted, costs.batch_size, cores=machine.cores, ranks_here=machine.ranks_here)
 
 
-# By rule: what the command says, and what --fast means if nothing is measured
-
-
-def _by_rule(asked: Asked, machine: Machine, costs: Costs) -> Iterator[Choice]:
-    is_open = depends_on_measurement(asked, gpu=machine.has_gpu)
-    why = "run too short to measure" if is_open else "as the command says"
-    if asked.on_device(gpu=machine.has_gpu):
-        yield from _on_device(asked, machine, costs, why, subsampled=asked.store_420)
-        if asked.fast:
-            yield _device_fallback(asked, machine, costs)
-        return
-    keep: ImagePlace = "ram" if asked.decodes_once or asked.cache_images else "off"
-    yield _by_workers(keep, workers_by_rule(asked, machine, costs), asked, machine, costs, why)
-
-
-def _device_fallback(asked: Asked, machine: Machine, costs: Costs) -> Choice:
-    workers = workers_by_rule(asked, machine, costs)
-    return _by_workers("ram", workers, asked, machine, costs, "fallback if the device cannot augment")
-
-
-def workers_by_rule(asked: Asked, machine: Machine, costs: Costs) -> int:
-    """The number of workers if nothing is measured."""
-    return num_workers(asked.workers, costs.batch_size, cores=machine.cores, ranks_here=machine.ranks_here)
-
-
 def describe_rule(asked: Asked, first: Choice) -> str:
     """One line for the log of a run that is too short to measure."""
     if first.settings.on_device:
@@ -253,16 +228,11 @@ def describe_rule(asked: Asked, first: Choice) -> str:
     return f"{asked.flag}: the run is too short to measure, so {what}."
 
 
-# By measurement: the step time of every candidate is predicted by the model of the profiler's verdict
-
-
-def _by_measurement(asked: Asked, machine: Machine, costs: Costs, measured: Measured) -> Iterator[Choice]:
-    best, *others = _ranked(_candidates(asked, machine, costs, measured))
-    yield from _choices_of(best, asked, machine, costs)
-    if best.keep == "device":
-        yield _device_fallback(asked, machine, costs)
-    for candidate in others:
-        yield from _choices_of(candidate, asked, machine, costs)
+def required_location(asked: Asked) -> ImagePlace | None:
+    """Where the command says that images are kept; None: flatout chooses."""
+    if asked.fast and asked.decodes_once:
+        return None
+    return "ram" if asked.cache_images or asked.decodes_once else "off"
 
 
 class _Candidate(NamedTuple):
@@ -288,153 +258,152 @@ def _best(candidates: list[_Candidate]) -> _Candidate:
     return min(good, key=lambda each: (each.subsampled, each.workers, each.keep != "off", each.step_ms))
 
 
-def _candidates(asked: Asked, machine: Machine, costs: Costs, measured: Measured) -> Iterator[_Candidate]:
-    cores = max(1.0, machine.cores / machine.ranks_here)
-    for keep in _locations(asked, machine, costs):
-        for subsampled in (False, True) if keep == "device" and asked.store_420 else (False,):
-            for workers in range(min(int(cores), most_workers(asked, machine, costs)) + 1):
-                step_ms = _step_ms(keep, subsampled, workers, cores, machine, costs, measured)
-                yield _Candidate(keep, subsampled, workers, step_ms)
+class _Chooser(NamedTuple):
+    """Makes the choices for a command on a machine."""
 
+    asked: Asked
+    machine: Machine
+    costs: Costs
 
-def _locations(asked: Asked, machine: Machine, costs: Costs) -> Iterator[ImagePlace]:
-    if (given := required_location(asked)) is not None:
-        yield given
-        return
-    yield "off"
-    if costs.epochs < 2:
-        return
-    if costs.decoded_bytes <= machine.ram_budget_bytes:
-        yield "ram"
-    least_bytes = costs.decoded_bytes * (SUBSAMPLED_BYTES if asked.store_420 else 1)
-    if (
-        machine.has_gpu
-        and asked.device_augment is not False
-        and least_bytes <= machine.gpu_budget_bytes + machine.ram_budget_bytes
-    ):
-        yield "device"
+    def by_rule(self) -> Iterator[Choice]:
+        """What the command says, and what --fast means if nothing is measured."""
+        asked, gpu = self.asked, self.machine.has_gpu
+        why = "run too short to measure" if depends_on_measurement(asked, gpu=gpu) else "as the command says"
+        if asked.on_device(gpu=gpu):
+            yield from self._on_device(why, subsampled=asked.store_420)
+            if asked.fast:
+                yield self._fallback()
+            return
+        yield self._by_workers("ram" if asked.decodes_once or asked.cache_images else "off", self._workers, why)
 
+    def by_measurement(self, measured: Measured) -> Iterator[Choice]:
+        """By the step time of every candidate, which is predicted by the model of the profiler's verdict."""
+        best, *others = _ranked(self._candidates(measured))
+        yield from self._choices_of(best)
+        if best.keep == "device":
+            yield self._fallback()
+        for candidate in others:
+            yield from self._choices_of(candidate)
 
-def required_location(asked: Asked) -> ImagePlace | None:
-    """Where the command says that images are kept; None: flatout chooses."""
-    if asked.fast and asked.decodes_once:
-        return None
-    return "ram" if asked.cache_images or asked.decodes_once else "off"
+    @property
+    def _workers(self) -> int:
+        """The number of workers if nothing is measured."""
+        cores, ranks_here = self.machine.cores, self.machine.ranks_here
+        return num_workers(self.asked.workers, self.costs.batch_size, cores=cores, ranks_here=ranks_here)
 
+    def _fallback(self) -> Choice:
+        return self._by_workers("ram", self._workers, "fallback if the device cannot augment")
 
-def _step_ms(
-    keep: ImagePlace,
-    subsampled: bool,
-    workers: int,
-    cores: float,
-    machine: Machine,
-    costs: Costs,
-    measured: Measured,
-) -> float:
-    if keep == "device":
-        sample_ms, pinned_ms = measured.draw_ms, _pinned_ms(machine, costs, subsampled=subsampled)
-        render_ms = measured.render_ms * (SUBSAMPLED_RENDER_TIME if subsampled else 1)
-    else:
-        sample_ms = measured.decode_ms * (1.0 if keep == "off" else KEPT_DECODED) + measured.augment_ms
-        render_ms = pinned_ms = 0.0
-    input_ms = costs.batch_size * sample_ms
-    demands = Demands(
-        consumer_ms=measured.step_ms + render_ms,
-        input_ms=input_ms,
-        cpu_ms=measured.main_cpu_ms + input_ms,
-        workers=workers,
-        cores=cores,
-    )
-    return max(demands.step_ms, pinned_ms)
+    def _candidates(self, measured: Measured) -> Iterator[_Candidate]:
+        cores = max(1.0, self.machine.cores / self.machine.ranks_here)
+        most = min(int(cores), most_workers(self.asked, self.machine, self.costs))
+        for keep in self._locations():
+            for subsampled in (False, True) if keep == "device" and self.asked.store_420 else (False,):
+                for workers in range(most + 1):
+                    step_ms = self._step_ms(measured, keep, workers, cores, subsampled=subsampled)
+                    yield _Candidate(keep, subsampled, workers, step_ms)
 
+    def _locations(self) -> Iterator[ImagePlace]:
+        asked, machine, costs = self
+        if (given := required_location(asked)) is not None:
+            yield given
+            return
+        yield "off"
+        if costs.epochs < 2:
+            return
+        if costs.decoded_bytes <= machine.ram_budget_bytes:
+            yield "ram"
+        least_bytes = costs.decoded_bytes * (SUBSAMPLED_BYTES if asked.store_420 else 1)
+        fits = least_bytes <= machine.gpu_budget_bytes + machine.ram_budget_bytes
+        if machine.has_gpu and asked.device_augment is not False and fits:
+            yield "device"
 
-def _pinned_ms(machine: Machine, costs: Costs, *, subsampled: bool) -> float:
-    """Time to copy those images of a batch from pinned memory that do not fit on the device."""
-    share = SUBSAMPLED_BYTES if subsampled else 1.0
-    away = max(0.0, 1 - machine.gpu_budget_bytes / max(1.0, share * costs.decoded_bytes))
-    image_bytes = costs.decoded_bytes / max(1, costs.num_pictures)
-    return away * costs.batch_size * TILES * share * image_bytes / PINNED_GB_S / 1e6
+    def _step_ms(self, measured: Measured, keep: ImagePlace, workers: int, cores: float, *, subsampled: bool) -> float:
+        if keep == "device":
+            sample_ms, pinned_ms = measured.draw_ms, self._pinned_ms(subsampled=subsampled)
+            render_ms = measured.render_ms * (SUBSAMPLED_RENDER_TIME if subsampled else 1)
+        else:
+            sample_ms = measured.decode_ms * (1.0 if keep == "off" else KEPT_DECODED) + measured.augment_ms
+            render_ms = pinned_ms = 0.0
+        input_ms = self.costs.batch_size * sample_ms
+        demands = Demands(
+            consumer_ms=measured.step_ms + render_ms,
+            input_ms=input_ms,
+            cpu_ms=measured.main_cpu_ms + input_ms,
+            workers=workers,
+            cores=cores,
+        )
+        return max(demands.step_ms, pinned_ms)
 
+    def _pinned_ms(self, *, subsampled: bool) -> float:
+        """Time to copy those images of a batch from pinned memory that do not fit on the device."""
+        costs, share = self.costs, SUBSAMPLED_BYTES if subsampled else 1.0
+        away = max(0.0, 1 - self.machine.gpu_budget_bytes / max(1.0, share * costs.decoded_bytes))
+        image_bytes = costs.decoded_bytes / max(1, costs.num_pictures)
+        return away * costs.batch_size * TILES * share * image_bytes / PINNED_GB_S / 1e6
 
-def _choices_of(candidate: _Candidate, asked: Asked, machine: Machine, costs: Costs) -> Iterator[Choice]:
-    img_s = 1e3 * costs.batch_size / candidate.step_ms
-    why = f"{img_s:,.0f} img/s expected"
-    if candidate.keep == "device":
-        yield from _on_device(asked, machine, costs, why, subsampled=candidate.subsampled, img_s=img_s)
-    else:
-        slots = max(MIN_SLOTS, candidate.workers + SLOTS_AHEAD)
-        yield _by_workers(candidate.keep, candidate.workers, asked, machine, costs, why, slots=slots, img_s=img_s)
+    def _choices_of(self, candidate: _Candidate) -> Iterator[Choice]:
+        img_s = 1e3 * self.costs.batch_size / candidate.step_ms
+        why = f"{img_s:,.0f} img/s expected"
+        if candidate.keep == "device":
+            yield from self._on_device(why, subsampled=candidate.subsampled, img_s=img_s)
+        else:
+            slots = max(MIN_SLOTS, candidate.workers + SLOTS_AHEAD)
+            yield self._by_workers(candidate.keep, candidate.workers, why, slots=slots, img_s=img_s)
 
+    def _on_device(self, why: str, *, subsampled: bool, img_s: float | None = None) -> Iterator[Choice]:
+        """Images on the device: first decoded by the GPU, if that may be faster, then by the CPU."""
+        for gpu_decode in (True, False) if self._decodes_on_gpu() else (False,):
+            decodes = [f"JPEG files decoded by the GPU, with only {_cores(self.machine.cores)}"] if gpu_decode else []
+            yield Choice(
+                what=f"images kept on the device{' as 4:2:0' if subsampled else ''}, augmented there",
+                settings=InputSettings(
+                    keep="device",
+                    workers=min(DEVICE_WORKERS, self._workers),
+                    subsampled=subsampled,
+                    gpu_decode=gpu_decode,
+                    shrunk=self.asked.shrinks,
+                    painter="fast" if self.asked.decodes_once else "classic",
+                ),
+                why="; ".join([why, *decodes, self._gpu_memory(subsampled=subsampled)]),
+                img_s=img_s,
+            )
 
-# Choices with their descriptions
+    def _decodes_on_gpu(self) -> bool:
+        """Whether the GPU decodes. Only if all images fit on it: others would have to be in a store for the workers."""
+        asked, machine, costs = self
+        fits = costs.decoded_bytes <= min(machine.gpu_budget_bytes, machine.ram_budget_bytes)
+        return asked.gpu_decode is not False and machine.nvjpeg and machine.cores <= FEW_CORES and fits
 
-
-def _on_device(
-    asked: Asked, machine: Machine, costs: Costs, why: str, *, subsampled: bool, img_s: float | None = None
-) -> Iterator[Choice]:
-    """Images on the device: first decoded by the GPU, if that may be faster, then by the CPU."""
-    workers = workers_by_rule(asked, machine, costs)
-    for gpu_decode in (True, False) if _decodes_on_gpu(asked, machine, costs) else (False,):
-        decodes = [f"JPEG files decoded by the GPU, with only {_cores(machine.cores)}"] if gpu_decode else []
-        yield Choice(
-            what=f"images kept on the device{' as 4:2:0' if subsampled else ''}, augmented there",
-            settings=InputSettings(
-                keep="device",
-                workers=min(DEVICE_WORKERS, workers),
-                subsampled=subsampled,
-                gpu_decode=gpu_decode,
-                shrunk=asked.shrinks,
-                painter="fast" if asked.decodes_once else "classic",
-            ),
-            why="; ".join([why, *decodes, _describe_gpu_memory(machine, costs, subsampled=subsampled)]),
+    def _by_workers(
+        self, keep: ImagePlace, workers: int, why: str, *, slots: int | None = None, img_s: float | None = None
+    ) -> Choice:
+        where = "kept decoded in RAM" if keep == "ram" else "decoded each time"
+        painter: Literal["fast", "classic"] = "fast" if self.asked.decodes_once else "classic"
+        return Choice(
+            what=f"images {where}, augmented by {_workers(workers)}",
+            settings=InputSettings(keep=keep, workers=workers, shrunk=self.asked.shrinks, painter=painter, slots=slots),
+            why="; ".join([why, *([self._ram()] if keep == "ram" else [])]),
             img_s=img_s,
         )
 
+    def _gpu_memory(self, *, subsampled: bool) -> str:
+        machine = self.machine
+        if not machine.has_gpu:
+            return "the device is the CPU"
+        needed = self.costs.decoded_bytes * (SUBSAMPLED_BYTES if subsampled else 1)
+        if needed <= machine.gpu_budget_bytes:
+            return f"all {_size(needed)} fit in GPU memory"
+        here = f"{_size(machine.gpu_budget_bytes)} of {_size(needed)} in GPU memory"
+        if needed <= machine.gpu_budget_bytes + machine.ram_budget_bytes:
+            return f"{here}, the rest in pinned RAM"
+        return f"{here}, {_size(machine.ram_budget_bytes)} in pinned RAM, the rest loaded by the workers"
 
-def _decodes_on_gpu(asked: Asked, machine: Machine, costs: Costs) -> bool:
-    """Whether the GPU decodes. Only if all images fit on it: the others would have to be in a store for the workers."""
-    fits = costs.decoded_bytes <= min(machine.gpu_budget_bytes, machine.ram_budget_bytes)
-    return asked.gpu_decode is not False and machine.nvjpeg and machine.cores <= FEW_CORES and fits
-
-
-def _by_workers(
-    keep: ImagePlace,
-    workers: int,
-    asked: Asked,
-    machine: Machine,
-    costs: Costs,
-    why: str,
-    *,
-    slots: int | None = None,
-    img_s: float | None = None,
-) -> Choice:
-    where = "kept decoded in RAM" if keep == "ram" else "decoded each time"
-    painter: Literal["fast", "classic"] = "fast" if asked.decodes_once else "classic"
-    return Choice(
-        what=f"images {where}, augmented by {_workers(workers)}",
-        settings=InputSettings(keep=keep, workers=workers, shrunk=asked.shrinks, painter=painter, slots=slots),
-        why="; ".join([why, *([_describe_ram(machine, costs)] if keep == "ram" else [])]),
-        img_s=img_s,
-    )
-
-
-def _describe_gpu_memory(machine: Machine, costs: Costs, *, subsampled: bool) -> str:
-    if not machine.has_gpu:
-        return "the device is the CPU"
-    needed = costs.decoded_bytes * (SUBSAMPLED_BYTES if subsampled else 1)
-    if needed <= machine.gpu_budget_bytes:
-        return f"all {_size(needed)} fit in GPU memory"
-    here = f"{_size(machine.gpu_budget_bytes)} of {_size(needed)} in GPU memory"
-    if needed <= machine.gpu_budget_bytes + machine.ram_budget_bytes:
-        return f"{here}, the rest in pinned RAM"
-    return f"{here}, {_size(machine.ram_budget_bytes)} in pinned RAM, the rest loaded by the workers"
-
-
-def _describe_ram(machine: Machine, costs: Costs) -> str:
-    if costs.decoded_bytes <= machine.ram_budget_bytes:
-        return f"all {_size(costs.decoded_bytes)} fit in RAM"
-    fitting = f"{_size(machine.ram_budget_bytes)} of {_size(costs.decoded_bytes)} fit in RAM"
-    return f"{fitting}, the rest is decoded each time"
+    def _ram(self) -> str:
+        needed, budget = self.costs.decoded_bytes, self.machine.ram_budget_bytes
+        if needed <= budget:
+            return f"all {_size(needed)} fit in RAM"
+        return f"{_size(budget)} of {_size(needed)} fit in RAM, the rest is decoded each time"
 
 
 def _size(num_bytes: float) -> str:

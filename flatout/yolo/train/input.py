@@ -30,7 +30,7 @@ from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import RectBatches, StepShapes, rect_batches
-from flatout.yolo.data.open_set import open_training_splits
+from flatout.yolo.data.open_set import SplitConfig, open_training_splits
 from flatout.yolo.data.tile_set import TileSet, cut_into_tiles
 from flatout.yolo.train import choose_input
 from flatout.yolo.train.choose_input import Choice, InputSettings
@@ -366,18 +366,6 @@ class TrainingImages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelRules:
-    """Which labels are used."""
-
-    strict: bool = False
-    """YOLOv7's rules: one bad line drops the image."""
-    single_class: bool = False
-    """Treat all classes as one."""
-    allow_bad_labels: bool = False
-    """Go on although more than half of the labels cannot be used."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TileRules:
     """How training images are cut into tiles."""
 
@@ -387,7 +375,7 @@ class TileRules:
     """Least visible part of its area for a label to be in a tile."""
 
 
-def open_images(data: DataSet, rules: LabelRules, world: World, tiles: TileRules | None = None) -> TrainingImages:
+def open_images(data: DataSet, config: SplitConfig, world: World, tiles: TileRules | None = None) -> TrainingImages:
     """Training and validation images, scanned or from the cache of an earlier scan. Ranks wait for each other here.
 
     With `tiles` the training images are a `TileSet`; validation images stay whole.
@@ -395,13 +383,7 @@ def open_images(data: DataSet, rules: LabelRules, world: World, tiles: TileRules
     # The first rank scans, the others read its cache.
     if not world.is_first:
         world.wait_for_all()
-    train, val = open_training_splits(
-        data,
-        strict=rules.strict,
-        single_class=rules.single_class,
-        allow_bad_labels=rules.allow_bad_labels,
-        large=tiles is not None,
-    )
+    train, val = open_training_splits(data, config)
     if world.is_first:
         world.wait_for_all()
     if tiles is not None:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,24 +102,17 @@ def _boxes(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
 # Network
 
 
-class ParameterGroups(NamedTuple):
-    """The three groups of YOLOv7's optimizers: every parameter once, frozen ones included, in YOLOv7's order."""
+def parameter_groups(network: nn.Module) -> list[list[nn.Parameter]]:
+    """The parameters of a network in YOLOv7's three groups, in the order in which its optimizer states number them:
 
-    no_decay: list[nn.Parameter]
-    """Weights of batch norms, and implicit vectors."""
-    decay: list[nn.Parameter]
-    """All other weights: convolutions, linear layers. Weight decay applies to these alone."""
-    bias: list[nn.Parameter]
-    """Biases, which have a learning rate of their own during warm-up."""
-
-
-def parameter_groups(network: nn.Module) -> ParameterGroups:
-    """The parameters of a network in YOLOv7's groups, in the order in which its optimizer states number them."""
+    weights of batch norms and implicit vectors; all other weights, to which alone weight decay applies; and biases,
+    which have a learning rate of their own during warm-up. Every parameter is in one of them, frozen ones too.
+    """
     parameters = dict(network.named_parameters())
     groups = names_of_groups(network.state_dict())
     grouped = [name for group in groups for name in group]
     assert sorted(grouped) == sorted(parameters), f"in no group: {sorted(set(parameters) ^ set(grouped))}"
-    return ParameterGroups(*([parameters[name] for name in group] for group in groups))
+    return [[parameters[name] for name in group] for group in groups]
 
 
 def class_names(data: DataSet, *, single_cls: bool) -> list[str]:
@@ -254,7 +247,8 @@ def start_epoch_of(start: TrainingStart, *, epochs: int) -> tuple[int, int]:
 def use_sync_batch_norm(network: nn.Module, *, ranks: int, on_gpu: bool) -> str:
     """`--sync-bn`: compute batch-norm statistics over all ranks; returns a message for the log.
 
-    The network is converted in place and keeps its tensors.
+    The network is converted in place and keeps its tensors. Does nothing with one rank or without GPUs; the message
+    says so.
     """
     if ranks == 1:
         return "--sync-bn has no effect with one rank."

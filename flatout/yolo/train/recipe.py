@@ -50,7 +50,7 @@ from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.recorded_files import write_files
 from flatout.yolo.evaluate import Outcome, test
 from flatout.yolo.evaluate.tiles import TileConfig
-from flatout.yolo.find_file import find_file
+from flatout.yolo.find_file import find_data, find_file
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.label_audit.passes import PassConfig, pass_during_training
 from flatout.yolo.label_audit.rank import gather_evidence
@@ -66,7 +66,6 @@ from flatout.yolo.train import prepare
 from flatout.yolo.train.autotune import input_choices
 from flatout.yolo.train.input import (
     InputConfig,
-    LabelRules,
     TileRules,
     TrainingInput,
     num_workers,
@@ -152,7 +151,7 @@ class YoloRecipe(Recipe):
         super().__init__(options.resolved(cuda=self._cuda, bf16=self._bf16), world, device, resume=resume)
         _check(self.options)
         self.hyp = self._read_hyp(resume)
-        self.data = require_valid(open_data_set(find_file(options.data, flag="--data")))
+        self.data = require_valid(open_data_set(find_data(options.data)))
         self.saves = not options.nosave
         self._seed = options.seed if options.seed is not None else FIRST_SEED - (world.size == 1)
 
@@ -184,7 +183,7 @@ class YoloRecipe(Recipe):
 
     def open_data(self) -> DataFacts:
         logger.info("%s", self._resolved_line())
-        self._images = open_images(self.data, label_rules(self.options), self.world, tile_rules(self.options))
+        self._images = open_images(self.data, self.options.split_config(), self.world, tile_rules(self.options))
         return DataFacts(self._images.fingerprint(), f"{self.data.file}: images or labels")
 
     @property
@@ -230,7 +229,7 @@ class YoloRecipe(Recipe):
 
     def open_batches(self, model: Model) -> DeviceBatches:
         self._input = self._run.stack.enter_context(self._open_input())
-        self._loss = self._make_loss()
+        self._loss = detection_loss(self._network, self.options, self.hyp, size=self._size)
         self._validation = self._run.stack.enter_context(self._open_validation())
         self._files_digest = self._record_files() if self.world.is_first else ""
         self._image_weights = ImageWeights(self._images.train, self._network.nc) if self.options.image_weights else None
@@ -417,7 +416,7 @@ class YoloRecipe(Recipe):
 
     def finished(self, folder: Path) -> None:
         """Evaluate last.pt and best.pt with COCO's own AP, where the data set asks for it."""
-        if not (is_requested(self.data) and annotation_file(self.data, "val") is not None):
+        if not (is_requested(self.data, "val") and annotation_file(self.data, "val") is not None):
             return
         for name in ("last.pt", "best.pt"):
             if not (self._weights / name).exists():
@@ -506,9 +505,6 @@ class YoloRecipe(Recipe):
             logger.warning("%s Training goes on; a replay of its steps cannot name changed files.", error)
             return ""
 
-    def _make_loss(self) -> DetectionLoss:
-        return detection_loss(self._network, self.options, self.hyp, size=self._size)
-
     def _open_validation(self) -> Validation:
         options = self.options
         batch = options.test_batch_size or 2 * self.world.batch_per_rank(options.batch_size)
@@ -577,12 +573,6 @@ def detection_loss(network: Network, options: TrainOptions, hyp: Hyp, *, size: i
     config = hyp.loss(label_smoothing=options.label_smoothing)
     scaled = config.scaled(num_layers=head.nl, num_classes=head.nc, image_size_px=size)
     return DetectionLoss(head, scaled, hyp.ota, options.ota_from)
-
-
-def label_rules(options: TrainOptions) -> LabelRules:
-    return LabelRules(
-        strict=options.strict_labels, single_class=options.single_cls, allow_bad_labels=options.allow_bad_labels
-    )
 
 
 def tile_rules(options: TrainOptions) -> TileRules | None:

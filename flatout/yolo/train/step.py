@@ -194,7 +194,7 @@ class StepInputs:
 
 
 class LastBatch:
-    """Targets and width of an epoch's last batch, for the results line."""
+    """Number of targets, and width of the network's input in px, of the last batch; set by `DetectionJob.inputs`."""
 
     targets: int | Tensor = 0
     """Number of targets; int32 [1] on the device if labels are finished there."""

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,11 +16,9 @@ from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.evaluate import Evaluate, Outcome
 from flatout.yolo.evaluate.evaluate import FEW_CLASSES, table
-from flatout.yolo.evaluate.run import PartialResult
 from flatout.yolo.evaluate.tiles import TileConfig, TiledInput
-from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
+from flatout.yolo.evaluate.validation_input import ValidationInput, open_validation
 from flatout.yolo.metrics import YOLOV7_RESULTS
-from flatout.yolo.nms import Detections
 from flatout.yolo.train.step import DetectionLoss
 
 logger = logging.getLogger(__name__)
@@ -92,9 +90,9 @@ class Validation:
                 amp=self._config.amp,
                 loss=self._loss.validation,
                 plots=self._run.folder if last and self._run.plots else None,
-                observers=[self._stop_if_asked],
+                observers=[lambda batch, found, native: self._run.stop_if_asked()],
                 confusion=last,
-                gather=self._gather if world.size > 1 else None,
+                gather=(lambda partial: world.gather(partial) or []) if world.size > 1 else None,
             )
         if not world.is_first:
             return None
@@ -103,28 +101,22 @@ class Validation:
             logger.info("%s", line)
         return outcome
 
-    def _stop_if_asked(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
-        self._run.stop_if_asked()
-
-    def _gather(self, partial: PartialResult) -> Sequence[PartialResult]:
-        return self._run.world.gather(partial) or []
-
     def _opened(self) -> ValidationInput | TiledInput:
+        if self._input is not None:
+            return self._input
         config, world = self._config, self._run.world
-        if self._input is None and config.tiles is not None:
-            self._input = TiledInput(
-                self._images,
-                config.tiles,
-                size=config.size,
-                stride=config.grid,
-                device=config.device,
-                threads=config.workers,
-                batch_size=config.batch_size,
-                single_cls=config.single_cls,
-                rank=world.rank,
-                num_ranks=world.size,
-            )
-        if self._input is None:
+        common: dict[str, Any] = {
+            "size": config.size,
+            "batch_size": config.batch_size,
+            "stride": config.grid,
+            "device": config.device,
+            "single_cls": config.single_cls,
+            "rank": world.rank,
+            "num_ranks": world.size,
+        }
+        if config.tiles is not None:
+            self._input = TiledInput(self._images, config.tiles, threads=config.workers, **common)
+        else:
             store = None
             if config.keeps_images:
                 resized = ResizedImages(self._images, size=config.size, augment=False)
@@ -132,17 +124,11 @@ class Validation:
             self._input = self._stack.enter_context(
                 open_validation(
                     self._images,
-                    size=config.size,
-                    batch_size=config.batch_size,
-                    stride=config.grid,
                     workers=config.workers,
-                    device=config.device,
                     store=store,
                     on_device=config.on_device,
                     persistent_workers=config.persistent_workers,
-                    single_cls=config.single_cls,
-                    rank=world.rank,
-                    num_ranks=world.size,
+                    **common,
                 )
             )
         return self._input

@@ -34,8 +34,8 @@ from flatout.safefiles import (
     read_into,
     read_objects,
     reading,
-    replacing,
     sections_of,
+    write_file,
 )
 from flatout.yolo.weights.legacy import legacy_allowlist, weights_from_legacy
 from flatout.yolo.weights.weights import State, Weights, checked_state, checked_weights, weights_from
@@ -81,9 +81,7 @@ def save_safetensors(path: str | Path, weights: Weights) -> None:
     # The library sorts tensors by element size, so the order of the state_dict is stored here.
     own |= {"schema": str(SCHEMA), "keys": json.dumps(list(state))}
     metadata = {"format": "pt"} | {f"flatout.{name}": text for name, text in own.items()}
-    content = safetensors.torch.save(state, metadata)
-    with replacing(Path(path), needed_bytes=len(content)) as sink:
-        sink.write(content)
+    write_file(path, safetensors.torch.save(state, metadata))
 
 
 def weights_from_safetensors(file: BinaryIO) -> Weights:

@@ -411,10 +411,8 @@ def _modules(network: PickledModule) -> Iterator[PickledModule]:
             return
         module = waiting.pop()
         yield module
-        children = module.attributes.get("_modules")
-        if isinstance(children, dict):
-            room = MAX_MODULES - len(waiting)
-            waiting += [child for child in children.values() if isinstance(child, PickledModule)][:room]
+        room = MAX_MODULES - len(waiting)
+        waiting += [child for child in _children(module).values() if isinstance(child, PickledModule)][:room]
 
 
 def _parse_head_config(attributes: Mapping[str, object], reader: PlainReader) -> HeadConfig:

@@ -59,6 +59,7 @@ class Weights:
         return self.ema or self.state
 
     def for_training(self) -> State:
+        """The network itself, also if there is a moving average."""
         return self.state
 
 

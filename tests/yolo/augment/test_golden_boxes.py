@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.yolo.augment.labels import MIN_AREA, MIN_AREA_POLYGONS, are_trainable, box_inside, resample
+from flatout.yolo.augment.labels import MIN_AREA, MIN_AREA_POLYGONS, are_trainable, box_inside
 from flatout.yolo.augment.paste import covered_share
 from flatout.yolo.augment.source import quad
-from flatout.yolo.boxes import Letterbox, norm_to_input, to_native
+from flatout.yolo.boxes import Letterbox, to_native
 from flatout.yolo.data.label_text import polygon_box
 from tests.golden_cases import golden_cases
+from tests.reference.boxes_of_yolov7 import norm_to_input, resample
 from tests.yolo.pattern import pattern
 
 Arrays = Mapping[str, np.ndarray]

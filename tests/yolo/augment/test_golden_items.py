@@ -9,10 +9,11 @@ import pytest
 
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.yolo.augment.draw import FOUR_SHARE, AugmentConfig
-from flatout.yolo.augment.labels import CanvasLabels, offsets
+from flatout.yolo.augment.labels import CanvasLabels
 from flatout.yolo.augment.paint import CutOut, cut_out, paste_copies, paste_in
 from flatout.yolo.augment.paste import MAX_SIDES, SKIP_PROBABILITY, choose_copies
 from flatout.yolo.augment.source import ValidationSource
+from flatout.yolo.data.image_set import offsets
 from flatout.yolo.data.letterbox import resize_long_side
 from tests.golden_cases import golden_cases
 from tests.yolo.augment.scenes import image_set_of, labels_of, one_draw, renderer_of

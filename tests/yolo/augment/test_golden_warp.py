@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from flatout.yolo.augment.draw import AugmentConfig, Color, colors
-from flatout.yolo.augment.labels import CanvasLabels, gather_labels, offsets, warp_labels
+from flatout.yolo.augment.labels import CanvasLabels, gather_labels, warp_labels
 from flatout.yolo.augment.layout import Canvases, lay_out, resized_wh, warp_matrices
 from flatout.yolo.augment.paint import Classic, Fast, compose
 from flatout.yolo.augment.paint import warp as warp_image
 from flatout.yolo.augment.paint_compiled import fastest_painter
+from flatout.yolo.data.image_set import offsets
 from tests.golden_cases import golden_cases
 from tests.yolo.augment.scenes import labels_of, one_draw, renderer_of
 from tests.yolo.pattern import near_opencv, pattern

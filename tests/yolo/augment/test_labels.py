@@ -8,13 +8,13 @@ from flatout.yolo.augment.labels import (
     boxes_by_numpy,
     boxes_of_corners,
     gather_labels,
-    ranges,
     warp_labels,
     warped_boxes,
 )
 from flatout.yolo.augment.layout import lay_out, resized_wh
 from flatout.yolo.augment.paint import Classic, Fast, paste_copies, visible_region, warp
 from flatout.yolo.augment.paste import choose_copies
+from flatout.yolo.data.image_set import ranges
 from tests.yolo.augment.scenes import UNWARPED, busy_set, labels_of, one_draw, renderer_of
 from tests.yolo.pattern import pattern
 

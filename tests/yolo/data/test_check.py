@@ -26,9 +26,11 @@ from flatout.yolo.data.check import facts
 from flatout.yolo.data.check.facts import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
 from flatout.yolo.data.data_yaml import require_valid
+from flatout.yolo.data.file_records import FileRecords
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import open_training_splits
 from flatout.yolo.data.scan import scan_image
+from flatout.yolo.options import TrainOptions
 from tests.yolo.data.damaged_images import Damaged, damaged, originals
 from tests.yolo.data.drawn_set import SmallDataSet, chunk, encoded, flat_png, jpeg, oriented_jpeg, png, random_image
 
@@ -153,6 +155,20 @@ def wrong_size_in_header(made: SmallDataSet) -> None:
 BOXES = "\n".join(f"0 {0.1 + n * 0.001:.4f} 0.5 0.1 0.1" for n in range(501))
 CORNERS = "\n".join(f"0 0.{6 + n % 3} 0.{6 + n % 2} 0.{93 + n // 3} 0.{93 + n // 3}" for n in range(7))
 
+
+def labelme(points, shape_type="rectangle", **values):
+    """Replace the labels of train by those of labelme, with one shape."""
+
+    def change(made):
+        for file in (made.folder / "labels/train").iterdir():
+            file.unlink()
+        shape = {"label": "bolt", "points": points, "shape_type": shape_type}
+        content = {"shapes": [shape], "imageWidth": 64, "imageHeight": 48, **values}
+        (made.folder / "images/train/0.json").write_text(json.dumps(content))
+
+    return change
+
+
 FAULTS: dict[str, Spoil] = {
     "names-count": yaml_has(nc=3),
     "names-holes": yaml_has(names={0: "bolt", 2: "nut"}),
@@ -219,6 +235,9 @@ FAULTS: dict[str, Spoil] = {
     "label-in-pixels": label("0 32 24 10 10\n"),
     "label-class-negative": label("-1 0.5 0.5 0.4 0.4\n"),
     "label-class-fraction": label("0.5 0.5 0.5 0.4 0.4\n"),
+    "label-image-size": labelme([[4, 4], [30, 30]], imageWidth=48, imageHeight=64),
+    "label-rotated": labelme([[4, 9], [9, 4], [30, 25], [25, 30]], "oriented_rectangle"),
+    "label-shape": labelme([[4, 4], [30, 30]], "line"),
     "label-zero-area": label("0 0.5 0.5 0 0.4\n"),
     "label-duplicate": label(GOOD_LINE * 2),
     "label-blank-line": label(f"{GOOD_LINE}\n1 0.5 0.5 0.4 0.4\n"),
@@ -286,7 +305,7 @@ def test_training_refuses_exactly_the_findings_that_are_marked_to_stop_it(check,
     assert stopping or not CHECKS[check].stops
     with pytest.raises((ConfigError, DataError)) if stopping else nullcontext() as refusal:
         data = require_valid(open_data_set(made.folder / "data.yaml"))
-        open_training_splits(data, strict=False, single_class=False, allow_bad_labels=False)
+        open_training_splits(data, TrainOptions().split_config())
     if refusal is not None:
         said = str(refusal.value)
         assert any(finding.value in said or finding.where in said for finding in stopping)
@@ -371,7 +390,7 @@ def decoded_image():
     return DecodedImage(random_image(40, 40), Header("jpeg", 64, 48), 0.0)
 
 
-class CrashingSource(facts.DecodeCheckSource):
+class CrashingSource(FileRecords):
     """Kills its process at the image 1.jpg."""
 
     def sample(self, index, rng):
@@ -382,7 +401,7 @@ class CrashingSource(facts.DecodeCheckSource):
 
 @pytest.mark.parametrize("others", [0, 1, 3])
 def test_an_image_that_crashes_its_process_is_one_finding(others, tmp_path, monkeypatch):
-    monkeypatch.setattr(facts, "DecodeCheckSource", CrashingSource)
+    monkeypatch.setattr(facts, "FileRecords", CrashingSource)
     made = SmallDataSet(tmp_path, num_train=0, num_val=1)
     for stem in ["1", "2", "3", "4"][: 1 + others]:
         made.put("train", stem, jpeg(seed=int(stem)), GOOD_LINE)

@@ -8,6 +8,8 @@ from pathlib import Path
 from flatout.findings import SEVERITIES
 from flatout.yolo.data.check import run
 from flatout.yolo.data.check.facts import CHECKS
+from flatout.yolo.data.formats.registry import LAYOUTS, SET_FORMATS
+from flatout.yolo.data.formats.sidecars import SIDECARS
 from tests.yolo.data.drawn_set import SmallDataSet
 
 PAGE = Path(__file__).parents[3] / "docs" / "data.md"
@@ -37,6 +39,17 @@ def test_the_list_of_findings_that_stop_a_training_is_the_registry():
     assert len(set(listed)) == len(listed)
     assert set(listed) == {check.id for check in CHECKS.values() if check.stops}
     assert {CHECKS[check].severity for check in listed} == {"error"}
+
+
+def test_every_label_format_is_in_the_documentation():
+    page = PAGE.read_text()
+    titles = {format.title for format in SET_FORMATS} | {sidecar.title for sidecar in SIDECARS.values()}
+    table = page[page.index("| format | entry") :].partition("\n\n")[0]
+    assert [title for title in titles if f"\n| {title}" not in table] == []
+    table = page[page.index("| `--to` |") :].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(LAYOUTS)
+    kept = re.findall(r"^\| `(\w+)` .*\| kept \|", table, re.MULTILINE)
+    assert kept == [name for name, layout in LAYOUTS.items() if layout.keeps_polygons]
 
 
 def test_the_example_runs(tmp_path):

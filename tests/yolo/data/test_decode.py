@@ -14,7 +14,8 @@ import pytest
 
 from flatout.feed import DecodeError
 from flatout.images import DecodedImage, decode, header_of, read_image
-from flatout.yolo.data.letterbox import fit, fit_stretched, fit_tightly, letterbox, resize_long_side, resized_hw
+from flatout.yolo.data.letterbox import fit, fit_tightly, letterbox, resize_long_side, resized_hw
+from tests.reference.boxes_of_yolov7 import fit_stretched
 from tests.yolo.data.drawn_set import chunk, encoded, exif, flat_png, jpeg, oriented_jpeg, png, random_image
 from tests.yolo.data.hostile_images import animated_png, odd_exif, odd_jpegs, oversized_headers, segment, webp_with_exif
 

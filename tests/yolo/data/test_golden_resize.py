@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flatout.yolo.data.letterbox import Fit, fit, fit_stretched, fit_tightly, letterbox, resize_long_side, resized_hw
+from flatout.yolo.data.letterbox import Fit, fit, fit_tightly, letterbox, resize_long_side, resized_hw
 from tests.golden_cases import golden_cases
+from tests.reference.boxes_of_yolov7 import fit_stretched
 from tests.yolo.pattern import near_opencv, pattern
 
 

@@ -15,6 +15,7 @@ from flatout.yolo.data.label_text import MAX_LABELS
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split, open_training_splits
 from flatout.yolo.data.scan import ScanConfig
+from flatout.yolo.options import TrainOptions
 from tests.yolo.data.drawn_set import SmallDataSet, jpeg
 
 GOOD, IN_PIXELS = "0 0.5 0.5 0.4 0.4\n", "0 320 240 100 80\n"
@@ -33,9 +34,8 @@ def made(tmp_path) -> SmallDataSet:
 
 
 def opened(made: SmallDataSet, *, allow_bad_labels: bool = False, strict: bool = False):
-    return open_training_splits(
-        read_data_yaml(made.yaml()), strict=strict, single_class=False, allow_bad_labels=allow_bad_labels
-    )
+    options = TrainOptions(strict_labels=strict, allow_bad_labels=allow_bad_labels)
+    return open_training_splits(read_data_yaml(made.yaml()), options.split_config())
 
 
 def relabel(made: SmallDataSet, split: str, text: str) -> None:
@@ -70,7 +70,7 @@ def test_a_missing_labels_folder_is_named_where_the_images_are_in_the_working_di
     made.folder.joinpath("data.yaml").write_text("train: images/train\nval: images/val\nnames: [a, b]\n")
     expected = r"no folder labels, and images/train contains no label files; .* are expected in labels/train/0\.txt\."
     with pytest.raises(DataError, match=expected):
-        open_training_splits(read_data_yaml("data.yaml"), strict=False, single_class=False, allow_bad_labels=False)
+        open_training_splits(read_data_yaml("data.yaml"), TrainOptions().split_config())
 
 
 def test_label_files_with_other_names_are_counted(made):

@@ -25,12 +25,12 @@ from flatout.runs.lock import RunLock
 from flatout.yolo.data import resized_tree
 from flatout.yolo.data.coco import annotation_file, resized_annotations, resized_mask
 from flatout.yolo.data.data_yaml import Split, read_data_yaml
-from flatout.yolo.data.find import resize_hint
 from flatout.yolo.data.letterbox import resize_long_side
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.resized_tree import ResizeConfig, resized_file, target_hw
 from flatout.yolo.data.scan import ScanConfig
+from flatout.yolo.find_file import resize_hint
 from tests.yolo.data.drawn_set import SmallDataSet, encoded, jpeg, oriented_jpeg, png, random_image
 
 ROOT = Path(__file__).parents[3]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flatout.yolo.data.anchors import fit_of, search_anchors
-from flatout.yolo.data.image_set import Labels, class_counts, class_weights, draw_by_weight, image_weights
+from flatout.yolo.data.image_set import Labels, class_counts, class_weights, image_weights
 from flatout.yolo.data.letterbox import rect_batches
 
 
@@ -22,13 +22,6 @@ def test_every_class_has_the_same_total_weight():
     of_images = image_weights(labels, weights)
     assert of_images[:2].sum() == pytest.approx(of_images[2])
     assert of_images[3] == 0
-
-
-def test_images_are_drawn_in_proportion_to_their_weights():
-    drawn = draw_by_weight(np.array([3.0, 1.0, 0.0] * 1000), np.random.default_rng(0))
-    shares = np.bincount(drawn % 3, minlength=3) / len(drawn)
-    assert shares == pytest.approx([0.75, 0.25, 0], abs=0.03)
-    assert len(set(draw_by_weight(np.zeros(500), np.random.default_rng(0)))) > 250, "without labels all are drawn"
 
 
 def test_searched_anchors_fit_boxes_that_the_usual_ones_do_not_fit():

@@ -1,5 +1,6 @@
 """An export as a whole: what is compared, what is refused, and that a failed export writes no file."""
 
+import hashlib
 import json
 import sys
 import warnings
@@ -258,3 +259,61 @@ def test_options_without_effect_are_warned_about():
         assert words in text
     assert warnings_of(max_wh=3, formats=("onnx",)) == "--max-wh has no effect without --end2end."
     assert "opset 13" in warnings_of(int8=True) and warnings_of() == warnings_of(grid=True, dynamic=True) == ""
+
+
+# Other runtimes
+
+
+@NEED_ONNX
+@pytest.mark.parametrize("grid", [False, True])
+@pytest.mark.parametrize("simplify", [False, True])
+def test_an_openvino_model_computes_the_same_numbers(grid, simplify, network, tmp_path):
+    openvino = pytest.importorskip("openvino", reason="openvino is not installed")
+    (file,) = exported(network, tmp_path, grid=grid, simplify=simplify, formats=("openvino",)).files
+    assert {path.name for path in file.path.iterdir()} == {"x.xml", "x.bin", "x.json"}
+    compiled = openvino.Core().compile_model(str(tmp_path / "x_openvino/x.xml"), "CPU")
+    x = pixels()
+    with torch.no_grad():
+        expected = network(torch.from_numpy(x))
+    wanted = [expected.decoded] if grid else expected.raw
+    for found, one in zip(compiled(x).values(), wanted, strict=True):
+        np.testing.assert_allclose(found, one.numpy(), atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("grid", [False, True])
+def test_an_ncnn_model_computes_the_same_numbers(grid, network, tmp_path):
+    pytest.importorskip("ncnn", reason="ncnn is not installed")
+    pytest.importorskip("pnnx", reason="pnnx is not installed")
+    (file,) = exported(network, tmp_path, grid=grid, formats=("ncnn",)).files
+    assert {path.name for path in file.path.iterdir()} == {"x.param", "x.bin", "x.json"}
+    assert file.difference is not None and file.limit is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"formats": ("tensorrt",)}, "trtexec --onnx=best.onnx"),
+        ({"formats": ("ncnn",), "batch_size": 2}, "ncnn has no batches, so --batch-size 2 cannot be used; give 1"),
+    ],
+)
+def test_what_a_format_cannot_do_is_refused_with_what_to_do(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ExportOptions(**options)
+
+
+@pytest.mark.parametrize(("name", "package"), [("openvino", "openvino"), ("ncnn", "ncnn pnnx")])
+def test_a_missing_runtime_is_reported_before_anything_is_built(name, package, network, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=f"Exporting needs the package {name}: pip install .*{package}"):
+        exported(network, tmp_path, formats=(name,))
+    assert not list(tmp_path.iterdir())
+
+
+@NEED_ONNX
+def test_every_export_has_a_model_card_with_hashes_classes_and_the_rule_of_shapes(network, tmp_path):
+    outcome = exported(network, tmp_path, grid=True)
+    card = outcome.card.read_text()
+    assert outcome.card == tmp_path / "x.card.md"
+    assert hashlib.sha256((tmp_path / "x.onnx").read_bytes()).hexdigest() in card
+    assert all(name in card for name in network.names)
+    assert f"Letterbox every image to {SIDE} x {SIDE}" in card and "largest difference" in card

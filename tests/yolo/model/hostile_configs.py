@@ -200,14 +200,20 @@ HOSTILE: dict[str, Hostile] = {
     "level not square": in_row(7, "[-1, 1, Conv, [16, 3, [2, 1]]]")._replace(
         words=(f"row {LAST} ", "input 0 has a map of 16 x 32 for an image of 256 x 256")
     ),
-    "detection twice": in_row(LAST, "[[7, 4], 2, Detect, [nc, anchors]]", "number=2 must be 1."),
-    "detection once, as a boolean": in_row(LAST, "[[7, 4], true, Detect, [nc, anchors]]", "number=True must be 1."),
+    "detection twice": in_row(
+        LAST, "[[7, 4], 2, Detect, [nc, anchors]]", "number=2 must be 1: a detection layer cannot be repeated."
+    ),
+    "detection once, as a boolean": in_row(
+        LAST, "[[7, 4], true, Detect, [nc, anchors]]", "number=True must be 1: a detection layer cannot be repeated."
+    ),
     "detection without anchors": in_row(LAST, "[[7, 4], 1, Detect, [nc]]", "args=['nc'] must be [nc, anchors]."),
     "detection of other classes": in_row(LAST, "[[7, 4], 1, Detect, [80, anchors]]", "80 classes, but nc is 3"),
     "detection with anchors swapped": in_row(LAST, "[[7, 4], 1, Detect, [anchors, nc]]", "must be a whole number"),
     # Keys
     **{
-        f"without {name}": key(name, None, f"key '{name}' is missing.")
+        f"without {name}": key(
+            name, None, f"key '{name}' is missing; a model config needs nc, anchors, backbone, head."
+        )
         for name in ("nc", "anchors", "backbone", "head")
     },
     "misspelt key": Hostile(config(width_multipel="0.5"), ("unknown key 'width_multipel'; did you mean 'width_mult",)),
@@ -220,12 +226,12 @@ HOSTILE: dict[str, Hostile] = {
     "nc true": key("nc", "true", "nc=True must be a whole number"),
     "nc a list": key("nc", "[3]", "nc=[3] must be a whole number"),
     "ch text": key("ch", "rgb", "ch='rgb' must be a whole number"),
-    "width zero": key("width_multiple", "0", "width_multiple=0 must be a number above 0, up to 64."),
+    "width zero": key("width_multiple", "0", "width_multiple=0 must be a number above 0 and at most 64."),
     "width not a number": key("width_multiple", ".nan", "width_multiple=nan must be a number"),
     "width infinite": key("width_multiple", ".inf", "width_multiple=inf must be a number"),
     "width very long": key("width_multiple", f"'{'x' * 9999}'", "width_multiple='xxx", " must be a number"),
     "width text": key("width_multiple", "half", "width_multiple='half' must be a number"),
-    "depth huge": key("depth_multiple", "9" * 60, "must be a number above 0, up to 64."),
+    "depth huge": key("depth_multiple", "9" * 60, "must be a number above 0 and at most 64."),
     "backbone text": key("backbone", "Conv", "backbone must be a list of rows"),
     "backbone a mapping": key("backbone", "{0: [-1, 1, Conv, [8]]}", "backbone must be a list of rows"),
     "head null": key("head", "null", "head must be a list of rows"),

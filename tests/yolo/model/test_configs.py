@@ -1,5 +1,6 @@
 """Model configs are found by name from a checkout and, like weights, from an installed wheel."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -28,6 +29,18 @@ ROOT = Path(__file__).parents[3]
 def test_a_shipped_config_is_found_by_name_from_anywhere(name, found, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_config(name) == shipped_folder() / found
+
+
+def test_a_shipped_config_that_is_used_for_a_missing_path_is_logged(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.INFO):
+        found = find_config("no/such/folder/yolov7-tiny.yaml")
+    assert found == shipped_folder() / "training/yolov7-tiny.yaml"
+    assert f"no/such/folder/yolov7-tiny.yaml: using {found}" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        find_config("yolov7-tiny")
+    assert not caplog.text
 
 
 def test_a_file_that_exists_wins_over_a_shipped_name(tmp_path, monkeypatch):

@@ -33,11 +33,11 @@ def test_golden_configs_are_parsed(case):
     assert config.nc == case["nc"] and config.num_heads == case["heads"]
     for head in range(config.num_heads):
         written = case["head_assignments"][f"head_{head}"]
-        assert list(config.group(head).classes) == written["classes"]
-        assert config.group(head).weight == written["weight"]
-        assert config.group(head).name == written.get("name", f"Head {head}")
+        assert list(config.heads[head].classes) == written["classes"]
+        assert config.heads[head].weight == written["weight"]
+        assert config.heads[head].name == written.get("name", f"Head {head}")
         for local, class_id in enumerate(written["classes"]):
-            assert (config.head_of(class_id), config.local_id(class_id)) == (head, local)
+            assert (config.head_C[class_id], config.local_C[class_id]) == (head, local)
     assert config.full_head == case.get("full_head", False)
 
 
@@ -97,7 +97,8 @@ def with_head(head: int, **changes):
     ("content", "message"),
     [
         ([1, 2], "a head configuration is a mapping"),
-        (without("head_assignments"), "head_assignments is missing"),
+        (without("head_assignments"), "head_assignments is missing; it must be a mapping of head_0, head_1"),
+        (SMALL | {"head_assignments": [1, 2]}, r"head_assignments is \[1, 2\]; it must be a mapping of head_0, head_1"),
         (without("head_assignments", "head_1"), r"head_assignments\.head_1 is missing. 3 heads need head_0 to head_2"),
         (with_head(1, classes=[]), r"head_1\.classes is empty"),
         (with_head(1, classes=None), r"head_1\.classes is empty"),
@@ -127,18 +128,6 @@ def test_a_missing_file_is_both_a_file_not_found_error_and_a_config_error(tmp_pa
         read_head_config(tmp_path / "none.yaml")
     assert isinstance(raised.value, ConfigError)
     assert "none.yaml: no such head configuration" in str(raised.value)
-
-
-def test_unknown_classes_and_heads_are_lookup_errors():
-    config = head_config_of(SMALL, where="small")
-    for unknown in (-1, 6, "person"):
-        with pytest.raises(KeyError, match="classes 0 to 5"):
-            config.head_of(unknown)
-        with pytest.raises(KeyError):
-            config.local_id(unknown)
-    for unknown in (-1, 3):
-        with pytest.raises(IndexError, match="heads 0 to 2"):
-            config.group(unknown)
 
 
 def test_blocks_of_classes_are_as_equal_as_possible():

@@ -16,13 +16,14 @@ import torch
 from flatout.__main__ import main
 from flatout.errors import CheckpointError, ConfigError, DataError, ResourceError
 from flatout.yolo.nms import NmsConfig
-from flatout.yolo.predict.detect import DetectResult, detect, open_windows
+from flatout.yolo.predict.detect import DetectResult, detect
 from flatout.yolo.predict.files import Files, Origin, find_sources, frames_of
 from flatout.yolo.predict.options import DetectOptions, PredictOptions
 from flatout.yolo.predict.outputs import folder_name
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.results import load_networks, predictor_for
 from flatout.yolo.predict.results import results_of as in_order
+from flatout.yolo.predict.windows import open_windows
 from flatout.yolo.weights import read_weights, save_weights
 from tests.reference.plain_detect import plain_detect
 from tests.yolo.predict.small_sources import NAMES, confident_network, frames_in, make_image, write_images, write_video
@@ -87,6 +88,7 @@ def test_boxes_lie_in_the_image_in_descending_order_of_score(place):
 
 def test_classes_keeps_only_these_classes(place):
     both, one = results_of(place), results_of(place, classes=(1,))
+    assert sum(map(len, results_of(place, classes=("nut",)))) == sum(map(len, one))
     assert {kind for result in both for kind in result.classes} == {0, 1}
     assert {kind for result in one for kind in result.classes} == {1}
     with pytest.raises(ConfigError, match="--classes 2: no such class, the network has classes 0 to 1"):

@@ -107,6 +107,39 @@ def test_options_are_those_of_the_command(model, place):
     assert not all(map(same, both, other))
 
 
+def test_familiar_names_of_options_mean_the_same(model, place):
+    folder = place / "images"
+    ours = model.predict(folder, img_size=64, conf_thres=0.4, iou_thres=0.3, at_once=4)
+    theirs = model(folder, imgsz=64, conf=0.4, iou=0.3, batch=4)
+    assert all(map(same, ours, theirs)) and len(ours) == len(theirs)
+    with pytest.raises(ConfigError, match=r"predict\(\): imgsz and img_size are the same option. Give one of them."):
+        model.predict([], imgsz=64, img_size=64)
+    with pytest.raises(ConfigError, match=r"train\(\): batch and batch_size are the same option"):
+        model.train("data.yaml", batch=2, batch_size=2)
+
+
+@pytest.mark.parametrize("classes", ["nut", ["nut"], 1, [1], (np.int64(1),), "1", "Nut"])
+def test_classes_are_chosen_by_name_or_number(model, place, classes):
+    results = model.predict(place / "images", classes=classes, **OPTIONS)
+    assert {kind for result in results for kind in result.classes} == {1}
+
+
+def test_the_error_about_an_unknown_class_names_the_nearest(model):
+    with pytest.raises(ConfigError, match=r"--classes bold: no such class; did you mean 'bolt'\?"):
+        model.predict([], classes="bold")
+    with pytest.raises(ConfigError, match=r"--classes zebra: no such class; the network has bolt, nut\."):
+        model.predict([], classes=["nut", "zebra"])
+    with pytest.raises(ConfigError, match=r"--classes 7: no such class, the network has classes 0 to 1"):
+        model.predict([], classes="7")
+
+
+def test_info_describes_the_network_and_the_file(model, place):
+    described = model.info()
+    assert described.network.num_classes == len(NAMES) and "Model Summary" in str(described)
+    assert f"{place / 'a.pt'}: " in str(described)
+    assert "Model Summary" in str(flatout.yolo.load("yolov7-tiny.yaml").info())
+
+
 # Loading
 
 
@@ -220,6 +253,19 @@ def test_a_config_is_trained_then_evaluated_and_used_for_prediction(tmp_path, mo
     assert result.finished and model.weights == result.folder / "weights/best.pt" and model.config is None
     evaluated = model.evaluate(data, img_size=64, batch_size=4, workers=0)
     assert evaluated.outcome.evaluation.num_images == 4 and "mAP@.5" in str(evaluated)
+    scores = model.val(data, imgsz=64, batch=4, workers=0, save_hybrid=True)  # labels are found: scores are not 0
+    found = scores.outcome.evaluation
+    assert (scores.map50, scores.map) == (found.map50, found.map50_95)
+    assert (scores.precision, scores.recall) == (found.precision, found.recall)
+    assert repr(scores) == f"mAP@.5 {scores.map50:.3f}, mAP@.5:.95 {scores.map:.3f}"
+    assert [row.name for row in scores.per_class] == NAMES
+    assert sum(row.labels for row in scores.per_class) == found.num_labels and scores.map50 > 0.9
+    for name in ("map50", "map", "precision", "recall"):
+        mean = np.mean([getattr(row, name) for row in scores.per_class])
+        assert mean == pytest.approx(getattr(scores, name))
+    exported = model.export(imgsz=64, format="torchscript", out=str(tmp_path / "small"))
+    assert {path.name for path in tmp_path.glob("small*")} == {"small.torchscript.pt", "small.card.md"}
+    assert "torchscript" in str(exported)
     assert model.names == tuple(NAMES) and len(model.predict(tmp_path / "images/val", img_size=64)) == 4
     with pytest.raises(ConfigError, match=r"train\(\): epoch: unknown key .* did you mean 'epochs'"):
         model.train(data, epoch=1)

@@ -14,10 +14,10 @@ import pytest
 from flatout.errors import DataError
 from flatout.yolo.predict import streams
 from flatout.yolo.predict.detect import DetectResult, detect
-from flatout.yolo.predict.files import Frame, Unreadable
+from flatout.yolo.predict.files import Frame, Unreadable, without_password
 from flatout.yolo.predict.options import DetectOptions
 from flatout.yolo.predict.result import Result
-from flatout.yolo.predict.streams import EVERY, TIMEOUT_MS, LiveFrames, Stream, without_password
+from flatout.yolo.predict.streams import EVERY, TIMEOUT_MS, LiveFrames, Stream
 from tests.feed.injections import wait_until
 from tests.yolo.predict.small_sources import Server, frames_in, make_image, serving
 

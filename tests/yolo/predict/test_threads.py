@@ -30,6 +30,23 @@ def test_results_come_in_the_order_of_the_calls(threads):
     assert not own_threads()
 
 
+def test_it_is_drained_only_when_the_results_of_all_submitted_calls_were_taken():
+    asked, go_on = threading.Event(), threading.Event()
+
+    def calls() -> Iterator[partial[int]]:
+        yield partial(int, 1)
+        asked.set()
+        go_on.wait(5)
+        yield partial(int, 2)
+
+    with Prefetcher(calls(), threads=1, depth=4) as prefetched:
+        results = prefetched.results()
+        assert asked.wait(5) and not prefetched.is_drained  # submitted, finished or not
+        assert next(results) == 1 and prefetched.is_drained
+        go_on.set()
+        assert list(results) == [2]
+
+
 def test_no_more_calls_are_made_than_there_is_room_for():
     made: list[int] = []
 

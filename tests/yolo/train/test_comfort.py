@@ -245,7 +245,7 @@ def test_flags_that_do_not_change_the_result_do_not_change_the_identity_of_a_run
 
 def test_preflight_counts_checkpoints_and_reads_per_sample(tmp_path: Path) -> None:
     with ScriptedEnds(ScriptedRecipe(tmp_path, [], epochs=100), tmp_path) as ends:
-        model = ends.epoch_end._model
+        model = ends.epoch_end.model
         assert ends.recipe.num_kept_states(model) == 1 + 4 + 4  # the first, every 25th, and four more of the last five
     augment = recipe(mosaic=1.0, mixup=0.5).augment()
     assert reads_per_sample(augment) == 4 * 1.5

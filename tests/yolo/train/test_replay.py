@@ -18,12 +18,13 @@ import flatout.yolo
 from flatout.__main__ import main
 from flatout.errors import ConfigError, DataError, DivergedError
 from flatout.runs import Seams, read_steps
-from flatout.yolo.loss import list_matches, losses
+from flatout.yolo.loss import losses
 from flatout.yolo.options import TrainOptions
-from flatout.yolo.replays.run import ReplayRun
+from flatout.yolo.replays.run import ReplayRun, _find_data
 from flatout.yolo.train import YoloRecipe, train
 from flatout.yolo.train.step import DetectionJob
 from flatout.yolo.weights import read_weights
+from tests.yolo.comparing_matches import list_matches
 from tests.yolo.train.conftest import BATCH, options_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -183,12 +184,24 @@ def test_removed_and_new_images_are_named(own_run: Path, own_files: Path):
     assert str(first) not in str(raised.value)
 
 
+def test_a_data_file_that_is_not_here_is_answered_with_the_folder_to_go_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sentence = (
+        r"^The run's data, bolts\.yaml, is not here\. Run this in the folder where runs/exp was trained, or give "
+    )
+    with pytest.raises(ConfigError, match=sentence + r"--data FILE\.$"):
+        _find_data(None, "bolts.yaml", Path("runs/exp"))
+    with pytest.raises(ConfigError, match=r"^--data nuts\.yaml: no such file") as refused:
+        _find_data("nuts.yaml", "bolts.yaml", Path("runs/exp"))
+    assert "trained" not in str(refused.value)
+
+
 def test_a_data_set_that_was_moved_is_the_same(own_run: Path, own_files: Path):
     moved = own_files.with_name("moved")
     own_files.rename(moved)
     (data,) = (moved / "data").glob("*.yaml")
     data.write_text(data.read_text().replace(str(own_files), str(moved)))
-    with pytest.raises(ConfigError, match="give the data with --data FILE"):
+    with pytest.raises(ConfigError, match=r"^The run's data, /.*, does not exist any more\. Give its new path with"):
         replayed_pixels(own_run, 0, 1)
     assert replayed_pixels(own_run, 0, 1, data=data).identical
 
@@ -406,7 +419,7 @@ def test_a_sample_is_shown_with_its_sources(small_run: Path, tmp_path: Path, cap
     assert sheet is not None
     assert sheet.shape[1] > 768 + 184
     assert main([*words, "--sample", "32"]) == 2
-    assert "sample 32: the step has 32 samples, 0 to 31." in capsys.readouterr().err
+    assert "--sample 32: the step has 32 samples. Use 0 to 31." in capsys.readouterr().err
 
 
 def test_the_command_lists_the_steps_of_a_file(small_run: Path, capsys: pytest.CaptureFixture[str]):
@@ -421,12 +434,15 @@ def test_the_command_lists_the_steps_of_a_file(small_run: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--epoch", "2", "--step", "0"], "epoch 2: {run} has 2 epochs, 0 to 1."),
-        (["--epoch", "1", "--step", "3"], "step 3: an epoch of {run} has 3 steps, 0 to 2."),
+        (["--epoch", "2", "--step", "0"], "--epoch 2: {run} is a training of 2 epochs. Use 0 to 1."),
+        (["--epoch", "1", "--step", "3"], "--step 3: an epoch of {run} has 3 steps. Use 0 to 2."),
         (["--epoch", "1"], "Give --epoch E and --step S"),
         (["--file", "a.jpg", "--step", "1"], "--file lists steps: leave out --step and --sample."),
         (["--epoch", "0", "--step", "0", "--weights", "none.pt"], "--weights none.pt: no such file"),
-        (["--epoch", "0", "--step", "0", "--data", "none.yaml"], "give the data with --data FILE"),
+        (
+            ["--epoch", "0", "--step", "0", "--data", "none.yaml"],
+            "--data none.yaml: no such file here or in a subfolder",
+        ),
     ],
 )
 def test_mistakes_are_explained(words: list[str], message: str, small_run: Path, capsys: pytest.CaptureFixture[str]):

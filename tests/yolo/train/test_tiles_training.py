@@ -106,7 +106,7 @@ def test_there_are_at_most_as_many_empty_tiles_as_others_and_always_the_same():
 
 
 def test_tiles_that_show_no_object_well_enough_are_refused():
-    with pytest.raises(DataError, match="No label is visible enough in any tile of 32 px"):
+    with pytest.raises(DataError, match="In no tile of 32 px is 25% of any labelled object visible"):
         cut_into_tiles(image_set([[[0, 0, 0, 400, 400]]], [(400, 400)]), tile=32, overlap=0.2, min_visible=0.25)
 
 

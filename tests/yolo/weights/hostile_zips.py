@@ -34,7 +34,7 @@ def _bombs() -> Iterator[tuple[str, bytes, list[str]]]:
     yield "zip-bomb-pickle", zip_bytes(entries | {"last/data.pkl": bytes(40 << 20)}, zipfile.ZIP_DEFLATED), ["at most"]
     yield "zip-bomb-overlapping", _overlapping(2_000), ["overlaps"]
     yield "zip-bomb-quoted", _same_entry_many_times(2_000), ["overlaps"]
-    yield "zip-bomb-nested", zip_bytes({"last/data.pkl.zip": zeros}), ["no single data.pkl"]
+    yield "zip-bomb-nested", zip_bytes({"last/data.pkl.zip": zeros}), ["must hold exactly one data.pkl"]
     yield "zip-bomb-entries", _many_entries(100_000), ["100,000 entries"]
 
 
@@ -89,8 +89,8 @@ def _false_ends() -> Iterator[tuple[str, bytes, list[str]]]:
 
 def _wrong_contents() -> Iterator[tuple[str, bytes, list[str]]]:
     entries = entries_of(checkpoint())
-    yield "zip-two-pickles", zip_bytes(entries | {"other/data.pkl": b"x"}), ["no single data.pkl"]
-    yield "zip-no-pickle", zip_bytes({"weights.npy": b"x"}), ["no single data.pkl"]
+    yield "zip-two-pickles", zip_bytes(entries | {"other/data.pkl": b"x"}), ["must hold exactly one data.pkl"]
+    yield "zip-no-pickle", zip_bytes({"weights.npy": b"x"}), ["must hold exactly one data.pkl"]
     yield "zip-torchscript", zip_bytes(entries | {"last/constants.pkl": b"x"}), ["TorchScript"]
     yield "zip-big-endian", zip_bytes(entries | {"last/byteorder": b"big"}), ["big-endian"]
     yield "zip-empty-pickle", zip_bytes(entries | {"last/data.pkl": b""}), ["ends too early"]

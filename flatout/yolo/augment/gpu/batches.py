@@ -6,8 +6,7 @@ Dimension key:  N images   B samples of a batch   T targets   S samples that are
 
 import functools
 import logging
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -26,24 +25,13 @@ logger = logging.getLogger(__name__)
 # What runs on a device: Triton kernels where there is Triton and a GPU, else plain torch. Both give the same bits.
 
 
-class Paste(Protocol):
-    """Pastes objects over images [B, 3, H, W] in place, on the current stream."""
-
-    def __call__(self, objects: ObjectsToPaste, images: Tensor) -> None: ...
-
-
-class Fill(Protocol):
-    """Sets masks uint8 [J, H, W] to 1 inside of polygons, in place, on the current stream."""
-
-    def __call__(self, polygons: PolygonsToFill, masks: Tensor) -> None: ...
-
-
-class FinishLabels(Protocol):
-    """Turns rows int32 [T, 6] (see gpu/source.py) into targets float32 [T, 6], in place, on the current stream."""
-
-    def __call__(
-        self, row_T6: Tensor, params: Mapping[str, Tensor], out_wh: tuple[int, int], count: Tensor
-    ) -> Tensor: ...
+Paste = Callable[[ObjectsToPaste, Tensor], None]
+"""Pastes objects over images [B, 3, H, W] in place, on the current stream."""
+Fill = Callable[[PolygonsToFill, Tensor], None]
+"""Sets masks uint8 [J, H, W] to 1 inside of polygons, in place, on the current stream."""
+FinishLabels = Callable[[Tensor, Mapping[str, Tensor], tuple[int, int], Tensor], Tensor]
+"""(rows int32 [T, 6], see gpu/source.py; parameters; width and height of the output; count) -> targets float32 [T, 6],
+in place, on the current stream."""
 
 
 def renderer_for(
@@ -55,51 +43,49 @@ def renderer_for(
     subsampled: bool = False,
 ) -> Render:
     """The renderer for the parameters of gpu/source.py. `subsampled`: images are stored as `chroma` describes."""
-    if torch.device(device).type == "cuda":
-        if HAS_TRITON:
-            from flatout.yolo.augment.gpu.render_triton import TritonRender
+    if _has_kernels(device):
+        from flatout.yolo.augment.gpu.render_triton import TritonRender
 
-            return TritonRender(perspective=perspective, recolor=recolor, subsampled=subsampled)
-        _warn_triton_missing()
+        return TritonRender(perspective=perspective, recolor=recolor, subsampled=subsampled)
     return TorchRender(mixup=mixup, perspective=perspective, recolor=recolor, subsampled=subsampled)
 
 
 def paster_for(device: str | torch.device) -> Paste:
-    """Pastes the objects of a `PastePlan` over finished images."""
-    if torch.device(device).type == "cuda":
-        if HAS_TRITON:
-            from flatout.yolo.augment.gpu.paste_triton import TritonPaste
+    """The function that pastes the objects of a `PastePlan` over finished images, by Triton where possible."""
+    if _has_kernels(device):
+        from flatout.yolo.augment.gpu.paste_triton import TritonPaste
 
-            return TritonPaste()
-        _warn_triton_missing()
+        return TritonPaste()
     return TorchPaste()
 
 
 def filler_for(device: str | torch.device) -> Fill:
-    """Fills the polygons of a `CopyPlan` into masks."""
-    if torch.device(device).type == "cuda":
-        if HAS_TRITON:
-            from flatout.yolo.augment.gpu.paste_triton import TritonFill
+    """The function that fills the polygons of a `CopyPlan` into masks, by Triton where possible."""
+    if _has_kernels(device):
+        from flatout.yolo.augment.gpu.paste_triton import TritonFill
 
-            return TritonFill()
-        _warn_triton_missing()
+        return TritonFill()
     return TorchFill()
 
 
 def label_finisher_for(device: str | torch.device, labels: DeviceLabels, *, perspective: bool) -> FinishLabels:
-    """Finishes the labels that workers defer; logs which implementation is used."""
-    finish: FinishLabels | None = None
-    if torch.device(device).type == "cuda":
-        if HAS_TRITON:
-            from flatout.yolo.augment.gpu.labels_triton import TritonLabels
+    """The function that finishes labels deferred by workers, by Triton where possible; logs which one it is."""
+    finish: FinishLabels = TorchLabels(labels, perspective=perspective)
+    if _has_kernels(device):
+        from flatout.yolo.augment.gpu.labels_triton import TritonLabels
 
-            finish = TritonLabels(labels, perspective=perspective)
-        else:
-            _warn_triton_missing()
-    finish = finish or TorchLabels(labels, perspective=perspective)
+        finish = TritonLabels(labels, perspective=perspective)
     megabytes = labels.nbytes / 1e6
     logger.info("Labels with polygons are made on %s by %s; they take %.1f MB there.", device, finish, megabytes)
     return finish
+
+
+def _has_kernels(device: str | torch.device) -> bool:
+    """Whether Triton's kernels run on the device; warns once if it is a GPU without them."""
+    is_gpu = torch.device(device).type == "cuda"
+    if is_gpu and not HAS_TRITON:
+        _warn_triton_missing()
+    return is_gpu and HAS_TRITON
 
 
 @functools.cache

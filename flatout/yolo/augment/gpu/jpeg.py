@@ -72,7 +72,8 @@ def decoded_on_device(
     try:
         return DeviceDecoded(image_set, decode, size=size)
     except (DecodeError, OSError) as error:
-        logger.warning("Not decoding on the GPU: %s. The CPU builds a store of the readable images.", error)
+        reason = str(error).removesuffix(".")
+        logger.warning("Not decoding on the GPU: %s. The CPU builds a store of the readable images.", reason)
         return None
 
 
@@ -96,7 +97,10 @@ class DeviceDecoded:
         self._fill()
         self.levels_off = self._compare()
         if self.levels_off > MAX_LEVELS_OFF:
-            raise DecodeError(f"its pixels differ from the CPU's by {self.levels_off:.1f} levels on average")
+            raise DecodeError(
+                f"pixels decoded by the GPU differ from the CPU's by {self.levels_off:.1f} of 255 levels on average "
+                f"(at most {MAX_LEVELS_OFF} is accepted)."
+            )
         logger.info("%s", self)
 
     def __str__(self) -> str:
@@ -141,8 +145,11 @@ class DeviceDecoded:
 
     def _put(self, index: int, image: np.ndarray) -> None:
         if image.shape != tuple(self.shapes_ND[index]):
+            height, width, _ = self.shapes_ND[index].tolist()
             raise DecodeError(
-                f"{self._image_set.paths[index]} has a different size than when the data set was scanned: scan again."
+                f"{self._image_set.paths[index]} is {image.shape[1]} x {image.shape[0]} px at the size for training, "
+                f"but should be {width} x {height} according to the scan: it has changed since. Run the command "
+                "again: it scans changed files."
             )
         self[index][:] = image
 

@@ -195,6 +195,8 @@ def finish(
     tl.atomic_add(count, is_kept.to(tl.int32))
 
 
+GEOMETRY = ("label_tiles", "num_tiles", "canvas", "matrix", "scale", "by_polygons", "flip")
+"""Parameters of the kernel, in its order."""
 POINTS_OF_PROGRAM = 1024
 """The smallest power of two that is not below the number of points along a polygon."""
 NUM_WARPS = 8
@@ -219,13 +221,7 @@ class TritonLabels:
             target_T6,
             count,
             *self._labels,
-            params["label_tiles"],
-            params["num_tiles"],
-            params["canvas"],
-            params["matrix"],
-            params["scale"],
-            params["by_polygons"],
-            params["flip"],
+            *(params[name] for name in GEOMETRY),
             *out_wh,
             self._perspective,
             POINTS_OF_PROGRAM,

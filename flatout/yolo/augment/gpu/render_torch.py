@@ -12,11 +12,12 @@ Dimension key:  B samples   S canvases of a sample (2)   K tiles (9)   H W outpu
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from flatout.feed import Sources
 from flatout.yolo.augment.draw import HUES, NINE
 from flatout.yolo.augment.gpu.chroma import BLUE_BY_CB, GREEN_BY_CB, GREEN_BY_CR, HALF, RED_BY_CR, SHIFT
 from flatout.yolo.data.letterbox import PADDING
@@ -111,22 +112,6 @@ def fetch_bgr(data: Tensor, at: Tensor, colour_at: Tensor) -> Tensor:
 
 COARSE, FINE = 32, 1024
 """Units per pixel to which coordinates are rounded, and in which their parts are computed before."""
-
-
-class Sources(Protocol):
-    """The images of a batch, as `flatout.feed.device_store.DeviceStore` gives them."""
-
-    @property
-    def data(self) -> Tensor:
-        """uint8, all images one after the other."""
-
-    @property
-    def offsets(self) -> Tensor:
-        """int64 [B, S * K]: the beginning of each."""
-
-    @property
-    def shapes(self) -> Tensor:
-        """int64 [B, S * K, 3]: height, width, channels."""
 
 
 class Copies(NamedTuple):

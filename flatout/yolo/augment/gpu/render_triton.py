@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flatout.feed import Sources
 from flatout.yolo.augment.gpu import chroma
-from flatout.yolo.augment.gpu.render_torch import Sources, color_tables, reciprocals
+from flatout.yolo.augment.gpu.render_torch import color_tables, reciprocals
 
 # The Triton kernel: a program paints a block of output pixels of one sample.
 #
@@ -281,6 +282,8 @@ def render(
     store_value(out + 2 * stride_c, blue, inside, AS_FLOAT)
 
 
+GEOMETRY = ("tiles", "canvas", "num_tiles", "inverse", "mix", "flip")
+"""Parameters of the kernel, in its order."""
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 32
 """Output pixels of a program: in a compact block, most of the pixels that are read are shared."""
 NUM_WARPS = 4
@@ -305,12 +308,7 @@ class TritonRender:
             sources.data,
             sources.offsets,
             sources.shapes,
-            params["tiles"],
-            params["canvas"],
-            params["num_tiles"],
-            params["inverse"],
-            params["mix"],
-            params["flip"],
+            *(params[name] for name in GEOMETRY),
             self._reciprocals,
             color_tables(params) if self._recolor else self._reciprocals,
             # Any memory will do where nothing is copied: it is not read.

@@ -17,13 +17,13 @@ import numpy as np
 from flatout.errors import ConfigError
 from flatout.feed import Field, Fields, Out, Rows, StreamedItems, Substituted, Unreadable
 from flatout.yolo.augment.draw import (
-    FOUR,
     NINE,
     AugmentConfig,
     ClassAware,
     color_fields,
     color_parameters,
     identity_draws,
+    mosaic_draws,
     pick,
 )
 from flatout.yolo.augment.labels import VisibleLabels, find_visible_labels, gather_labels, to_targets, warp_labels
@@ -234,7 +234,10 @@ class ValidationParameters:
 def write_parameters(
     canvases: Canvases, draws: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray], *, perspective: bool
 ) -> None:
-    """Write the geometry of M samples into the arrays of `parameter_fields`."""
+    """Write tiles, inverse matrices, mixing weights and flips of M samples into the arrays of `parameter_fields`.
+
+    Unused entries become 0.
+    """
     num_samples = len(draws["mix"])
     at = (canvases.sample_Q, canvases.layer_Q)
     has_tile_Q9 = canvases.image_Q9 >= 0
@@ -346,15 +349,7 @@ class PastePlanner:
     def _round(self, draws: Mapping[str, np.ndarray], chosen: np.ndarray, number: int) -> list[list[CutObject]]:
         """Half of the objects with polygons of one mosaic, for each chosen sample."""
         num = len(chosen)
-        tiles_A19 = np.full((num, 1, 9), -1)
-        tiles_A19[:, 0, :4] = draws["paste_tiles"][chosen, number]
-        mosaics = {
-            "kind": np.full((num, 1), FOUR),
-            "tiles": tiles_A19,
-            "centre": draws["paste_centre"][chosen, number][:, None],
-            "warp": np.zeros((num, 1, 8)),
-            "aspect": np.ones((num, 1)),
-        }
+        mosaics = mosaic_draws(draws["paste_tiles"][chosen, number], draws["paste_centre"][chosen, number])
         canvases = lay_out(mosaics, self.wh_N2, size=self.size, out_wh=(1, 1))
         labels = gather_labels(self.labels, canvases)
         assert labels.tile_T is not None  # gather_labels always sets it

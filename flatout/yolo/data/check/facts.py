@@ -6,22 +6,24 @@
 Dimension key:  N images   M decoded images   T labels of all images   A anchors   HWC height, width, channels
 """
 
+import functools
 import hashlib
+import itertools
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from flatout.feed import DecodeError, Feed, FeedConfig, Field, Plan, SampleSource
+from flatout.feed import DecodeError, Feed, FeedConfig, Plan
 from flatout.findings import LEVEL_OF, Finding, Severity
 from flatout.images import DecodedImage, Header, check_png, decode, decoder_messages, read_bytes
 from flatout.progress import progress
 from flatout.yolo.data.anchors import boxes_at_size
 from flatout.yolo.data.data_yaml import DataSet, YamlProblem
+from flatout.yolo.data.file_records import FileRecords
 from flatout.yolo.data.find import FoundImages, Pair
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.scan import LABEL_FILES, ScanTable, image_set
@@ -63,6 +65,9 @@ class DecodeTable:
     """DECODE_RECORD."""
 
 
+NOT_DECODED = DecodeTable(np.zeros(0, np.int64), np.zeros(0, DECODE_RECORD))
+
+
 @dataclass(frozen=True)
 class SplitFacts:
     """Facts about one split: train, val or test."""
@@ -71,8 +76,8 @@ class SplitFacts:
     found: FoundImages
     pairs: list[Pair]
     table: ScanTable
-    decoded: DecodeTable | None
-    """None in a quick check, which decodes nothing."""
+    decoded: DecodeTable
+    """NOT_DECODED in a quick check."""
     class_names: tuple[str, ...] = ()
     error: str = ""
     """Why the split could not be read at all; "" if it was."""
@@ -139,9 +144,10 @@ class SetFacts:
 # The registry of checks
 #
 # A check is reported either by the scan, which names its id in a Problem, or by a function over the finished facts,
-# which `register_check` adds to the registry.
+# which `set_check` or `split_check` adds to the registry. The name of the function is the id, with dashes.
 
-CheckFunction = Callable[["SetFacts"], Iterable[Finding]]
+Found = Iterable[tuple[str, str]]
+"""Place and text of each finding."""
 
 
 @dataclass(frozen=True)
@@ -152,28 +158,49 @@ class Check:
     severity: Severity
     looks_for: str
     advice: str
-    find: CheckFunction | None = None
+    find: Callable[[SetFacts], Found] | None = None
     """None: the scan reports it."""
     stops: bool = False
     """Whether training refuses such data; see `open_set.py`."""
+
+    def findings(self, facts: SetFacts) -> Iterator[Finding]:
+        """What its function finds; nothing if the scan reports it."""
+        for where, text in self.find(facts) if self.find is not None else ():
+            yield finding_at(self.id, where, text)
 
 
 CHECKS: dict[str, Check] = {}
 
 
-def register_check(
-    id: str, severity: Severity, looks_for: str, advice: str, *, stops: bool = False
-) -> Callable[[CheckFunction], CheckFunction]:
-    """Decorator that adds a function to the registry as the check `id`."""
+def set_check(
+    severity: Severity, looks_for: str, advice: str, *, stops: bool = False
+) -> Callable[[Callable[[SetFacts], Found]], Callable[[SetFacts], Found]]:
+    """Decorator that adds a check of the whole data set to the registry."""
 
-    def register(find: CheckFunction) -> CheckFunction:
-        add_check(Check(id, severity, looks_for, advice, find, stops))
+    def register(find: Callable[[SetFacts], Found]) -> Callable[[SetFacts], Found]:
+        add_check(Check(find.__name__.replace("_", "-"), severity, looks_for, advice, find, stops))
         return find
 
     return register
 
 
+def split_check(
+    severity: Severity, looks_for: str, advice: str, *, stops: bool = False
+) -> Callable[[Callable[[SplitFacts, SetFacts], Found]], Callable[[SetFacts], Found]]:
+    """Decorator that adds a check of one split, made for each of them, to the registry."""
+
+    def register(find: Callable[[SplitFacts, SetFacts], Found]) -> Callable[[SetFacts], Found]:
+        @functools.wraps(find)
+        def find_in_all(facts: SetFacts) -> Found:
+            return itertools.chain.from_iterable(find(split, facts) for split in facts.splits.values())
+
+        return set_check(severity, looks_for, advice, stops=stops)(find_in_all)
+
+    return register
+
+
 def add_check(check: Check) -> None:
+    """Add a check to the registry; for checks that the scan makes, which have no function of their own."""
     assert check.id not in CHECKS, f"two checks have the id {check.id}"
     CHECKS[check.id] = check
 
@@ -190,8 +217,9 @@ def finding_at(check: str, where: str, text: str) -> Finding:
 def check_decoding(paths: Sequence[str], rows: np.ndarray, *, workers: int | str, shown: bool) -> DecodeTable:
     """Decode the images at `rows`; one that crashes its worker process is recorded as CRASHED."""
     if not len(rows):
-        return DecodeTable(rows, np.zeros(0, DECODE_RECORD))
-    source = DecodeCheckSource([paths[row] for row in rows.tolist()])
+        return NOT_DECODED
+    chosen = [paths[row] for row in rows.tolist()]
+    source = FileRecords(chosen, chosen, decode_facts, DECODE_RECORD)
     facts_M = np.zeros(len(source), DECODE_RECORD)
     plan = Plan(num_samples=len(source), batch_size=min(64, len(source)), shuffle=False, last="short")
     with (
@@ -199,32 +227,11 @@ def check_decoding(paths: Sequence[str], rows: np.ndarray, *, workers: int | str
         Feed(source, plan, FeedConfig(workers=workers, epochs=1, bad_share=1.0)) as feed,
     ):
         for batch in feed:
-            facts_M[batch.positions] = batch["facts"]
+            facts_M[batch.positions] = batch["record"]
             crashed = batch.positions[batch.indices != batch.positions]
             facts_M["state"][crashed] = CRASHED
             advance(min(int(batch.positions[-1]) + 1, len(rows)), 0)
     return DecodeTable(rows, facts_M[: len(rows)])
-
-
-class DecodeCheckSource(SampleSource):
-    """The facts about each image as a sample, and one more sample that reads no file.
-
-    The feed replaces a sample that crashes its worker by another one, so at least one must be harmless.
-    """
-
-    fields = {"facts": Field((), DECODE_RECORD)}
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._paths = paths
-
-    def __len__(self) -> int:
-        return len(self._paths) + 1
-
-    def where(self, index: int) -> str:
-        return self._paths[index] if index < len(self._paths) else "no image"
-
-    def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
-        return {"facts": decode_facts(self._paths[index]) if index < len(self._paths) else np.zeros((), DECODE_RECORD)}
 
 
 def decode_facts(path: str) -> np.ndarray:

@@ -4,13 +4,13 @@ Dimension key:  N images   T labels of all images   n labels of one image
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from flatout.errors import counted
-from flatout.findings import Finding
-from flatout.yolo.data.check.facts import Check, SetFacts, SplitFacts, add_check, finding_at, register_check
+from flatout.findings import Severity
+from flatout.yolo.data.check.facts import Check, Found, SetFacts, SplitFacts, add_check, set_check, split_check
 from flatout.yolo.data.find import label_path
 from flatout.yolo.data.label_text import drops_a_label
 from flatout.yolo.data.scan import REASONS
@@ -35,116 +35,103 @@ MAX_LINES_LOOKED_UP = 100
 # Labels of a split, and label files
 
 
-@register_check(
-    "labels-none",
+@set_check(
     "error",
     "a train split without a single usable label",
     "fix this: without labels there is nothing to learn",
     stops=True,
 )
-def labels_none(facts: SetFacts) -> Iterable[Finding]:
-    return _without_labels(facts, "train", "labels-none")
+def labels_none(facts: SetFacts) -> Found:
+    return _without_labels(facts, "train")
 
 
-@register_check(
-    "labels-none-val",
-    "warning",
-    "a val split without a single usable label",
-    "label some images: otherwise every score will be 0",
-)
-def labels_none_val(facts: SetFacts) -> Iterable[Finding]:
-    return _without_labels(facts, "val", "labels-none-val")
+@set_check("warning", "a val split without a single usable label", "label some images: otherwise every score will be 0")
+def labels_none_val(facts: SetFacts) -> Found:
+    return _without_labels(facts, "val")
 
 
-@register_check(
-    "labels-mostly-dropped",
+@split_check(
     "error",
     "splits in which more than half of the labels are unusable",
     "fix the program that wrote them, or train on the rest with --allow-bad-labels",
     stops=True,
 )
-def labels_mostly_dropped(facts: SetFacts) -> Iterable[Finding]:
-    for split in facts.splits.values():
-        # A train split with nothing left is reported by labels-none.
-        if split.dropped_share > STOP_DROPPED and (len(split.images.labels.class_box_T5) or split.name != "train"):
-            yield finding_at("labels-mostly-dropped", split.name, _dropped_labels(split))
+def labels_mostly_dropped(split: SplitFacts, facts: SetFacts) -> Found:
+    # A train split with nothing left is reported by labels-none.
+    if split.dropped_share > STOP_DROPPED and (len(split.images.labels.class_box_T5) or split.name != "train"):
+        yield split.name, _dropped_labels(split)
 
 
-@register_check(
-    "labels-often-dropped",
+@split_check(
     "warning",
     "splits in which 10 to 50 % of the labels are unusable",
     "fix the program that wrote them; training leaves these labels out",
 )
-def labels_often_dropped(facts: SetFacts) -> Iterable[Finding]:
-    for split in facts.splits.values():
-        if WARN_DROPPED < split.dropped_share <= STOP_DROPPED:
-            yield finding_at("labels-often-dropped", split.name, _dropped_labels(split))
+def labels_often_dropped(split: SplitFacts, facts: SetFacts) -> Found:
+    if WARN_DROPPED < split.dropped_share <= STOP_DROPPED:
+        yield split.name, _dropped_labels(split)
 
 
-@register_check(
-    "label-missing",
+@split_check(
     "warning",
     "images without a label file",
     "if they show no objects, add an empty file; either way they are trained on as background",
 )
-def label_missing(facts: SetFacts) -> Iterable[Finding]:
-    for split in facts.splits.values():
-        for pair in split.label_files("missing"):
-            yield finding_at("label-missing", pair.image, f"there is no {pair.label}")
+def label_missing(split: SplitFacts, facts: SetFacts) -> Found:
+    for pair in split.label_files("missing"):
+        yield pair.image, f"there is no {pair.label}"
 
 
-@register_check("label-empty", "note", "empty label files", "nothing to do if the images show no objects")
-def label_empty(facts: SetFacts) -> Iterable[Finding]:
-    for split in facts.splits.values():
-        for pair in split.label_files("empty"):
-            yield finding_at("label-empty", pair.label_place, "contains no labels")
+@split_check("note", "empty label files", "nothing to do if the images show no objects")
+def label_empty(split: SplitFacts, facts: SetFacts) -> Found:
+    for pair in split.label_files("empty"):
+        yield pair.label_place, "contains no labels"
 
 
-@register_check(
-    "label-case",
+@set_check(
     "error",
     "label files whose name differs from the expected one only in upper and lower case",
     "rename them: on this system they are not found",
 )
-def label_case(facts: SetFacts) -> Iterable[Finding]:
+def label_case(facts: SetFacts) -> Found:
     folders = {folder: {name.lower(): name for name in names} for folder, names in facts.label_names.items()}
     for split in facts.splits.values():
         for pair in split.label_files("missing"):
             folder, name = os.path.split(pair.label)
             if like := folders.get(folder, {}).get(name.lower()):
-                yield finding_at("label-case", pair.label, f"does not exist, but {like} does")
+                yield pair.label, f"does not exist, but {like} does"
 
 
-@register_check(
-    "label-orphan", "warning", "label files without an image", "add the missing images, or remove the label files"
-)
-def label_orphan(facts: SetFacts) -> Iterable[Finding]:
-    wanted = {pair.label for split in facts.splits.values() for pair in split.pairs}
+@set_check("warning", "label files without an image", "add the missing images, or remove the label files")
+def label_orphan(facts: SetFacts) -> Found:
+    own = [pair for split in facts.splits.values() for pair in split.pairs if pair.has_own_label_file]
+    wanted = {pair.label for pair in own}
     folded = {label.lower() for label in wanted}
+    endings: dict[str, set[str]] = {}
+    for label in wanted:
+        endings.setdefault(os.path.dirname(label), {".txt", ".xml"}).add(os.path.splitext(label)[1])
     for folder, names in facts.label_names.items():
         for name in names:
             path = os.path.join(folder, name)
             if (
-                name.endswith((".txt", ".xml"))
+                name.endswith(tuple(endings.get(folder, ())))
                 and name != "classes.txt"
                 and path not in wanted
                 and path.lower() not in folded
             ):
-                yield finding_at("label-orphan", path, "there is no image with this name")
+                yield path, "there is no image with this name"
 
 
 # Classes and boxes
 
 
-@register_check(
-    "class-beyond-names",
+@set_check(
     "error",
     "class numbers for which the YAML has no name",
     "correct the class number, or add the name to the YAML",
     stops=True,
 )
-def class_beyond_names(facts: SetFacts) -> Iterable[Finding]:
+def class_beyond_names(facts: SetFacts) -> Found:
     beyond = _labels(facts, lambda split: split.images.labels.class_box_T5[:, 0] >= facts.num_classes)
     for index, (split, row, label) in enumerate(beyond):
         number = int(split.images.labels.class_box_T5[label, 0])
@@ -152,16 +139,15 @@ def class_beyond_names(facts: SetFacts) -> Iterable[Finding]:
         if index < MAX_LINES_LOOKED_UP:
             place = _with_line(place, number)
         names = f"{facts.data.file} names {counted(facts.num_classes, 'class')} (0 to {facts.num_classes - 1})"
-        yield finding_at("class-beyond-names", place, f"the label has class {number}, but {names}")
+        yield place, f"the label has class {number}, but {names}"
 
 
-@register_check(
-    "box-outside",
+@set_check(
     "warning",
     "boxes that reach out of the image by more than 2 % of its side",
     "clip them to the image: the part outside cannot be seen",
 )
-def box_outside(facts: SetFacts) -> Iterable[Finding]:
+def box_outside(facts: SetFacts) -> Found:
     def outside(split: SplitFacts) -> np.ndarray:
         box_T4 = split.images.labels.class_box_T5[:, 1:]
         low_T2, high_T2 = box_T4[:, :2] - box_T4[:, 2:] / 2, box_T4[:, :2] + box_T4[:, 2:] / 2
@@ -171,85 +157,71 @@ def box_outside(facts: SetFacts) -> Iterable[Finding]:
 
     for split, row, label in _labels(facts, outside):
         box = " ".join(f"{value:.3g}" for value in split.images.labels.class_box_T5[label, 1:])
-        yield finding_at("box-outside", split.label_place(row), f"cx cy w h = {box}")
+        yield split.label_place(row), f"cx cy w h = {box}"
 
 
-@register_check(
-    "box-tiny",
+@split_check(
     "warning",
     "boxes with a side below 2 px at the training size",
     "train at a larger size, or cut the images into tiles: such small boxes are never found",
 )
-def box_tiny(facts: SetFacts) -> Iterable[Finding]:
-    for split in facts.splits.values():
-        box_px_T2 = split.box_px(facts.img_size)
-        is_tiny_T = (box_px_T2.min(1, initial=TINY_PX) < TINY_PX) & ~_below_one_pixel(split)
-        for label in np.flatnonzero(is_tiny_T).tolist():
-            width, height = box_px_T2[label].tolist()
-            place = split.label_place(int(split.image_T[label]))
-            yield finding_at("box-tiny", place, f"{width:.1f} x {height:.1f} px at size {facts.img_size}")
+def box_tiny(split: SplitFacts, facts: SetFacts) -> Found:
+    box_px_T2 = split.box_px(facts.img_size)
+    is_tiny_T = (box_px_T2.min(1, initial=TINY_PX) < TINY_PX) & ~_below_one_pixel(split)
+    for label in np.flatnonzero(is_tiny_T).tolist():
+        width, height = box_px_T2[label].tolist()
+        place = split.label_place(int(split.image_T[label]))
+        yield place, f"{width:.1f} x {height:.1f} px at size {facts.img_size}"
 
 
-@register_check(
-    "box-no-pixel",
+@set_check(
     "warning",
     "boxes with a side below half a pixel of their image",
     "remove them: they contain nothing to see at any size",
 )
-def box_no_pixel(facts: SetFacts) -> Iterable[Finding]:
+def box_no_pixel(facts: SetFacts) -> Found:
     for split, row, label in _labels(facts, _below_one_pixel):
         width, height = (split.images.labels.class_box_T5[label, 3:] * split.images.size_wh_N2[row]).tolist()
-        yield finding_at("box-no-pixel", split.label_place(row), f"{width:.2g} x {height:.2g} px in the image")
+        yield split.label_place(row), f"{width:.2g} x {height:.2g} px in the image"
 
 
-@register_check(
-    "box-whole",
-    "note",
-    "boxes that cover nearly the whole image",
-    "look at a few of them: some tools write such boxes by mistake",
+@set_check(
+    "note", "boxes that cover nearly the whole image", "look at a few of them: some tools write such boxes by mistake"
 )
-def box_whole(facts: SetFacts) -> Iterable[Finding]:
+def box_whole(facts: SetFacts) -> Found:
     for split, row, _ in _labels(facts, lambda split: np.all(split.images.labels.class_box_T5[:, 3:] > WHOLE, axis=1)):
-        yield finding_at("box-whole", split.label_place(row), "the box covers the whole image")
+        yield split.label_place(row), "the box covers the whole image"
 
 
-@register_check(
-    "box-crowd", "note", "images with more than 500 labels", "nothing to do; training needs more memory and time"
-)
-def box_crowd(facts: SetFacts) -> Iterable[Finding]:
-    for split in facts.splits.values():
-        counts_N = np.diff(split.images.labels.first_N)
-        for row in np.flatnonzero(counts_N > CROWD).tolist():
-            yield finding_at("box-crowd", split.label_place(row), f"{counts_N[row]} labels")
+@split_check("note", "images with more than 500 labels", "nothing to do; training needs more memory and time")
+def box_crowd(split: SplitFacts, facts: SetFacts) -> Found:
+    counts_N = np.diff(split.images.labels.first_N)
+    for row in np.flatnonzero(counts_N > CROWD).tolist():
+        yield split.label_place(row), f"{counts_N[row]} labels"
 
 
-@register_check("box-two-classes", "warning", "boxes that have two classes", "keep one of the two labels")
-def box_two_classes(facts: SetFacts) -> Iterable[Finding]:
-    for split in facts.splits.values():
-        for row in np.flatnonzero(np.diff(split.images.labels.first_N) > 1).tolist():
-            pair = _same_box(split.images.labels.of(row)[:MAX_COMPARED])
-            if pair:
-                yield finding_at(
-                    "box-two-classes", split.label_place(row), f"classes {pair[0]} and {pair[1]} have the same box"
-                )
+@split_check("warning", "boxes that have two classes", "keep one of the two labels")
+def box_two_classes(split: SplitFacts, facts: SetFacts) -> Found:
+    for row in np.flatnonzero(np.diff(split.images.labels.first_N) > 1).tolist():
+        pair = _same_box(split.images.labels.of(row)[:MAX_COMPARED])
+        if pair:
+            yield split.label_place(row), f"classes {pair[0]} and {pair[1]} have the same box"
 
 
-@register_check(
-    "boxes-as-corners",
+@split_check(
     "warning",
     'boxes that seem to be written as corners: "class x1 y1 x2 y2"',
     'write the centre and the size instead: "class cx cy w h"',
 )
-def boxes_as_corners(facts: SetFacts) -> Iterable[Finding]:
-    for split in facts.splits.values():
-        box_T4 = split.images.labels.class_box_T5[:, 1:]
-        if len(box_T4) < MIN_BOXES:
-            continue
-        leaves_T = ((box_T4[:, :2] + box_T4[:, 2:] / 2) > 1 + OUTSIDE).any(1)
-        in_order = bool((box_T4[:, 2:] > box_T4[:, :2]).all())
-        if in_order and leaves_T.mean() > LIKELY_CORNERS:
-            text = f"{leaves_T.mean():.0%} of {len(box_T4)} boxes reach out of the image, and all have w > cx, h > cy"
-            yield finding_at("boxes-as-corners", split.name, text)
+def boxes_as_corners(split: SplitFacts, facts: SetFacts) -> Found:
+    box_T4 = split.images.labels.class_box_T5[:, 1:]
+    if len(box_T4) < MIN_BOXES:
+        return
+    leaves_T = ((box_T4[:, :2] + box_T4[:, 2:] / 2) > 1 + OUTSIDE).any(1)
+    in_order = bool((box_T4[:, 2:] > box_T4[:, :2]).all())
+    if in_order and leaves_T.mean() > LIKELY_CORNERS:
+        text = f"{leaves_T.mean():.0%} of {len(box_T4)} boxes reach out of the image, and all have w > cx, h > cy"
+        yield split.name, text
 
 
 def _below_one_pixel(split: SplitFacts) -> np.ndarray:
@@ -259,11 +231,11 @@ def _below_one_pixel(split: SplitFacts) -> np.ndarray:
     return narrow_T
 
 
-def _without_labels(facts: SetFacts, name: str, check: str) -> Iterator[Finding]:
+def _without_labels(facts: SetFacts, name: str) -> Found:
     split = facts.splits.get(name)
     if split is not None and split.pairs and not len(split.images.labels.class_box_T5):
         images = counted(len(split.pairs), "image")
-        yield finding_at(check, name, f"no usable label for {images}: {_cause_of_no_labels(split)}")
+        yield name, f"no usable label for {images}: {_cause_of_no_labels(split)}"
 
 
 def _cause_of_no_labels(split: SplitFacts) -> str:
@@ -271,7 +243,7 @@ def _cause_of_no_labels(split: SplitFacts) -> str:
     if split.num_dropped:
         return _dropped_labels(split)
     first = split.pairs[0]
-    if first.label.endswith(".json"):
+    if not first.has_own_label_file:
         return f"{first.label} contains no labels for them"
     if any(True for _ in split.label_files("empty")):
         return f"the label files are empty or missing, such as {first.label}"
@@ -301,7 +273,7 @@ def _dropped_labels(split: SplitFacts) -> str:
     if problem is None:  # strict rules drop the whole file
         reason = REASONS[split.table.image_N["reason"][row]].replace("_", " ")
         return f"{unusable}, the first in {place}: {reason}"
-    line = f"{place}:{problem.line}" if problem.line else place
+    line = f"{split.pairs[row].label}:{problem.line}" if problem.line else place
     return f"{unusable}, the first at {line}: {problem.text}"
 
 
@@ -340,168 +312,125 @@ def _same_box(class_box_n5: np.ndarray) -> tuple[int, int] | None:
 
 # Checks that the scan makes while it reads images and label lines
 
-for _check in (
-    Check(
-        "image-unreadable",
-        "error",
-        "images that cannot be opened: missing permissions, broken links, folders or pipes named like images",
-        "correct the permissions, or remove them from the data set",
-    ),
-    Check("image-empty", "error", "image files of 0 bytes", "copy them again from the original"),
-    Check(
-        "image-format",
-        "error",
-        "files named like images that contain something else",
-        "remove them; a web page saved as .jpg, for example, comes from a failed download",
-    ),
-    Check(
-        "image-unsupported",
-        "error",
-        "images of an unsupported format (GIF, AVIF, HEIC, ...)",
-        "convert them to JPEG or PNG",
-    ),
-    Check(
-        "image-corrupt",
-        "error",
-        "damaged images: a broken header, wrong checksums, pixels that cannot be decoded",
-        "copy them again from the original, or remove them; training leaves them out",
-    ),
-    Check(
-        "image-truncated",
-        "error",
-        "truncated images: more than 1 % of the rows are missing",
-        "copy them again from the original; training leaves them out",
-    ),
-    Check(
-        "image-no-end",
-        "note",
-        "JPEG files without an end marker that have all their rows",
-        "nothing to do: they are used",
-    ),
-    Check("image-too-small", "error", "images with a side below 10 px", "remove them; training leaves them out"),
-    Check(
-        "image-huge",
-        "error",
-        "images of more than 100 million pixels",
-        "use --tiles in all commands, or cut them into tiles: decoding such an image takes gigabytes of memory",
-    ),
-    Check(
-        "image-extension",
-        "warning",
-        "files whose ending does not match their content, such as a PNG named .jpg",
-        "rename them: flatout reads them, but other tools may not",
-    ),
-    Check(
-        "image-bytes-after-end",
-        "note",
-        "files with extra bytes after the end of the image",
-        "nothing to do: often it is a second image from a phone camera",
-    ),
-    Check(
-        "exif-rotated",
-        "note",
-        "images that EXIF rotates by 90, 180 or 270 degrees",
-        "make sure that the labels were drawn on the rotated, upright image",
-    ),
-    Check(
-        "exif-mirrored",
-        "warning",
-        "images that EXIF mirrors, which cameras never do",
-        "look at them: the labels often belong to the image before mirroring",
-    ),
-    Check("image-16-bit", "note", "images with more than 8 bits per channel", "nothing to do: 8 bits are used"),
-    Check(
-        "image-cmyk",
-        "warning",
-        "JPEG files with CMYK colours",
-        "convert them to RGB: programs disagree on how to show CMYK",
-    ),
-    Check(
-        "image-alpha",
-        "note",
-        "images with transparency",
-        "look at them: transparency is ignored, so transparent areas show the colour stored beneath",
-    ),
-    Check(
-        "image-pages",
-        "note",
-        "files with several pages or frames",
-        "only the first is used: split the file if the others matter",
-    ),
-    Check(
-        "label-unreadable",
-        "error",
-        "label files that cannot be read",
-        "correct the permissions; until then the image counts as background",
-    ),
-    Check(
-        "label-too-many",
-        "error",
-        "images with more than 10,000 labels",
-        "cut the image into tiles, or remove it; none of its labels are read",
-        stops=True,
-    ),
-    Check(
-        "label-encoding",
-        "error",
-        "label files that are not UTF-8 text or not valid XML",
-        "save them as UTF-8, or export them again",
-    ),
-    Check("label-bom", "note", "label files that begin with a byte order mark", "save them as UTF-8 without a BOM"),
-    Check(
-        "label-columns",
-        "error",
-        "lines with the wrong number of columns",
-        'write "class cx cy w h", or "class x1 y1 x2 y2 x3 y3 ..." for a polygon',
-    ),
-    Check(
-        "label-not-a-number",
-        "error",
-        "lines with text in place of a number",
-        "write numbers only, and classes by their number instead of their name",
-    ),
-    Check(
-        "label-separator",
-        "error",
-        "lines with commas or semicolons",
-        "separate the columns with spaces, and write decimals with a point",
-    ),
-    Check("label-nan", "error", "lines with nan or inf", "fix the program that wrote them"),
-    Check("label-negative", "error", "coordinates below 0", "clip boxes to the image before you write them"),
-    Check("label-above-one", "error", "coordinates above 1", "divide by the width and height of the image, then clip"),
-    Check(
-        "label-in-pixels",
-        "error",
-        "coordinates far above 1, probably in pixels",
-        "divide x and w by the width of the image, y and h by its height",
-    ),
-    Check("label-class-negative", "error", "class numbers below 0", "number the classes from 0"),
-    Check(
-        "label-class-fraction",
-        "error",
-        "class numbers that are not whole numbers, or far too large",
-        "write 1, not 1.5",
-    ),
-    Check("label-zero-area", "warning", "boxes and polygons without area", "remove them: they cannot be learned"),
-    Check("label-duplicate", "warning", "the same label twice in one image", "remove one of them; only one is used"),
-    Check("label-blank-line", "note", "blank lines between labels", "remove them if YOLOv7 has to read the file too"),
-    Check(
-        "label-polygon-odd",
-        "error",
-        "polygons with an odd number of coordinates",
-        "write both x and y for every point",
-    ),
-    Check(
-        "label-polygon-outside",
-        "error",
-        "polygons that reach out of the image by more than 1 %",
-        "clip them to the image before you write them",
-    ),
-    Check(
-        "label-mixed",
-        "note",
-        "files with both boxes and polygons",
-        "nothing to do; YOLOv7 would read the boxes as polygons of two points",
-    ),
-):
-    add_check(_check)
+SCAN_CHECKS: dict[Severity, dict[str, tuple[str, str]]] = {
+    "error": {
+        "image-unreadable": (
+            "images that cannot be opened: missing permissions, broken links, folders or pipes named like images",
+            "correct the permissions, or remove them from the data set",
+        ),
+        "image-empty": ("image files of 0 bytes", "copy them again from the original"),
+        "image-format": (
+            "files named like images that contain something else",
+            "remove them; a web page saved as .jpg, for example, comes from a failed download",
+        ),
+        "image-unsupported": ("images of an unsupported format (GIF, AVIF, HEIC, ...)", "convert them to JPEG or PNG"),
+        "image-corrupt": (
+            "damaged images: a broken header, wrong checksums, pixels that cannot be decoded",
+            "copy them again from the original, or remove them; training leaves them out",
+        ),
+        "image-truncated": (
+            "truncated images: more than 1 % of the rows are missing",
+            "copy them again from the original; training leaves them out",
+        ),
+        "image-too-small": ("images with a side below 10 px", "remove them; training leaves them out"),
+        "image-huge": (
+            "images of more than 100 million pixels",
+            "use --tiles in all commands, or cut them into tiles: decoding such an image takes gigabytes of memory",
+        ),
+        "label-unreadable": (
+            "label files that cannot be read",
+            "correct the permissions; until then the image counts as background",
+        ),
+        "label-too-many": (
+            "images with more than 10,000 labels",
+            "cut the image into tiles, or remove it; none of its labels are read",
+        ),
+        "label-encoding": (
+            "label files that are not UTF-8 text, or not valid XML or JSON",
+            "save them as UTF-8, or export them again",
+        ),
+        "label-columns": (
+            "lines with the wrong number of columns",
+            'write "class cx cy w h", or "class x1 y1 x2 y2 x3 y3 ..." for a polygon',
+        ),
+        "label-not-a-number": (
+            "lines with text in place of a number",
+            "write numbers only, and classes by their number instead of their name",
+        ),
+        "label-separator": (
+            "lines with commas or semicolons",
+            "separate the columns with spaces, and write decimals with a point",
+        ),
+        "label-nan": ("lines with nan or inf", "fix the program that wrote them"),
+        "label-negative": ("coordinates below 0", "clip boxes to the image before you write them"),
+        "label-above-one": ("coordinates above 1", "divide by the width and height of the image, then clip"),
+        "label-in-pixels": (
+            "coordinates far above 1, probably in pixels",
+            "divide x and w by the width of the image, y and h by its height",
+        ),
+        "label-class-negative": ("class numbers below 0", "number the classes from 0"),
+        "label-class-fraction": ("class numbers that are not whole numbers, or far too large", "write 1, not 1.5"),
+        "label-polygon-odd": ("polygons with an odd number of coordinates", "write both x and y for every point"),
+        "label-polygon-outside": (
+            "polygons that reach out of the image by more than 1 %",
+            "clip them to the image before you write them",
+        ),
+    },
+    "warning": {
+        "image-extension": (
+            "files whose ending does not match their content, such as a PNG named .jpg",
+            "rename them: flatout reads them, but other tools may not",
+        ),
+        "exif-mirrored": (
+            "images that EXIF mirrors, which cameras never do",
+            "look at them: the labels often belong to the image before mirroring",
+        ),
+        "image-cmyk": ("JPEG files with CMYK colours", "convert them to RGB: programs disagree on how to show CMYK"),
+        "label-image-size": (
+            "labels in pixels for an image of another shape",
+            "look at the boxes: the image was probably rotated, cropped or replaced after it was labelled",
+        ),
+        "label-rotated": (
+            "rotated boxes (CVAT, labelme)",
+            "nothing to do if the upright boxes around them, which are used, fit well enough",
+        ),
+        "label-shape": (
+            "shapes that are neither boxes nor polygons, such as points, lines and skeletons (CVAT, labelme)",
+            "draw a box or a polygon; these shapes are left out",
+        ),
+        "label-zero-area": ("boxes and polygons without area", "remove them: they cannot be learned"),
+        "label-duplicate": ("the same label twice in one image", "remove one of them; only one is used"),
+    },
+    "note": {
+        "image-no-end": ("JPEG files without an end marker that have all their rows", "nothing to do: they are used"),
+        "image-bytes-after-end": (
+            "files with extra bytes after the end of the image",
+            "nothing to do: often it is a second image from a phone camera",
+        ),
+        "exif-rotated": (
+            "images that EXIF rotates by 90, 180 or 270 degrees",
+            "make sure that the labels were drawn on the rotated, upright image",
+        ),
+        "image-16-bit": ("images with more than 8 bits per channel", "nothing to do: 8 bits are used"),
+        "image-alpha": (
+            "images with transparency",
+            "look at them: transparency is ignored, so transparent areas show the colour stored beneath",
+        ),
+        "image-pages": (
+            "files with several pages or frames",
+            "only the first is used: split the file if the others matter",
+        ),
+        "label-bom": ("label files that begin with a byte order mark", "save them as UTF-8 without a BOM"),
+        "label-blank-line": ("blank lines between labels", "remove them if YOLOv7 has to read the file too"),
+        "label-mixed": (
+            "files with both boxes and polygons",
+            "nothing to do; YOLOv7 would read the boxes as polygons of two points",
+        ),
+    },
+}
+"""Severity -> id -> what it looks for, and advice."""
+SCAN_STOPS = frozenset({"label-too-many"})
+
+for _severity, _checks in SCAN_CHECKS.items():
+    for _id, _texts in _checks.items():
+        add_check(Check(_id, _severity, *_texts, stops=_id in SCAN_STOPS))

@@ -12,9 +12,10 @@ from flatout.errors import DataError
 from flatout.feed import SampleError
 from flatout.findings import SEVERITIES, Finding
 from flatout.yolo.data.check import files, images, labels
-from flatout.yolo.data.check.facts import CHECKS, SetFacts, SplitFacts, check_decoding, finding_at
+from flatout.yolo.data.check.facts import CHECKS, NOT_DECODED, SetFacts, SplitFacts, check_decoding, finding_at
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, yaml_problems
 from flatout.yolo.data.find import FoundImages, Pair
+from flatout.yolo.data.label_text import Problem, drops_a_label
 from flatout.yolo.data.open_data import open_data_set, scan_entries
 from flatout.yolo.data.scan import REASONS, ScanConfig, table_of
 
@@ -52,12 +53,11 @@ class CheckReport:
 
 
 def check_data_set(path: str | Path, config: CheckConfig) -> CheckReport:
-    """Check the data set of a data YAML, COCO file or VOC folder; ConfigError or DataError if it cannot be opened."""
+    """Check the data set of a data YAML, annotation file or folder; ConfigError or DataError if it cannot be opened."""
     facts = collect_facts(open_data_set(path), config)
     findings = [finding for split in facts.splits.values() for finding in scan_findings(split, config.strict)]
     for check in CHECKS.values():
-        if check.find is not None:
-            findings += check.find(facts)
+        findings += check.findings(facts)
     return CheckReport(
         facts, by_severity(findings), {name: split.table.counts() for name, split in facts.splits.items()}
     )
@@ -81,10 +81,19 @@ def scan_findings(split: SplitFacts, strict: bool) -> Iterable[Finding]:
     for row, problems in sorted(split.table.problems.items()):
         pair = split.pairs[row]
         for problem in problems:
-            file = pair.label_place if problem.check.startswith("label-") else pair.image
-            yield finding_at(problem.check, f"{file}:{problem.line}" if problem.line else file, problem.text)
+            yield finding_at(problem.check, *_place_and_text(pair, problem))
     if strict:
         yield from _strict_findings(split)
+
+
+def _place_and_text(pair: Pair, problem: Problem) -> tuple[str, str]:
+    """Where a problem is: a line or a file; and its text, with the annotation file where that is another one."""
+    if problem.line:
+        return f"{pair.label}:{problem.line}", problem.text
+    if not (problem.check.startswith("label-") or drops_a_label(problem)):
+        return pair.image, problem.text
+    inside = "" if pair.has_own_label_file else f" (in {pair.label})"
+    return pair.label_place, f"{problem.text}{inside}"
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
@@ -100,8 +109,8 @@ def _split(data: DataSet, split: Split, config: CheckConfig) -> SplitFacts:
     except SampleError:  # a bug in flatout, not a fault of the data
         raise
     except DataError as error:
-        return SplitFacts(split, FoundImages([], [], [], [], []), [], table_of([]), None, data.names, str(error))
-    decoded = None
+        return SplitFacts(split, FoundImages([], [], [], [], []), [], table_of([]), NOT_DECODED, data.names, str(error))
+    decoded = NOT_DECODED
     if not config.quick:
         rows = np.flatnonzero(table.used_N)
         decoded = check_decoding([pair.image for pair in pairs], rows, workers=config.workers, shown=config.progress)

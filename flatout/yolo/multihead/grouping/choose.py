@@ -7,6 +7,7 @@ Dimension key:  C classes   T boxes   N images
 
 import json
 import logging
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from flatout.errors import ConfigError, DataError
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 from flatout.yolo.data.coco import MAX_BYTES, categories_by_id
 from flatout.yolo.data.data_yaml import DataSet, Split, require_valid
 from flatout.yolo.data.image_set import ImageSet
@@ -80,9 +81,15 @@ def with_confusion(source: Source, path: Path) -> Source:
     confusion = read_confusion(path, num_classes=len(source.names))
     num_classes = len(confusion.count_CC)
     if num_classes != len(source.names):
-        raise ConfigError(f"{path}: {num_classes} classes, but {source.where} has {len(source.names)}.")
+        raise ConfigError(
+            f"{path}: {num_classes} classes, but {source.where} has {len(source.names)}. Give the confusion matrix of "
+            "a network for this data set."
+        )
     if confusion.names is not None and confusion.names != source.names:
-        raise ConfigError(f"{path}: its class names differ from those of {source.where}.")
+        raise ConfigError(
+            f"{path}: its class names differ from those of {source.where}. Give the confusion matrix of a network for "
+            "this data set, or correct the names."
+        )
     return Source(source.where, source.names, source.read_boxes, confusion)
 
 
@@ -96,7 +103,10 @@ def boxes_of(images: ImageSet) -> BoxTable:
 
 def _labelled_boxes(data: DataSet, split: Split) -> BoxTable:
     if not data.entries[split]:
-        raise ConfigError(f"{data.file}: it has no {split} images, whose labels are needed for the grouping.")
+        raise ConfigError(
+            f"{data.file}: it has no {split} images, whose labels are needed for the grouping. Add their path as "
+            f"{split}."
+        )
     config = SplitConfig(cache_folder=default_folder())
     return boxes_of(open_split(require_valid(data, [split]), split, config).images)
 
@@ -136,7 +146,7 @@ def _load_json(path: Path) -> Any:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}. Check its path and permissions.") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Export it again.") from None
+        raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Write it again.") from None
 
 
 # Grouping
@@ -156,7 +166,7 @@ class GroupConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.confused_from <= 1:
-            raise ConfigError(f"--confused-from {self.confused_from:g} is outside 0 to 1.")
+            raise ConfigError(f"--confused-from {self.confused_from:g} must be above 0 and at most 1.")
 
 
 @dataclass(frozen=True)
@@ -191,7 +201,7 @@ def _statistics(source: Source, method: str) -> ClassStatistics:
         )
     boxes = source.read_boxes()
     if not len(boxes.class_T):
-        raise ConfigError(f"{source.where}: it has no boxes, which --method {method} needs.")
+        raise ConfigError(f"{source.where}: it has no boxes, which --method {method} needs. Use labelled data.")
     return statistics_of(boxes, len(source.names))
 
 
@@ -233,9 +243,7 @@ LINE = 112
 
 def write_grouping(grouping: Grouping, path: Path, *, generated_by: str) -> Path:
     """Write the head configuration, completely or not at all; returns the path."""
-    content = as_yaml(grouping, generated_by=generated_by).encode()
-    with replacing(path, needed_bytes=len(content)) as sink:
-        sink.write(content)
+    write_file(path, as_yaml(grouping, generated_by=generated_by))
     return path
 
 
@@ -261,14 +269,9 @@ def _listed(classes: tuple[int, ...]) -> list[str]:
     whole = f"    classes: [{', '.join(map(str, classes))}]"
     if len(whole) <= LINE:
         return [whole]
-    lines, line = ["    classes: ["], "     "
-    for index, number in enumerate(classes):
-        word = f" {number}" if index == len(classes) - 1 else f" {number},"
-        if len(line) + len(word) > LINE:
-            lines.append(line)
-            line = "     "
-        line += word
-    return [*lines, line, "    ]"]
+    indent = " " * 6
+    wrapped = textwrap.wrap(", ".join(map(str, classes)), LINE, initial_indent=indent, subsequent_indent=indent)
+    return ["    classes: [", *wrapped, "    ]"]
 
 
 def _quoted(text: str) -> str:
