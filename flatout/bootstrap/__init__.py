@@ -1,8 +1,10 @@
-"""The command `flatout bootstrap`: print the on-start script of a rented machine.
+"""Training on other machines: `flatout bootstrap` prints an on-start script, `flatout launch` a manifest.
 
 Files:
 
-    script  The on-start script of a rented machine: a few lines with settings, and a body that is the same for all
+    script     The on-start script of a rented machine: a few lines with settings, and a body that is the same for all
+    launch     The command `flatout launch`
+    manifests  Manifests with which schedulers and clouds train with flatout
 """
 
 import argparse
@@ -34,12 +36,12 @@ def main(argv: Sequence[str]) -> int:
 
     command = argv[at + 1 :]
     script = script_of(BootstrapConfig(command=command, **vars(options)))
-    _check_flags(command)
+    check_flags(command)
     print(script, end="")
     return 0
 
 
-def _check_flags(command: Sequence[str]) -> None:
+def check_flags(command: Sequence[str]) -> None:
     """Refuse mistyped flags here, before a rented machine is started for nothing."""
     job, *words = command
     if job in JOBS and words[:1] == ["train"]:
@@ -54,6 +56,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_script_flags(parser)
+    return parser
+
+
+def add_script_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of an on-start script, which are the fields of BootstrapConfig."""
     flags = {
         "mirror": ("URL", "copy checkpoints to s3://bucket/folder; another machine continues from there"),
         "fetch": ("SHELL", "commands that fetch the data, run once after the installation"),
@@ -61,10 +69,12 @@ def _parser() -> argparse.ArgumentParser:
         "work": ("FOLDER", "folder for all files (default: /workspace/flatout, else ~/flatout)"),
         "package": (
             "SPEC",
-            "what pip installs, required: git+https://..., a wheel or its URL, a requirement",
+            "what pip installs, required: git+https://..., a wheel or its URL, 'flatout[EXTRA] @ URL'; the bare name, "
+            "which is not ours on the package index, is refused",
         ),
     }
     for name, (metavar, help_text) in flags.items():
         parser.add_argument(f"--{name}", default="", metavar=metavar, help=help_text)
-    parser.add_argument("--gpus", default="1", metavar="N", help="GPUs to train on together, or all (default: 1)")
-    return parser
+    parser.add_argument(
+        "--gpus", default="1", metavar="N", help="GPUs to train on together, or all; 0: the CPU (default: 1)"
+    )

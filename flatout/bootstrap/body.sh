@@ -52,6 +52,7 @@ run() {
 }
 
 if [ -z "$work" ]; then work=$HOME/flatout; [ ! -d /workspace ] || work=/workspace/flatout; fi
+work=$work${FLATOUT_NODE:+/node$FLATOUT_NODE}
 { mkdir -p "$work" && cd "$work"; } || die 5 "cannot use $work"
 work=$PWD PATH=$PWD/.venv/bin:$PATH
 [ ! -e over ] || { say "this training is finished, results: $work/runs. To train again: rm $work/over"; exit 0; }

@@ -38,6 +38,8 @@ _SECRET = re.compile(
     )""",
     re.VERBOSE,
 )
+_INDEX_NAME = re.compile(r"flatout\s*(?:\[[^]]*\]\s*)?(?:[<>=!~;(].*)?", re.IGNORECASE)
+"""Our name as a requirement that pip would look up: `flatout`, `flatout[tb]>=0.1`; not `flatout[tb] @ URL`."""
 _ALL_GPUS = '"$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd, -)"'
 _HEAD = """\
 #!/bin/sh
@@ -60,7 +62,7 @@ class BootstrapConfig:
     command: Sequence[str]
     """Arguments of flatout: `yolo train --data ...`."""
     package: str
-    """What pip installs as flatout: a wheel, a URL, a requirement."""
+    """What pip installs as flatout: a git address, a wheel or its URL, `flatout[EXTRA] @ URL`; never the bare name."""
     work: str = ""
     """Folder for all files; empty: /workspace/flatout, or ~/flatout."""
     fetch: str = ""
@@ -69,7 +71,9 @@ class BootstrapConfig:
     at_end: str = ""
     """Shell commands to run at the end; $FLATOUT_EXIT is the exit code."""
     gpus: str = "1"
-    """Number of GPUs to train on, or "all"."""
+    """Number of GPUs to train on, or "all"; "0": the CPU."""
+    line: str = ""
+    """Shell command that starts the training; empty: flatout with the command, on the GPUs."""
 
     def __post_init__(self) -> None:
         if "train" not in self.command:
@@ -81,8 +85,14 @@ class BootstrapConfig:
                 "--package is missing: give pip a git+https://HOST/OWNER/flatout@COMMIT, the URL of a wheel, or a "
                 "wheel or folder on that machine. There is no default: the name on the package index is not ours."
             )
-        if self.gpus != "all" and not (self.gpus.isdecimal() and int(self.gpus)):
-            raise ConfigError(f"--gpus {self.gpus}: use a number or all.")
+        if _INDEX_NAME.fullmatch(self.package.strip()):
+            raise ConfigError(
+                f"--package {self.package}: pip would look this name up on the package index, where it is not ours, "
+                "and could install somebody else's program. Give an address: git+https://HOST/OWNER/flatout@COMMIT, "
+                'the URL of a wheel, a wheel or ./folder on that machine; with an extra, "flatout[tb] @ URL".'
+            )
+        if self.gpus != "all" and not self.gpus.isdecimal():
+            raise ConfigError(f"--gpus {self.gpus}: use a number, or all; 0 trains on the CPU.")
         for text in (" ".join(self.command), self.package, self.fetch, self.mirror, self.at_end):
             _refuse_secrets(text)
 
@@ -95,7 +105,7 @@ def script_of(config: BootstrapConfig) -> str:
         work=shlex.quote(config.work),
         fetch=_quoted_shell("--fetch", config.fetch),
         at_end=_quoted_shell("--at-end", config.at_end),
-        train=train_line(config),
+        train=config.line or train_line(config),
     )
     text += resources.files("flatout.bootstrap").joinpath("body.sh").read_text()
     if len(text) >= MAX_CHARACTERS:
@@ -108,14 +118,18 @@ def script_of(config: BootstrapConfig) -> str:
 
 def train_line(config: BootstrapConfig) -> str:
     """The training command as the machine runs it, on the requested GPUs."""
-    # --once, because the provider may run the script again after the training has finished.
-    line = shlex.join([*config.command, "--once", *(["--mirror", config.mirror] if config.mirror else [])])
-    if config.gpus == "1":
-        return f"flatout {line}"
+    line = shlex.join(["flatout", *arguments_of(config)])
+    if config.gpus in ("0", "1"):
+        return line
     # Not torchrun: it loses exit codes, and ends processes half a minute after a signal, perhaps while they save.
-    return (
-        f"flatout {line} --device {_ALL_GPUS if config.gpus == 'all' else ','.join(map(str, range(int(config.gpus))))}"
-    )
+    return f"{line} --device {_ALL_GPUS if config.gpus == 'all' else ','.join(map(str, range(int(config.gpus))))}"
+
+
+def arguments_of(config: BootstrapConfig) -> list[str]:
+    """The arguments of flatout on one GPU or the CPU."""
+    # --once, because the provider may run the script again after the training has finished.
+    mirror = ["--mirror", config.mirror] if config.mirror else []
+    return [*config.command, "--once", *mirror, *(["--device", "cpu"] if config.gpus == "0" else [])]
 
 
 def _quoted_shell(flag: str, commands: str) -> str:
@@ -123,7 +137,10 @@ def _quoted_shell(flag: str, commands: str) -> str:
     # Parsed without running: a mistake is cheaper here than on a rented machine.
     parsed = subprocess.run(["sh", "-n"], input=commands, capture_output=True, text=True)
     if parsed.returncode:
-        raise ConfigError(f"{flag}: the shell cannot parse this: {' '.join(parsed.stderr.split())}")
+        reason = " ".join(parsed.stderr.split()).removesuffix(".")
+        raise ConfigError(
+            f"{flag}: sh cannot parse the commands: {reason}. They are run by sh, not bash; check quotes and brackets."
+        )
     return shlex.quote(commands)
 
 

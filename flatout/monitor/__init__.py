@@ -1,11 +1,13 @@
-"""Show curves, state, speed, remaining time and machine load of a run in a browser, without writing anything.
+"""Show curves, images, state, speed, remaining time and machine load of runs in a browser, without writing anything.
 
+Several runs are compared in the same charts. A run that has not started yet is shown as soon as it does.
 The page is served to this machine only, under an address that cannot be guessed. To see it elsewhere, use `ssh -L`.
 
 Files:
 
     run_state  The state of a run, read from its folder at any time: while files are being written, and after a crash
-    server     A small read-only HTTP server for one run: the page and its data
+    charts     Which columns of a run's log share a chart, under which names, and on which axis
+    server     A small read-only HTTP server: the page, its data and the images of runs
 """
 
 import argparse
@@ -15,19 +17,19 @@ from pathlib import Path
 
 from flatout.errors import ConfigError
 
-RECORDS = ("run.json", "log.jsonl", "results.csv")
-"""Files by which a run folder is recognized."""
-
 
 def main(argv: list[str]) -> int:
     """Serve until Ctrl-C; returns the exit code."""
     args = _parser().parse_args(argv)
-    folder = find_run(args.run)
+    for path in args.runs:
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path}: a file, not a run folder. Give a folder such as runs/train/exp.")
+    from flatout.monitor.run_state import find_runs
     from flatout.monitor.server import make_server
 
     token = secrets.token_urlsafe(16)
     try:
-        opened = make_server(folder, token, port=args.port, price_per_hour=args.price_per_hour)
+        opened = make_server(args.runs, token, port=args.port, price_per_hour=args.price_per_hour)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
@@ -35,7 +37,8 @@ def main(argv: list[str]) -> int:
         ) from error
     with opened as server:
         port = server.server_address[1]
-        print(f"{folder}: http://127.0.0.1:{port}/{token}/")
+        print(f"http://127.0.0.1:{port}/{token}/")
+        print(_found(args.runs, find_runs(args.runs)))
         print(
             f"From another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}   and open the same address"
         )
@@ -47,20 +50,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def find_run(path: Path) -> Path:
-    """The run folder itself, or the newest one below a folder."""
-    if _is_run(path):
-        return path
-    runs = [record for record in path.glob("**/run.json") if record.is_file()] if path.is_dir() else []
+def _found(paths: list[Path], runs: list[Path]) -> str:
+    """What the page will show, in one line."""
     if not runs:
-        raise ConfigError(
-            f"{path}: no run found (a folder with {' or '.join(RECORDS)}). Give a run folder such as runs/train/exp."
-        )
-    return max(runs, key=lambda record: record.stat().st_mtime).parent
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in RECORDS)
+        return f"No run in {' or '.join(map(str, paths))} yet: the page waits, and shows it as soon as it starts."
+    named = [run for run in runs if run in paths] or runs[:1]
+    others = len(runs) - len(named)
+    return f"Shown: {', '.join(map(str, named))}" + (f"; {others} more to choose from in the page" if others else "")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +66,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "run", type=Path, nargs="?", default=Path("runs"), help="run folder, or a folder with runs (default: runs)"
+        "runs",
+        type=Path,
+        nargs="*",
+        default=[Path("runs")],
+        metavar="RUN",
+        help="run folders to compare, or a folder of runs, of which the newest is shown (default: runs)",
     )
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
     parser.add_argument(

@@ -12,13 +12,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, float]
+from flatout.monitor.charts import Row
+
 READY_ENOUGH = 0.9
 """Share of the step time with a batch ready, below which there is a warning about the input."""
 LARGEST = 1e300
 """Larger numbers are ignored: sums of them would overflow, and integers may have thousands of digits."""
 TAIL_BYTES = 4 << 20
 """Bytes read from the end of a log: enough for tens of thousands of epochs."""
+RECORDS = ("run.json", "log.jsonl", "results.csv")
+"""Files by which a run folder is recognized."""
+MAX_RUNS = 40
+"""Runs that the page offers; of more, the newest."""
+PROFILE = "profile.html"
+IMAGES = {
+    "Predictions": ("test_batch*_pred.jpg", "visuals/val_*.png"),
+    "Labels of the same images": ("test_batch*_labels.jpg",),
+    "Training batches": ("train_batch*.jpg", "examples.png"),
+    "Plots": ("confusion_matrix.png", "labels.jpg", "PR_curve.png"),
+}
+"""Images in a run folder, by what the page calls them; the newest of a kind first."""
+IMAGES_OF_A_KIND = 4
 
 
 def run_state(folder: Path, *, price_per_hour: float | None = None, now_s: float | None = None) -> dict[str, Any]:
@@ -39,13 +53,48 @@ def run_state(folder: Path, *, price_per_hour: float | None = None, now_s: float
         "epoch": int(rows[-1]["epoch"]) + 1 if rows and "epoch" in rows[-1] else 0,
         "epochs": config.get("epochs"),
         "rows": rows,
-        "series": series_of(rows),
+        "latest": rows[-1] if rows else {},
         "readiness": readiness_of(rows),
         "left_s": seconds_left(rows, config.get("epochs"), seconds) if state == "running" else None,
         "cost": cost_of(seconds, started_s, changed_s, price_per_hour),
         "warnings": [*warnings_of(folder, rows), *input_warnings(rows)],
-        "config": {key: value for key, value in config.items() if value not in (None, "", False)},
+        "images": images_of(folder),
+        "profile": (folder / PROFILE).is_file(),
     }
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Run folders at or below the paths, the newest first; empty as long as none has started."""
+    found = [path for path in paths if is_run(path)]
+    for path in paths:
+        if path not in found:
+            found += [record.parent for record in path.glob("**/run.json") if record.is_file()]
+    return sorted(dict.fromkeys(found), key=lambda run: last_change_s(run) or 0.0, reverse=True)[:MAX_RUNS]
+
+
+def is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in RECORDS)
+
+
+def images_of(folder: Path) -> dict[str, list[str]]:
+    """Names of the images to show, relative to the folder, by kind."""
+    found = {
+        kind: sorted(
+            (path for pattern in patterns for path in folder.glob(pattern) if _is_inside(path, folder)),
+            key=lambda path: (-(_mtime_s(path) or 0.0), path.name),
+        )
+        for kind, patterns in IMAGES.items()
+    }
+    return {
+        kind: [path.relative_to(folder).as_posix() for path in paths[:IMAGES_OF_A_KIND]]
+        for kind, paths in found.items()
+        if paths
+    }
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Whether this is a file below the folder, also after links were followed."""
+    return path.is_file() and path.resolve().is_relative_to(folder.resolve())
 
 
 def state_of(record: Mapping[str, Any], holder: Mapping[str, Any]) -> str:
@@ -115,16 +164,6 @@ def whole_lines(path: Path) -> list[str]:
         return []
     lines = content.decode(errors="replace").split("\n")[:-1]
     return lines[1:] if size > TAIL_BYTES else lines
-
-
-def series_of(rows: Sequence[Row]) -> dict[str, list[list[float]]]:
-    """Points [epoch, value] of every column but the epoch, by name, in order of first appearance."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {
-        name: [[row.get("epoch", number), row[name]] for number, row in enumerate(rows) if name in row]
-        for name in names
-        if name != "epoch"
-    }
 
 
 def seconds_left(rows: Sequence[Row], epochs: Any, seconds: Sequence[float]) -> float | None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -14,12 +15,15 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flatout.engine.callbacks import End, RunStart
 from flatout.errors import ConfigError
-from flatout.monitor import _parser, find_run, main
-from flatout.monitor.run_state import read_csv, read_rows, run_state
-from flatout.monitor.server import make_server
+from flatout.monitor import _parser, main
+from flatout.monitor.charts import charts_of, ticks_between
+from flatout.monitor.run_state import images_of, read_csv, read_rows, run_state
+from flatout.monitor.server import make_server, names_of, page_data
 from flatout.runs.ends import RunLog
 
 ROWS = [{"epoch": epoch, "box": 0.1 / (epoch + 1), "images_per_s": 50.0, "seconds": 4.0} for epoch in range(3)]
@@ -44,7 +48,8 @@ def test_a_running_run_has_curves_and_time_left(run):
     state = run_state(run, price_per_hour=3.6)
     assert (state["state"], state["epoch"], state["epochs"]) == ("running", 3, 10)
     assert state["left_s"] == 7 * 4.0
-    assert state["series"]["box"] == [[row["epoch"], row["box"]] for row in ROWS]
+    (chart,) = (chart for chart in charts_of({"exp": state["rows"]}) if chart["title"] == "Box loss")
+    assert chart["lines"][0]["points"] == [(row["epoch"], row["box"]) for row in ROWS]
     assert state["cost"] == pytest.approx(0.012, abs=0.002)
     assert json.dumps(state)
 
@@ -103,15 +108,101 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path):
     assert read_csv(tmp_path / "results.csv") == [{"epoch": 0.0, "box": 0.5}, {"epoch": 1.0}]
 
 
-def test_the_newest_run_is_found_below_a_folder(run):
-    assert find_run(run) == find_run(run.parent) == run
-    with pytest.raises(ConfigError, match="no run found"):
-        find_run(run.parent / "nothing")
+def another_run(run, name, **record):
+    folder = run.parent / name
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"config": {"epochs": 10}, "finished": True} | record))
+    (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    os.utime(folder / "run.json", (1, 1))
+    os.utime(folder / "log.jsonl", (1, 1))
+    return folder
+
+
+def test_a_folder_of_runs_shows_the_newest_and_offers_the_others(run):
+    another_run(run, "exp2")
+    data = page_data([run.parent], [])
+    assert (data["runs"], data["shown"]) == (["exp", "exp2"], ["exp"])
+    assert page_data([run.parent], ["exp2"])["states"][0]["name"] == "exp2"
+
+
+def test_runs_that_are_named_are_compared_in_the_same_charts(run):
+    other = another_run(run, "exp2")
+    assert page_data([other, run], [])["shown"] == ["exp2", "exp"], "in the order of the command"
+    data = page_data([run, other], [])
+    assert data["shown"] == ["exp", "exp2"]
+    (chart,) = (chart for chart in data["charts"] if chart["title"] == "Box loss")
+    assert [line["run"] for line in chart["lines"]] == ["exp", "exp2"]
+
+
+def test_runs_of_the_same_name_are_told_apart():
+    folders = [Path("runs/train/exp"), Path("runs/defect/exp")]
+    assert names_of(folders) == {"train/exp": folders[0], "defect/exp": folders[1]}
+
+
+def test_a_run_that_is_not_there_yet_is_waited_for_and_then_shown(run):
+    place = run.parent / "later"
+    assert page_data([place], [])["waiting_for"] == str(place)
+    another_run(run, "later/train/exp")
+    data = page_data([place], [])
+    assert (data["waiting_for"], data["shown"]) == ("", ["exp"])
+
+
+def test_a_file_is_no_run(run):
+    with pytest.raises(ConfigError, match=r"log\.jsonl: a file, not a run folder"):
+        main([str(run / "log.jsonl")])
+
+
+# Charts
+
+
+def charts_by_title(rows):
+    return {chart["title"]: chart for chart in charts_of({"exp": rows})}
+
+
+def test_scores_have_the_axis_0_to_1_however_small_they_are():
+    charts = charts_by_title([{"epoch": 0, "mAP_0.5": 0.001}, {"epoch": 1, "mAP_0.5": 0.002}])
+    assert charts["mAP"]["ticks"][0] == 0 and charts["mAP"]["ticks"][-1] == 1
+
+
+def test_speeds_start_at_0():
+    assert (
+        charts_by_title([{"epoch": e, "images_per_s": 18 + e % 3} for e in range(5)])["Images per second"]["ticks"][0]
+        == 0
+    )
+
+
+def test_training_and_validation_share_a_chart_also_for_losses_nobody_listed():
+    charts = charts_by_title([{"epoch": e, "box": e, "val_box": e, "iou_q": e, "val_iou_q": e} for e in range(3)])
+    for title in ("Box loss", "iou q"):
+        assert [line["label"] for line in charts[title]["lines"]] == ["training", "validation"]
+    assert len(charts) == 2
+
+
+def test_constant_and_internal_numbers_are_hidden_but_not_lost():
+    rows = [
+        {"epoch": e, "lr1": 1.0 / (e + 1), "bad_steps": 0, "seconds": e, "perceptual": 0.0, "obj": e} for e in range(4)
+    ]
+    hidden = {title: chart["hidden"] for title, chart in charts_by_title(rows).items()}
+    assert hidden == {
+        "Objectness loss": False, "lr1": True, "bad steps": True, "seconds": True, "perceptual": True,
+    }  # fmt: skip
+
+
+def test_a_score_that_never_changes_is_shown():
+    assert not charts_by_title([{"epoch": e, "mAP_0.5": 0.0} for e in range(5)])["mAP"]["hidden"]
+
+
+@given(st.floats(-1e12, 1e12), st.floats(1e-9, 1e12))
+def test_ticks_cover_the_values_with_a_handful_of_numbers(low, width):
+    ticks = ticks_between(low, low + width)
+    slack = 1e-6 * max(abs(low), width)
+    assert ticks[0] <= low + slack and ticks[-1] >= low + width - slack
+    assert 2 <= len(ticks) <= 8
 
 
 @pytest.fixture
 def address(run):
-    with make_server(run, "secret") as server:
+    with make_server([run], "secret") as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield server.server_address
@@ -133,6 +224,20 @@ def test_page_and_state_are_served_below_the_token(address):
     state, content = get(address, "/secret/state.json")
     assert state.status == 200
     assert json.loads(content)["machine"]["cores"] >= 1
+
+
+def test_images_and_profile_of_the_run_are_served_and_nothing_else_of_it(address, run):
+    (run / "test_batch0_pred.jpg").write_bytes(b"jpeg")
+    (run / "profile.html").write_text("<p>where the time goes")
+    (run / "train_batch0.jpg").symlink_to("/etc/passwd")
+    assert images_of(run) == {"Predictions": ["test_batch0_pred.jpg"]}, "a link may lead out of the folder"
+    image, content = get(address, "/secret/image?run=exp&file=test_batch0_pred.jpg")
+    assert (image.headers["Content-Type"], content) == ("image/jpeg", b"jpeg")
+    profile, content = get(address, "/secret/profile.html?run=exp")
+    assert b"where the time goes" in content and "sandbox" in profile.headers["Content-Security-Policy"]
+    for file in ("run.json", "train_batch0.jpg", "../exp/test_batch0_pred.jpg", "/etc/passwd", ""):
+        assert get(address, f"/secret/image?run=exp&file={file}")[0].status == 404
+    assert get(address, "/secret/image?run=other&file=test_batch0_pred.jpg")[0].status == 404
 
 
 @pytest.mark.parametrize(
@@ -158,7 +263,7 @@ def test_other_methods_are_refused(address):
 
 def test_the_page_loads_nothing_from_elsewhere():
     page = (Path(__file__).parents[2] / "flatout" / "monitor" / "page.html").read_text()
-    assert "src=" not in page and "href=" not in page
+    assert set(re.findall(r"(?:src|href)\s*=\s*[\"']([^\"']*)", page)) <= {"profile.html?run="}
     assert page.count("http") == page.count("http://www.w3.org/2000/svg")
 
 

@@ -1,0 +1,65 @@
+"""The command `flatout launch`: print a manifest with which a scheduler or a cloud trains."""
+
+import argparse
+from collections.abc import Sequence
+
+from flatout.bootstrap import add_script_flags, check_flags
+
+_EXAMPLES = """\
+examples:
+  flatout launch --print sky --package git+https://HOST/OWNER/flatout@COMMIT --mirror s3://my-bucket/bolts --gpu L4 \\
+      --fetch 'aws s3 sync s3://my-bucket/data data' -- yolo train --data data/bolts.yaml --fast > bolts.yaml
+  flatout launch --print slurm --package /shared/flatout-0.1.0-py3-none-any.whl --work /shared/bolts --nodes 2 \\
+      --gpus 8 -- yolo train --data /shared/bolts.yaml --batch 1024 > bolts.sbatch
+  flatout launch --print ray --package /shared/flatout-0.1.0-py3-none-any.whl --work /shared/bolts --gpus 2 \\
+      -- yolo train --data /shared/bolts.yaml > bolts_ray.py
+
+targets:
+  sky       managed job of SkyPilot on preemptible machines     sky jobs launch FILE
+  k8s       Job of Kubernetes, one machine                      kubectl apply -f FILE
+  kubeflow  TrainJob of Kubeflow Trainer v2, several machines   kubectl apply -f FILE
+  slurm     batch script, saved and requeued                    sbatch FILE
+  ray       program for Ray Train                               python FILE
+  modal     program for Modal, one machine                      modal run --detach FILE
+
+All of them install, fetch the data, train, and continue after a preemption. They contain no keys. More: docs/launch.md
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the manifest; returns the exit code."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    options = vars(_parser().parse_args(argv[:at]))
+    from flatout.bootstrap.manifests import LaunchConfig, manifest_of
+    from flatout.bootstrap.script import BootstrapConfig
+
+    target = options.pop("print")
+    own = {name: options.pop(name) for name in ("name", "nodes", "gpu", "image", "cpus")}
+    command = list(argv[at + 1 :])
+    text = manifest_of(target, LaunchConfig(train=BootstrapConfig(command=command, **options), **own))
+    check_flags(command)
+    print(text, end="")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flatout launch",
+        usage="flatout launch --print TARGET [FLAG ...] -- COMMAND OF FLATOUT",
+        description="Print a manifest with which a scheduler or a cloud trains, and continues after a preemption.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    targets = ("sky", "k8s", "kubeflow", "slurm", "ray", "modal")
+    parser.add_argument("--print", required=True, choices=targets, metavar="TARGET", help="one of the targets below")
+    add_script_flags(parser)
+    parser.add_argument("--name", default="flatout", help="name of the job (default: flatout)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines to train on together (default: 1)")
+    parser.add_argument("--gpu", default="H100", metavar="TYPE", help="type of GPU, for sky and modal (default: H100)")
+    parser.add_argument(
+        "--image",
+        default="pytorch/pytorch:latest",
+        help="container image with Python 3.11 or newer, for k8s and kubeflow (default: pytorch/pytorch:latest)",
+    )
+    parser.add_argument("--cpus", type=int, default=8, metavar="N", help="cores for each GPU (default: 8)")
+    return parser

@@ -1,0 +1,87 @@
+"""A file from a URL: continued after an interruption, checked, complete or not there at all.
+
+    URL --Range--> NAME.part, beside the file --SHA-256--> renamed to NAME
+
+The part stays when the download is interrupted; the same command continues it, if the server can and the file there is
+still the same (ETag). A file with another hash than the stated one is never put into place.
+"""
+
+import hashlib
+import http.client
+import logging
+import os
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from flatout.errors import ConfigError, DataError, ResourceError
+from flatout.progress import progress
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 20
+TIMEOUT_S = 30
+TRIES = 4
+
+
+def download(url: str, path: Path, *, sha256: str | None) -> None:
+    """Download to `path`; DataError if the hash is another one, ResourceError if the server does not answer."""
+    part, tag = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.etag")
+    for number in range(TRIES):
+        try:
+            _fetch(url, part, tag)
+            break
+        except (urllib.error.HTTPError, ValueError) as error:
+            raise ConfigError(f"{url}: {error}. Check the address.") from error
+        except (OSError, http.client.HTTPException) as error:
+            if number == TRIES - 1:
+                raise ResourceError(
+                    f"{url}: the download was interrupted ({error}). Run the same command again to continue it."
+                ) from error
+            logger.warning("%s: %s; trying again in %d s", url, error, 2**number)
+            time.sleep(2**number)
+    found = sha256_of(part)
+    if sha256 is not None and found != sha256:
+        part.unlink()
+        tag.unlink(missing_ok=True)
+        raise DataError(f"{url}: the file has the SHA-256 {found}, not {sha256}. It was not kept: do not use it.")
+    if sha256 is None:
+        logger.warning(
+            "%s has the SHA-256 %s. It was not checked, because none was stated (--sha256).", path.name, found
+        )
+    os.replace(part, path)
+    tag.unlink(missing_ok=True)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fetch(url: str, part: Path, tag: Path) -> None:
+    """Append what is missing to the part; start over if the file on the server has changed."""
+    have = part.stat().st_size if part.is_file() and tag.is_file() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "flatout"})
+    if have:
+        # If-Range: the whole file again, instead of the rest of another one.
+        request.add_header("Range", f"bytes={have}-")
+        request.add_header("If-Range", tag.read_text())
+    try:
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and have:  # the part is complete
+            return
+        raise
+    with answer:
+        if answer.status != 206:
+            have = 0
+        total = have + int(answer.headers.get("Content-Length") or 0)
+        tag.write_text(answer.headers.get("ETag") or answer.headers.get("Last-Modified") or "none")
+        with part.open("ab" if have else "wb") as file, progress(f"Downloading {part.stem}", max(1, total)) as advance:
+            while chunk := answer.read(CHUNK_BYTES):
+                file.write(chunk)
+                advance(file.tell(), file.tell())
+        if total and part.stat().st_size != total:
+            raise OSError(f"{part.stat().st_size:,} of {total:,} bytes arrived")

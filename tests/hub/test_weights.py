@@ -1,0 +1,198 @@
+"""`flatout weights`: downloads are continued and checked, names find them, and the Hub takes and gives files."""
+
+import base64
+import hashlib
+import json
+import logging
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from flatout.__main__ import main
+from flatout.errors import CheckpointError, ConfigError, DataError
+from flatout.hub import catalogue, hugging
+from flatout.hub.download import download
+from flatout.yolo.find_file import weights_file
+
+CONTENT = bytes(range(256)) * 4000
+COMMIT = "0" * 40
+HASH = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves CONTENT at /w.safetensors, and as much of the Hub's interface as a push and a pull need."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.ranges: list[str] = []
+        self.cut_after: int | None = None
+        self.files: dict[str, bytes] = {}
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        name = self.path.rpartition("/")[2].partition("?")[0]
+        content = CONTENT if self.path == "/w.safetensors" else self.server.files.get(name)
+        if content is None:
+            self._send(404, b"", {})
+            return
+        headers = {
+            "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+            "X-Repo-Commit": COMMIT,
+            "Accept-Ranges": "bytes",
+        }
+        start = 0
+        if (asked := self.headers.get("Range")) and self.path == "/w.safetensors":
+            self.server.ranges.append(asked)
+            if self.headers.get("If-Range") in (None, headers["ETag"]):
+                start = int(re.search(r"\d+", asked)[0])  # type: ignore[index]
+                headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        self._send(206 if start else 200, content[start:], headers)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path.endswith("/preupload/main"):
+            names = [each["path"] for each in json.loads(body)["files"]]
+            self._send_json({"files": [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]})
+            return
+        if "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        here = f"{self.server.address}/o/r"
+        commit = {"commitUrl": f"{here}/commit/{COMMIT}", "commitOid": COMMIT, "success": True}
+        self._send_json({"url": here, "name": "o/r", "id": "o/r"} | commit)
+
+    def _send_json(self, content: object) -> None:
+        self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            cut, self.server.cut_after = self.server.cut_after, None
+            self.wfile.write(body[:cut])
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server():
+    with Server() as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache/weights"
+
+
+def test_a_url_is_downloaded_checked_and_found_by_its_name(server, cache):
+    assert main(["weights", "get", f"{server.address}/w.safetensors", "--sha256", HASH]) == 0
+    assert (cache / "w.safetensors").read_bytes() == CONTENT
+    assert weights_file("w") == weights_file("w.safetensors") == cache / "w.safetensors"
+    assert sorted(path.name for path in cache.iterdir()) == ["w.safetensors"]
+
+
+def test_an_interrupted_download_is_continued_where_it_stopped(server, tmp_path, monkeypatch):
+    server.cut_after = 300_000
+    download(f"{server.address}/w.safetensors", tmp_path / "w.safetensors", sha256=HASH)
+    assert (tmp_path / "w.safetensors").read_bytes() == CONTENT
+    assert server.ranges == ["bytes=300000-"]
+
+
+def test_a_file_that_changed_on_the_server_is_downloaded_from_its_start(server, tmp_path):
+    (tmp_path / "w.safetensors.part").write_bytes(b"old" * 1000)
+    (tmp_path / "w.safetensors.etag").write_text('"of another file"')
+    download(f"{server.address}/w.safetensors", tmp_path / "w.safetensors", sha256=HASH)
+    assert (tmp_path / "w.safetensors").read_bytes() == CONTENT
+
+
+def test_a_file_with_another_hash_is_refused_and_not_kept(server, cache):
+    with pytest.raises(DataError, match=f"has the SHA-256 {HASH}, not {'0' * 64}"):
+        catalogue.get(f"{server.address}/w.safetensors", sha256="0" * 64)
+    assert not list(cache.iterdir())
+
+
+def test_without_a_stated_hash_the_found_one_is_reported(server, caplog):
+    with caplog.at_level(logging.WARNING):
+        catalogue.get(f"{server.address}/w.safetensors")
+    assert HASH in caplog.text and "not checked" in caplog.text
+
+
+def test_a_name_in_a_catalogue_has_its_address_and_hash(server, tmp_path, capsys):
+    (tmp_path / "weights.yaml").write_text(f"bolts: {{url: {server.address}/w.safetensors, sha256: {HASH}}}\n")
+    assert main(["weights", "list"]) == 0
+    assert "not downloaded" in capsys.readouterr().out
+    assert main(["weights", "get", "bolts"]) == 0
+    assert weights_file("w").read_bytes() == CONTENT
+
+
+def test_what_is_there_is_not_downloaded_again(server, cache):
+    catalogue.get(f"{server.address}/w.safetensors", sha256=HASH)
+    server.shutdown()
+    catalogue.get(f"{server.address}/w.safetensors", sha256=HASH)
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "message"),
+    [
+        ("bolts", {}, r"bolts: no weights of that name in weights\.yaml"),
+        ("ftp://host/x.pt", {}, "give an http"),
+        ("http://127.0.0.1:1/x.txt", {}, "weights end in"),
+        ("http://127.0.0.1:1/x.pt", {"sha256": "abc"}, "64 hex digits"),
+        ("hf://alone", {}, "hf://OWNER/REPO/FILE"),
+    ],
+)
+def test_mistakes_get_a_sentence(what, options, message):
+    with pytest.raises(ConfigError, match=message):
+        catalogue.get(what, **options)
+
+
+def test_a_missing_file_on_the_server_is_reported(server, tmp_path):
+    with pytest.raises(ConfigError, match="404"):
+        download(f"{server.address}/missing.pt", tmp_path / "missing.pt", sha256=None)
+
+
+def test_weights_that_are_nowhere_are_not_downloaded(tmp_path):
+    with pytest.raises(CheckpointError, match="no such file"):
+        weights_file("bolts")
+
+
+def test_only_files_that_nobody_executes_are_pushed(tmp_path):
+    with pytest.raises(ConfigError, match="flatout yolo convert"):
+        hugging.push(tmp_path / "best.pt", "hf://o/r")
+
+
+def test_the_hub_takes_weights_with_their_card_and_gives_them_back(server, tmp_path, monkeypatch, cache):
+    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    (tmp_path / "best.safetensors").write_bytes(CONTENT)
+    (tmp_path / "best.card.md").write_text("# best")
+    line = hugging.push(Path("best.safetensors"), "hf://o/r")
+    assert HASH in line and set(server.files) == {"best.safetensors", "best.card.md"}
+    assert hugging.pull("hf://o/r/best.safetensors", cache, sha256=HASH).read_bytes() == CONTENT
+    assert weights_file("best") == cache / "best.safetensors"
