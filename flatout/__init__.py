@@ -11,7 +11,7 @@ Packages, in the order of their imports:
     ranks       several processes that train together              engine     the training loop of every job
     runs        training runs                                      charts     all plots
     export      networks as files for other programs               yolo, defect, spike: the jobs
-    bootstrap, monitor, profile_command: commands for runs of any job
+    bootstrap, hub, monitor, profile_any, profile_command: commands for runs of any job
 
 CONTRIBUTING.md says where to add what.
 """

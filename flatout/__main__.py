@@ -11,20 +11,23 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from pathlib import Path
 
 from flatout import __version__
-from flatout.cli import JOBS, Command, dispatch, listing
-from flatout.errors import CTRL_C_CODE, INTERNAL_ERROR_CODE, FlatoutError, ResourceError, one_line
+from flatout.cli import JOBS, Command, dispatch, known_as, listing
+from flatout.errors import CTRL_C_CODE, INTERNAL_ERROR_CODE, ConfigError, FlatoutError, ResourceError, one_line
 
 COMMANDS = {
     "bootstrap": Command("print an on-start script for training on a rented machine", "flatout.bootstrap"),
     "defect": Command("defects between dies: what is in target and in neither reference", "flatout.defect.cli"),
     "demo": Command("a short training on a small generated data set", "flatout.yolo.commands.demo"),
     "doctor": Command("check this machine for anything that would slow training down", "flatout.doctor"),
+    "launch": Command("print a manifest for SkyPilot, Kubernetes, SLURM, Ray or Modal", "flatout.bootstrap.launch"),
     "monitor": Command("curves and state of a run in a browser, also after a crash", "flatout.monitor"),
     "profile": Command("where the time of a training goes, and what each remedy would gain", "flatout.profile_command"),
     "spike": Command("video deblurring with a spike camera: prepare, check, train, test, predict", "flatout.spike.cli"),
+    "weights": Command("download weights by name or URL, list them, upload them", "flatout.hub"),
     "yolo": Command("detection: train, test and detect with YOLOv7's networks and commands", "flatout.yolo.cli"),
 }
 
@@ -35,18 +38,11 @@ READER_LEFT = 141
 """The exit code that a shell reports for a command killed by SIGPIPE."""
 
 OLDEST_PYTHON = (3, 11)
+_SAME_NAME = ("filelock", "numpy", "psutil", "pydantic", "rich", "safetensors", "simplejpeg", "tifffile", "torch")
 PACKAGES = {
+    **{name: name for name in _SAME_NAME},
     "cv2": "opencv-python-headless",
-    "filelock": "filelock",
-    "numpy": "numpy",
-    "psutil": "psutil",
-    "pydantic": "pydantic",
     "pynvml": "nvidia-ml-py",
-    "rich": "rich",
-    "safetensors": "safetensors",
-    "simplejpeg": "simplejpeg",
-    "tifffile": "tifffile",
-    "torch": "torch",
     "yaml": "PyYAML",
 }
 """Required packages (`dependencies` in pyproject.toml): import name -> name to install."""
@@ -126,7 +122,34 @@ def run(words: Sequence[str]) -> int:
     if not rest:
         parser.print_help()
         return 0
+    if rest[0] not in COMMANDS and (meant := commands_of_jobs(rest[0])):
+        raise ConfigError(f"{rest[0]!r} is a command of a job: {which_one(meant, rest[1:])}")
     return dispatch(rest, COMMANDS, prog="flatout")
+
+
+def commands_of_jobs(name: str) -> list[str]:
+    """The commands of all jobs that are known by this name, such as `flatout yolo train`.
+
+    If a single job calls a command so, that one is meant: `detect`, though a detection is `predict` in other jobs.
+    """
+    found = {job: known_as(name, import_module(f"flatout.{job}.cli").COMMANDS) for job in JOBS}
+    exact = [job for job, command in found.items() if command == name]
+    return [
+        f"flatout {job} {command}" for job, command in found.items() if command and (len(exact) != 1 or job in exact)
+    ]
+
+
+def which_one(commands: Sequence[str], words: Sequence[str]) -> str:
+    """Names the command to use, with the words of the user, or asks which of several."""
+    if len(commands) == 1:
+        return f"run `{' '.join([commands[0], *words])}`."
+    *others, last = (f"`{command}`" for command in commands)
+    return f"which job? {', '.join(others)} or {last}."
+
+
+HINTS = """\
+`flatout COMMAND --help` shows the help of a command. Most work is done by commands of a job: `flatout yolo train`,
+`flatout yolo test` (or val), `flatout yolo detect` (or predict), `flatout yolo export`."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -135,7 +158,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="flatout",
         usage="flatout [-h] [--version] [--debug] COMMAND [ARGUMENT ...]",
         description="Vision training that keeps the GPU busy and proves where the time goes.",
-        epilog=f"{listing(COMMANDS)}\n\n`flatout COMMAND --help` shows the help of a command.",
+        epilog=f"{listing(COMMANDS)}\n\n{HINTS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"flatout {__version__}")
@@ -182,9 +205,11 @@ def write_report(words: Sequence[str]) -> str:
     import tempfile
     import traceback
 
+    from flatout.clock import machine
+
     lines = [
         f"flatout {__version__}, Python {platform.python_version()}, {platform.platform()}",
-        *(f"{name} {installed_version(name)}" for name in _REPORTED_VERSIONS),
+        *(f"{name} {machine.package_version(name) or 'is not installed'}" for name in _REPORTED_VERSIONS),
         f"command: flatout {' '.join(words)}",
         "",
         traceback.format_exc(),
@@ -197,15 +222,6 @@ def write_report(words: Sequence[str]) -> str:
     except OSError:
         return "no report could be written; run the command again with --debug"
     return f"report: {file.name}"
-
-
-def installed_version(name: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "is not installed"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,13 @@ JOBS = {
 }
 """The jobs, and for each the module with its training command, `COMMAND`; none is imported here."""
 
+TRAINING_EXIT_CODES = """\
+Exit codes: 0 done, 2 wrong options, 3 unusable data, 4 unusable weights, 5 not enough disk, memory or GPUs, 6 diverged,
+7 a worker or another rank was lost, 75 interrupted and saved (run the same command again), 130 interrupted twice and
+stopped at once.
+"""
+"""A paragraph for the help of every training command."""
+
 # Commands
 
 
@@ -28,6 +35,29 @@ class Command(NamedTuple):
     module: str
 
 
+HABITS = {
+    "val": "test",
+    "validate": "test",
+    "eval": "test",
+    "evaluate": "test",
+    "predict": "detect",
+    "detect": "predict",
+}
+"""What other programs, or other jobs, call a command -> its name here."""
+
+
+def known_as(name: str, commands: Mapping[str, Command]) -> str | None:
+    """The command of this name, or of another name that it is known by; None if there is none."""
+    return next((each for each in (name, HABITS.get(name)) if each in commands), None)
+
+
+def other_names(commands: Mapping[str, Command]) -> str:
+    """What the help says about habits: 'Other names: val for test, predict for detect.'; may be empty."""
+    found = {name: HABITS[name] for name in ("val", "predict", "detect") if name not in commands}
+    pairs = [f"{name} for {real}" for name, real in found.items() if real in commands]
+    return f" Other names: {', '.join(pairs)}." if pairs else ""
+
+
 def listing(commands: Mapping[str, Command]) -> str:
     """The list of commands for the help text."""
     width = max(map(len, commands))
@@ -35,25 +65,29 @@ def listing(commands: Mapping[str, Command]) -> str:
 
 
 def dispatch(words: Sequence[str], commands: Mapping[str, Command], *, prog: str) -> int:
-    """Run the command that the first word names with the other words; `prog` is the program, such as `flatout yolo`."""
-    name, *argv = words
-    if name not in commands:
-        close = difflib.get_close_matches(name, commands, n=1)
+    """Run the command that the first word names with the other words; returns its exit code.
+
+    `prog` is the program, such as `flatout yolo`. ConfigError for an unknown command.
+    """
+    typed, *argv = words
+    name = known_as(typed, commands)
+    if name is None:
+        close = difflib.get_close_matches(typed, commands, n=1)
         advice = f"did you mean {close[0]!r}?" if close else f"`{prog} --help` lists the commands."
-        raise ConfigError(f"unknown command {name!r}; {advice}")
+        raise ConfigError(f"unknown command {typed!r}; {advice}")
     code: int = import_module(commands[name].module).main(argv)
     return code
 
 
 def dispatch_or_help(argv: list[str], commands: Mapping[str, Command], *, prog: str, description: str) -> int:
-    """Run the command that `argv` names, or print the help of the program `prog`, such as `flatout yolo`."""
+    """Run the command that `argv` names; returns its exit code. Without one, print the help of `prog` and return 0."""
     if argv and not argv[0].startswith("-"):
         return dispatch(argv, commands, prog=prog)
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"{prog} [-h] COMMAND [ARGUMENT ...]",
         description=description,
-        epilog=f"{listing(commands)}\n\n`{prog} COMMAND --help` shows the help of a command.",
+        epilog=f"{listing(commands)}\n\n`{prog} COMMAND --help` shows the help of a command.{other_names(commands)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -109,8 +143,6 @@ class Flag(NamedTuple):
 
     name: str
     help: str
-    also: tuple[str, ...]
-    """Further spellings, which may not be abbreviated."""
     settings: dict[str, Any]
     """Keyword arguments of argparse's add_argument."""
 
@@ -124,36 +156,54 @@ class _Option(NamedTuple):
 
     help: str
     flag: str
-    also: tuple[str, ...]
     change: Change
     settings: dict[str, Any]
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    flag: str = "",
-    also: tuple[str, ...] = (),
-    change: Change = "different",
-    **settings: Any,
-) -> Any:
+def option(default: Any, help: str, *, flag: str = "", change: Change = "different", **settings: Any) -> Any:
     """A dataclass field that is set by a flag; with an empty `help` there is no flag.
 
     `flag` is the name of the flag, by default that of the field with dashes. `settings` are keyword arguments of
     add_argument that do not follow from the type.
     """
-    return field(default=default, metadata={_KEY: _Option(help, flag, also, change, settings)})
+    return field(default=default, metadata={_KEY: _Option(help, flag, change, settings)})
 
 
 def switch(name: str, help: str) -> Flag:
     """A flag without a value, off by default."""
-    return Flag(name, help, (), {"action": "store_true"})
+    return Flag(name, help, {"action": "store_true"})
 
 
-def value(name: str, help: str, *, type: Callable[[str], Any] = str, also: str = "", **settings: Any) -> Flag:
+def value(name: str, help: str, *, type: Callable[[str], Any] = str, **settings: Any) -> Flag:
     """A flag with a value, or several with `nargs`."""
-    return Flag(name, help, (also,) if also else (), {"type": type, **settings})
+    return Flag(name, help, {"type": type, **settings})
+
+
+def parser_of(
+    prog: str,
+    description: str,
+    epilog: str,
+    flags: Iterable[Flag],
+    groups: Mapping[str, Iterable[Flag]] | None = None,
+    *,
+    shortened: bool = False,
+) -> argparse.ArgumentParser:
+    """The parser of a command with a few flags; `groups` are further ones by title. `shortened`: may be abbreviated.
+
+    A name without dashes is that of an argument by its position.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=shortened,
+    )
+    for title, own in {"": flags, **(groups or {})}.items():
+        group = parser.add_argument_group(title) if title else parser
+        for flag in own:
+            group.add_argument(flag.name, help=flag.help, **flag.settings)
+    return parser
 
 
 def flags_of(model: type, names: Iterable[str] = (), *, converts: bool = True, underscores: bool = False) -> list[Flag]:
@@ -171,7 +221,7 @@ def flags_of(model: type, names: Iterable[str] = (), *, converts: bool = True, u
         settings = _settings(hints[name], converts=converts) | own.settings
         if settings.get("action") == "store_true":
             settings = {"action": "store_true"}
-        made.append(Flag(flag, own.help, own.also, settings))
+        made.append(Flag(flag, own.help, settings))
     return made
 
 
@@ -238,9 +288,10 @@ class FlagParser(argparse.ArgumentParser):
             default = getattr(defaults, flag.dest)
             default = _Words(default) if isinstance(default, tuple) else default
             # Empty defaults are explained in the help text itself.
-            shown = "" if default in (None, "", False, []) or "default" in flag.help else " (default: %(default)s)"
-            group.add_argument(flag.name, *flag.also, default=default, help=flag.help + shown, **flag.settings)
-            self._in_full |= set(flag.also) if shortened else {flag.name, *flag.also}
+            is_empty = default is None or default is False or default in ("", [])
+            shown = "" if is_empty or "default" in flag.help else " (default: %(default)s)"
+            group.add_argument(flag.name, default=default, help=flag.help + shown, **flag.settings)
+            self._in_full |= set() if shortened else {flag.name}
 
     def parse_typed(self, words: Sequence[str]) -> dict[str, Any]:
         """Only the values given on the command line, by field name."""
@@ -277,11 +328,24 @@ class FlagParser(argparse.ArgumentParser):
 
     def _about(self, unknown: Sequence[str]) -> str:
         """The error message for unknown arguments."""
-        word = next((word for word in unknown if word.startswith("--")), unknown[0]).partition("=")[0]
+        first = next((word for word in unknown if word.startswith("--")), unknown[0])
+        word, equals, value = first.partition("=")
+        if equals and not word.startswith("-") and (flag := self._flag_for(word)):
+            return f"unknown argument {first}. Flags are written with dashes: {flag} {value}"
         close = difflib.get_close_matches(word, self._option_string_actions, n=1)
         advice = f"Did you mean {close[0]}?" if close else "--help lists all flags."
         kind = "flag" if word.startswith("-") else "argument"
         return f"unknown {kind} {word}. {self._explain(word.removeprefix('--')) or advice}"
+
+    def _flag_for(self, key: str) -> str | None:
+        """The flag that is meant by the key of `key=value`, as other programs write it."""
+        wanted = f"--{FLAG_HABITS.get(key, key).replace('_', '-')}"
+        known = [flag for flag in self._option_string_actions if flag.replace("_", "-").startswith(wanted)]
+        return min(known, key=len, default=None)
+
+
+FLAG_HABITS = {"model": "weights", "imgsz": "img-size", "batch": "batch-size"}
+"""Names of settings in other programs -> our flags."""
 
 
 class _Layout(argparse.RawDescriptionHelpFormatter):

@@ -46,7 +46,10 @@ _UNKNOWN_KEY = ("unexpected_keyword_argument", "invalid_key")
 
 
 def read_config(path: str | Path, model: type[Config]) -> Config:
-    """The settings in a YAML file as an instance of `model`, a dataclass; an empty file means all defaults."""
+    """The settings in a YAML file as an instance of `model`, a dataclass; an empty file means all defaults.
+
+    ConfigError if the file cannot be read or has mistakes, as in `build_config`.
+    """
     values = load_yaml(path)
     return build_config({} if values is None else values, model, where=str(path))
 
@@ -55,7 +58,8 @@ def build_config(values: object, model: type[Config], *, where: str = "command l
     """Validate plain values, nested like `model`, and return an instance of it; `where` names them in errors.
 
     Text is accepted for numbers ("1e-3") and for booleans (yes/no, on/off), so that YAML 1.1
-    files keep working. Booleans are not accepted for numbers.
+    files keep working. Booleans are not accepted for numbers. Raises ConfigError with all problems, one per line;
+    unknown keys are problems, too.
     """
     problems = list(_booleans_for_numbers(values, [model]))
     try:

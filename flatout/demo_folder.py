@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import ConfigError, ResourceError
+from flatout.safefiles import read_note
 
 NOTE = "drawn.json"
 
@@ -20,11 +21,12 @@ NOTE = "drawn.json"
 def draw_set(folder: Path, note: Mapping[str, Any], ours: re.Pattern[str], draw: Callable[[], None]) -> None:
     """Call `draw` to fill the folder, unless the set that `note` describes is already there.
 
-    `ours` matches the files of a set, relative to the folder.
+    `ours` matches the files of a set, relative to the folder. ConfigError if the folder holds other files,
+    ResourceError if it cannot be written.
     """
     complete = json.loads(json.dumps(dict(note) | {"whole": True}))
     try:
-        if _note_in(folder) == complete:
+        if read_note(folder / NOTE) == complete:
             return
         _clear(folder, ours)
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,13 +42,6 @@ def draw_set(folder: Path, note: Mapping[str, Any], ours: re.Pattern[str], draw:
 
 def _write_note(folder: Path, note: Mapping[str, Any]) -> None:
     (folder / NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-
-
-def _note_in(folder: Path) -> Any:
-    try:
-        return json.loads((folder / NOTE).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _clear(folder: Path, ours: re.Pattern[str]) -> None:

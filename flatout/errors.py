@@ -74,6 +74,12 @@ class ParityError(FlatoutError, ArithmeticError):
     exit_code = 8
 
 
+class SlowerError(FlatoutError):
+    """A profile is slower than another one by more than is allowed."""
+
+    exit_code = 9
+
+
 class Interrupted(FlatoutError):
     """Training was interrupted after saving everything: the same command continues. Not a failure."""
 
@@ -81,4 +87,5 @@ class Interrupted(FlatoutError):
 
     @classmethod
     def by(cls, signal_name: str) -> "Interrupted":
+        """The error for a signal, such as "SIGTERM"."""
         return cls(f"{signal_name}: everything is saved. Run the same command again to continue.")

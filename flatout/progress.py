@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ Advance = Callable[[int, int], None]
 
 @contextmanager
 def progress(title: str, total: int, *, shown: bool = True) -> Iterator[Advance]:
-    """Show the progress of `total` items while the block runs."""
+    """Show the progress of `total` items while the block runs; gives `advance(items so far, bytes so far)`."""
     if not shown:
         yield lambda done, nbytes: None
     elif sys.stderr.isatty():
@@ -62,18 +62,11 @@ class _LogLines:
 
 @contextmanager
 def _bar(title: str, total: int) -> Iterator[Advance]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[mb]:.0f} MB"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total, mb=0.0)
+    size = "{task.fields[mb]:.0f} MB"
+    bar, task = _open_bar(sys.stderr, title, total, size, TimeRemainingColumn(), redirect_stdout=True, mb=0.0)
+    with bar:
         yield lambda done, nbytes: bar.update(task, completed=done, mb=nbytes / 1e6)
 
 
@@ -130,7 +123,7 @@ class StepProgress:
             progress, task = self._bar
             left = eta_text(self._pace.seconds_for(self._total - done), is_bound=self._pace.is_bound)
             progress.update(task, completed=done, figures="  ".join([*texts, left]))
-        elif self._is_due(done, now_s):
+        elif self._logged_s is None or done >= self._total or now_s - self._logged_s >= self._every_s:
             self._logged_s = now_s
             logger.info("%s", step_line(self._title, done, self._total, texts, self._pace))
 
@@ -146,12 +139,11 @@ class StepProgress:
         else:
             logger.info("%s", text)
 
-    def _is_due(self, done: int, now_s: float) -> bool:
-        return self._logged_s is None or done >= self._total or now_s - self._logged_s >= self._every_s
-
     def __enter__(self) -> Self:
         if self._stream.isatty():
-            self._bar = _open_bar(self._stream, self._title, self._total)
+            self._bar = _open_bar(
+                self._stream, self._title, self._total, "{task.fields[figures]}", redirect_stdout=False, figures=""
+            )
             self._bar[0].start()
         return self
 
@@ -238,15 +230,13 @@ def eta_text(seconds: float | None, *, is_bound: bool = False) -> str:
     return f"at most {clock} left" if is_bound and seconds >= 1 else f"{clock} left"
 
 
-def _open_bar(stream: TextIO, title: str, total: int) -> "tuple[Progress, TaskID]":
+def _open_bar(
+    stream: TextIO, title: str, total: int, text: str, *more: "ProgressColumn", redirect_stdout: bool, **fields: Any
+) -> "tuple[Progress, TaskID]":
+    """A bar, followed by `text`, which shows the `fields` of its task, and more columns."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
-    progress = Progress(*columns, console=Console(file=stream), transient=True, redirect_stdout=False)
-    return progress, progress.add_task(title, total=total, figures="")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(text), *more)
+    progress = Progress(*columns, console=Console(file=stream), transient=True, redirect_stdout=redirect_stdout)
+    return progress, progress.add_task(title, total=total, **fields)

@@ -57,7 +57,7 @@ def load_yaml(path: str | Path) -> Yaml:
 
 
 def parse_yaml(text: str, *, where: str = "YAML text") -> Yaml:
-    """The value of one YAML document, None if it is empty; `where` names it in errors."""
+    """The value of one YAML document, None if it is empty; ConfigError, which names `where`, if it is not valid."""
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
         raise ConfigError(f"{where}: larger than {MAX_BYTES:,} bytes. Is this the right file?")
     try:

@@ -48,30 +48,35 @@ def plot_boxes(
     names: Sequence[str],
     *,
     score_n: np.ndarray | None = None,
+    ids: Sequence[int | None] | None = None,
     letters_px: float = 7,
     line_px: int = LINE_PX,
 ) -> None:
     """Draw boxes into an image, in place: large boxes first, then their names.
 
     Names never overlap: where there is not enough room, the boxes with the highest scores (without scores, the largest)
-    are named, and the others show their class by colour only.
+    are named, and the others show their class by colour only. Ids, where they are not None, follow the names, and give
+    the colours.
     """
     area_n = (box_xyxy_n4[:, 2:] - box_xyxy_n4[:, :2]).prod(1)
+    ids = [None] * len(class_n) if ids is None else ids
     corners = box_xyxy_n4.round().astype(int).tolist()
+    shade_n = [int(kind if own is None else own) for kind, own in zip(class_n, ids, strict=True)]
     for number in np.argsort(-area_n, kind="stable").tolist():
         left, top, right, bottom = corners[number]
-        colour = colour_of(int(class_n[number]))
+        colour = colour_of(shade_n[number])
         cv2.rectangle(image_HWC, (left, top), (right, bottom), colour, line_px, cv2.LINE_AA)
     taken: list[Tag] = []
     for number in np.argsort(-(area_n if score_n is None else score_n), kind="stable").tolist():
         kind = int(class_n[number])
         name = shortened(name_of(kind, names), MAX_LETTERS)
+        name = name if ids[number] is None else f"{name} #{ids[number]}"
         text = name if score_n is None else f"{name} {score_n[number]:.2f}"
         tags = _tag_positions(text, corners[number], image_HWC.shape[:2], letters_px)
         tag = next((tag for tag in tags if not any(map(tag.overlaps, taken))), None)
         if tag is not None:
             taken.append(tag)
-            _plot_tag(image_HWC, tag, text, kind, letters_px)
+            _plot_tag(image_HWC, tag, text, shade_n[number], letters_px)
 
 
 def name_of(kind: int, names: Sequence[str]) -> str:
@@ -91,8 +96,8 @@ def _tag_positions(text: str, corners: Sequence[int], size_hw: tuple[int, ...], 
         yield Tag(x, y, x + tag_w, y + tag_h)
 
 
-def _plot_tag(image_HWC: np.ndarray, tag: Tag, text: str, kind: int, letters_px: float) -> None:
-    colour, margin = colour_of(kind), _margin(letters_px)
+def _plot_tag(image_HWC: np.ndarray, tag: Tag, text: str, shade: int, letters_px: float) -> None:
+    colour, margin = colour_of(shade), _margin(letters_px)
     cv2.rectangle(image_HWC, (tag.left, tag.top), (tag.right - 1, tag.bottom - 1), colour, cv2.FILLED)
     left, baseline = tag.left + margin, tag.bottom - 1 - margin
     write(image_HWC, text, left, baseline, letters_px, ink_on(colour), _weight(letters_px))

@@ -43,11 +43,11 @@ def plot_evolution(table: Path, parameters: Sequence[str], file: Path | None = N
 
 
 def read_table(path: Path) -> dict[str, np.ndarray]:
-    """Columns by name, float64 [N]."""
+    """Columns by name, float64 [N]; DataError if there is no row."""
     with path.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     if not rows:
-        raise DataError(f"{path} contains no generation, so there is nothing to plot.")
+        raise DataError(f"{path} contains no generation, so there is nothing to plot. Train one first.")
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 

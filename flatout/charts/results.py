@@ -67,24 +67,22 @@ def plot_results(results_txt: Path, file: Path | None = None, *, marks: Sequence
     return plot_epochs(table[:, 0], curves, file or results_txt.with_name("results.png"), marks=marks)
 
 
-def plot_columns(
-    results_csv: Path, names: Sequence[str], file: Path, *, losses: Sequence[str] = ("loss",)
-) -> Path | None:
-    """Plot the columns `names` of a results.csv that have values, losses as logarithms; None if none has any yet."""
+def plot_columns(results_csv: Path, names: Sequence[str], file: Path) -> Path | None:
+    """Plot the columns `names` of a results.csv that have values, "loss" as logarithms; None if none has any yet."""
     with results_csv.open(newline="") as opened:
         rows = [row for row in csv.DictReader(opened) if row["epoch"] and not row["epoch"].startswith("#")]
     curves = []
     for name in names:
         value_E = np.array([float(row.get(name) or "nan") for row in rows])
         if np.isfinite(value_E).any():
-            is_loss = name in losses
+            is_loss = name == "loss"
             shown_E = np.log10(np.maximum(value_E, MIN_LOSS)) if is_loss else value_E
             curves.append(Curve(f"{name} (log10)" if is_loss else name, shown_E, is_loss))
     return plot_epochs(np.array([float(row["epoch"]) for row in rows]), curves, file) if curves else None
 
 
 def plot_epochs(epoch_E: np.ndarray, curves: Sequence[Curve], file: Path, *, marks: Sequence[float] = ()) -> Path:
-    """Plot a panel for every curve, five in a row."""
+    """Plot a panel for every curve, five in a row; returns `file`."""
     columns, rows = min(5, len(curves)), -(-len(curves) // 5)
     canvas = Canvas(LEFT + columns * WIDTH + (columns - 1) * GAP_W + 24, TOP + rows * HEIGHT + (rows - 1) * GAP_H + 46)
     for number, curve in enumerate(curves):
@@ -95,10 +93,16 @@ def plot_epochs(epoch_E: np.ndarray, curves: Sequence[Curve], file: Path, *, mar
 
 
 def read_results(path: Path) -> np.ndarray:
-    """The table as float64 [E, 15]: epoch, memory in GB, then the other columns; incomplete lines are left out."""
+    """The table as float64 [E, 15]: epoch, memory in GB, then the other columns.
+
+    Incomplete lines are left out; DataError if there is no complete one.
+    """
     rows = [row for line in path.read_text().splitlines() if (row := _numbers(line.split()))]
     if not rows:
-        raise DataError(f"{path} has no line with {NUM_COLUMNS} columns, so there is nothing to plot.")
+        raise DataError(
+            f"{path} has no line with {NUM_COLUMNS} columns, so there is nothing to plot. Give the results.txt of a "
+            "training."
+        )
     return np.array(rows)
 
 

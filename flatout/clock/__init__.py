@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
+    from flatout.clock.cgroup import system_text
     from flatout.clock.clock import (
         AHEAD,
         ALL_PAUSES,

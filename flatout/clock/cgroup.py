@@ -72,9 +72,9 @@ def levels(path: str, mount: Mount) -> list[PurePosixPath]:
 
 def folders(controller: str, *, root: Path = Path("/"), pid: int | None = None) -> list[Path]:
     """Folders whose `cpu` or `memory` limits apply to a process (by default this one); empty without cgroups."""
-    paths = parse_memberships(_read(root / f"proc/{pid or 'self'}/cgroup") or "")
+    paths = parse_memberships(system_text(root / f"proc/{pid or 'self'}/cgroup") or "")
     found = []
-    for mount in parse_mounts(_read(root / "proc/self/mountinfo") or ""):
+    for mount in parse_mounts(system_text(root / "proc/self/mountinfo") or ""):
         key = controller if controller in mount.controllers else ""
         if key in paths and (key or not mount.controllers):
             found += [root / level.relative_to("/") for level in levels(paths[key], mount)]
@@ -96,7 +96,7 @@ def oom_kills(memory_folders: Sequence[Path]) -> int | None:
     """Number of processes of this cgroup killed for lack of memory so far; None if the kernel does not count them."""
     for folder in memory_folders:
         for name in ("memory.events", "memory.oom_control"):
-            count = parse_stat(_read(folder / name)).get("oom_kill")
+            count = parse_stat(system_text(folder / name)).get("oom_kill")
             if count is not None:
                 return count
     return None
@@ -109,18 +109,20 @@ def parse_stat(text: str | None) -> dict[str, int]:
 
 
 def _cpu_quota_of(folder: Path) -> float | None:
-    v2 = _read(folder / "cpu.max")
-    quota, period = v2.split() if v2 else (_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+    v2 = system_text(folder / "cpu.max")
+    quota, period = (
+        v2.split() if v2 else (system_text(folder / "cpu.cfs_quota_us"), system_text(folder / "cpu.cfs_period_us"))
+    )
     # "max" (v2) and -1 (v1) mean no quota.
     return int(quota) / int(period) if quota and period and quota.isdigit() and quota != "0" else None
 
 
 def _memory_use_of(folder: Path) -> MemoryUse | None:
-    limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
-    used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+    limit = system_text(folder / "memory.max") or system_text(folder / "memory.limit_in_bytes")
+    used = system_text(folder / "memory.current") or system_text(folder / "memory.usage_in_bytes")
     if limit is None or used is None:
         return None
-    stat = parse_stat(_read(folder / "memory.stat"))
+    stat = parse_stat(system_text(folder / "memory.stat"))
     # v1 also reports the limits of parents that are not visible in a container.
     limit_bytes = min(
         int(limit) if limit.isdigit() else UNLIMITED_BYTES, stat.get("hierarchical_memory_limit", UNLIMITED_BYTES)
@@ -132,8 +134,8 @@ def _memory_use_of(folder: Path) -> MemoryUse | None:
     return MemoryUse(limit_bytes, max(0, int(used) - reclaimable))
 
 
-def _read(path: Path) -> str | None:
-    # The file may be absent or unreadable (a controller may be off at this level): both mean "no information".
+def system_text(path: Path) -> str | None:
+    """The text of a file of the system; None if it is absent or unreadable, as if a controller is off at this level."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -18,8 +18,9 @@ Must not import torch: workers use this module.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -89,27 +90,27 @@ class Totals:
 
 
 def read_totals(table: np.ndarray) -> dict[str, StageTime]:
-    """Times of all stages in a STAGE_DTYPE table, which this or another process may be filling."""
-    used = table[table["name"] != b""]
-    return {row["name"].decode(): StageTime(int(row["runs"]), int(row["total_ns"])) for row in used}
+    """Times of all stages in a STAGE_DTYPE table, which this or another process may be filling.
+
+    Of several tables, [..., rows], their sums.
+    """
+    runs, total_ns = _sums(table, "runs", "total_ns")
+    return {name: StageTime(runs[name], total_ns[name]) for name in runs}
 
 
 def read_self_ns(table: np.ndarray) -> dict[str, int]:
-    """Time per stage without its nested stages; these add up to the time that marks cover."""
-    used = table[table["name"] != b""]
-    return {row["name"].decode(): int(row["total_ns"] - row["nested_ns"]) for row in used}
+    """Time per stage without its nested stages, as `read_totals`; these add up to the time that marks cover."""
+    total_ns, nested_ns = _sums(table, "total_ns", "nested_ns")
+    return {name: total_ns[name] - nested_ns[name] for name in total_ns}
 
 
-class _NullMark:
-    """The mark when recording is off: does nothing."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exc_info: object) -> None:
-        pass
+def _sums(table: np.ndarray, *columns: str) -> list[Counter[str]]:
+    """Each of these columns by stage, in order of first appearance, at one moment."""
+    sums: list[Counter[str]] = [Counter() for _ in columns]
+    for row in table[table["name"] != b""]:
+        for of_stage, column in zip(sums, columns, strict=True):
+            of_stage[row["name"].decode()] += int(row[column])
+    return sums
 
 
 class _Mark:
@@ -147,11 +148,12 @@ class _ThreadState(threading.local):
     recorder: Totals | None = None
 
 
-_NULL_MARK = _NullMark()
+_NULL_MARK = nullcontext()
+"""The mark when recording is off: does nothing."""
 _thread = _ThreadState()
 
 
-def stage(name: str) -> _NullMark | _Mark:
+def stage(name: str) -> nullcontext[None] | _Mark:
     """Context manager that records its block as stage `name` (at most 32 bytes)."""
     recorder = _thread.recorder
     return _NULL_MARK if recorder is None else _Mark(recorder, name)
@@ -214,6 +216,7 @@ class Stage(NamedTuple):
 
 STAGES = {
     "feed.wait": Stage("wait for data", "wait"),
+    "feed.start": Stage("start the loader's workers", "pause"),
     "copy": Stage("copy to the device", "copy"),
     "transfer": Stage("copy to the device, during the step", "input"),
     "render": Stage("augment on the device", "input"),
@@ -268,8 +271,9 @@ ENGINE = {
     "train.pictures": "pictures",
     "train.between": "between",
     "train.drain": AHEAD,
+    "plots": "pictures",  # the glossary's word; saved profiles have the older one
 }
-"""The engine's stage names -> the names above, so that rules need only one name per stage."""
+"""The engine's and other stage names -> the names above, so that rules need only one name per stage."""
 
 PLACES = {
     "host": "main thread",

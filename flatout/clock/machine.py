@@ -1,4 +1,4 @@
-"""Cores, memory, shared memory and file descriptors that this process may use.
+"""Cores, memory, shared memory, file descriptors and packages that this process may use, and facts about processes.
 
 Standard library only, so that workers and `--help` can use it. In a container the machine's own numbers are misleading:
 the tightest of machine, CPU affinity and cgroup limit counts. `root` replaces "/" in tests.
@@ -74,11 +74,9 @@ def cores(root: Path = ROOT) -> Cores:
 
 def cpu_name(root: Path = ROOT) -> str:
     """The processor's model name; its architecture if the system does not report one."""
-    try:
-        lines = (root / "proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
+    lines = (cgroup.system_text(root / "proc/cpuinfo") or "").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def usable_cores(machine: int, affinity: int, quota: float | None) -> int:
@@ -95,12 +93,6 @@ def memory(root: Path = ROOT) -> Memory:
         return Memory(total, available, None, None, available)
     room = max(0, use.limit_bytes - use.used_bytes)
     return Memory(total, available, use.limit_bytes, use.used_bytes, min(available, room))
-
-
-def parse_meminfo(text: str) -> dict[str, int]:
-    """Bytes per name in the text of /proc/meminfo."""
-    pairs = (line.split() for line in text.splitlines())
-    return {pair[0].rstrip(":"): int(pair[1]) * 1024 for pair in pairs if len(pair) == 3 and pair[2] == "kB"}
 
 
 def shm(root: Path = ROOT) -> Shm | None:
@@ -127,19 +119,36 @@ def oom_kills(pid: int | None = None, root: Path = ROOT) -> int | None:
     Only an increase is meaningful: compare the values before and after a child's death. None if nothing counts them.
     """
     count = cgroup.oom_kills(cgroup.folders("memory", root=root, pid=pid))
-    if count is not None:
-        return count
+    return cgroup.parse_stat(cgroup.system_text(root / "proc/vmstat")).get("oom_kill") if count is None else count
+
+
+def package_version(name: str) -> str | None:
+    """Installed version of a package from its metadata, without importing it; None: not installed."""
+    from importlib import metadata  # takes 20 ms, which workers should not have to wait for
+
     try:
-        return cgroup.parse_stat((root / "proc/vmstat").read_text()).get("oom_kill")
-    except OSError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return None
+
+
+def process_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the process name; OSError if there is no such process, or no /proc."""
+    # The name is in parentheses and may itself contain parentheses.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def start_ticks(pid: int) -> int:
+    """Start time of a process in ticks since its host booted; OSError as for `process_fields`."""
+    return int(process_fields(pid)[19])
 
 
 def _ram(root: Path) -> tuple[int, int]:
     """Total and available bytes."""
     try:
-        names = parse_meminfo((root / "proc/meminfo").read_text())
-        return names["MemTotal"], names["MemAvailable"]
+        lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+        nbytes = {words[0]: int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}
+        return nbytes["MemTotal:"], nbytes["MemAvailable:"]
     except (OSError, KeyError):
         # No Linux /proc: POSIX only offers the total.
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -190,18 +199,13 @@ def busy_cores(*, glances: int = 5, pause_s: float = 0.01, root: Path = Path("/"
 
 def _num_running(root: Path) -> int:
     """Number of threads that run or wait for a core, this one included; 1 if the system does not report it."""
-    try:
-        found = re.search(r"^procs_running (\d+)", (root / "proc/stat").read_text(), re.MULTILINE)
-    except OSError:
-        return 1
+    found = re.search(r"^procs_running (\d+)", cgroup.system_text(root / "proc/stat") or "", re.MULTILINE)
     return int(found[1]) if found else 1
 
 
 def _busy_s() -> float | None:
     """CPU seconds of all cores since boot, including time stolen by other guests; None if unknown."""
-    try:
-        first = Path("/proc/stat").read_text().splitlines()[0]
-    except OSError:
+    if (text := cgroup.system_text(Path("/proc/stat"))) is None:
         return None
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, first.split()[1:9])
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, text.split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

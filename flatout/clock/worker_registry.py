@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.clock import clock
+from flatout.clock import clock, machine
 from flatout.clock.clock import Event, pause_stage
 
 EVENTS_KEPT = 512
@@ -91,6 +91,11 @@ class WorkerTotals(NamedTuple):
     wanted_ns: int
     """Time that the processes ran or queued for a core."""
 
+    def since(self, before: "WorkerTotals") -> "WorkerTotals":
+        """What was added after `before`."""
+        self_ns, runs = self.self_ns - before.self_ns, self.runs - before.runs
+        return WorkerTotals(self_ns, runs, self.cpu_ns - before.cpu_ns, self.wanted_ns - before.wanted_ns)
+
 
 _groups: "weakref.WeakKeyDictionary[object, WorkerGroup]" = weakref.WeakKeyDictionary()
 
@@ -107,29 +112,40 @@ def worker_groups() -> list[WorkerGroup]:
 
 def spent(group: WorkerGroup) -> WorkerTotals:
     """Stage and CPU times of a group's workers so far."""
-    self_ns: Counter[str] = Counter()
-    runs: Counter[str] = Counter()
-    for table in group.stages:
-        self_ns.update(clock.read_self_ns(table))
-        runs.update({name: time.runs for name, time in clock.read_totals(table).items()})
     pids = list(group.pids().values())
-    return WorkerTotals(self_ns, runs, sum(map(cpu_ns, pids)), sum(map(wanted_ns, pids)))
+    return WorkerTotals(*stage_sums(group.stages), sum(map(cpu_ns, pids)), sum(map(wanted_ns, pids)))
+
+
+def stage_sums(tables: np.ndarray) -> tuple[Counter[str], Counter[str]]:
+    """Self time in nanoseconds and runs per stage, summed over the tables of several workers."""
+    runs = {name: time.runs for name, time in clock.read_totals(tables).items()}
+    return Counter(clock.read_self_ns(tables)), Counter(runs)
 
 
 def cpu_ns(pid: int) -> int:
     """CPU time of a process; 0 if it is gone."""
     try:
-        # The name in parentheses may contain anything; the fields after it are fixed.
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = machine.process_fields(pid)
     except OSError:
         return 0
-    return int(1e9 * (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK"))
+    return int(1e9 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
 
-def wanted_ns(pid: int) -> int:
-    """Time for which the main thread of a process ran or queued for a core; 0 if the system does not report it."""
+def wanted_ns(task: int | str) -> int:
+    """Time for which the main thread of a process, or the thread "thread-self", ran or queued for a core; 0 if the
+    system does not report it."""
+    return sum(_ran_and_queued_ns(task))
+
+
+def queued_ns(thread: int) -> int:
+    """Time for which a thread of this process (by its native id) could have run and had no core; 0 if the system does
+    not report it."""
+    return _ran_and_queued_ns(f"self/task/{thread}")[1]
+
+
+def _ran_and_queued_ns(task: int | str) -> tuple[int, int]:
     try:
-        ran, queued, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        ran, queued, _ = Path(f"/proc/{task}/schedstat").read_text().split()
     except (OSError, ValueError):
-        return 0
-    return int(ran) + int(queued)
+        return 0, 0
+    return int(ran), int(queued)

@@ -87,7 +87,7 @@ COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "bad": "bold red"}
 
 
 def main(argv: list[str]) -> int:
-    """Run the doctor; returns the exit code."""
+    """Print what the doctor finds; returns 0, or 5 (ResourceError) if any finding is bad."""
     args = _parser().parse_args(argv)
     facts = examine(args.disk)
     sections = diagnose(facts)

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.doctor.host import installed
+from flatout.clock import machine, system_text
 from flatout.findings import Finding, in_units
 
 PROBE = Path(__file__).with_name("torch_probe.py")
@@ -72,8 +72,11 @@ class DriverFacts:
 
 
 def torch_facts(timeout_s: float = PROBE_TIMEOUT_S) -> TorchFacts:
-    """Facts about torch, from a child process that may take at most `timeout_s`."""
-    version = installed("torch")
+    """Facts about torch, from a child process that may take at most `timeout_s`.
+
+    A crash or timeout is reported in `error`, never raised.
+    """
+    version = machine.package_version("torch")
     # -P: the folder of the probe must not come first on the path, or its files would shadow other modules.
     command = [sys.executable, "-P", str(PROBE)]
     try:
@@ -107,25 +110,15 @@ def driver_facts(root: Path = Path("/")) -> DriverFacts:
 
 def kernel_module_version(root: Path = Path("/")) -> str | None:
     """Version of the loaded NVIDIA kernel module; None if it is not loaded."""
-    try:
-        text = (root / "proc/driver/nvidia/version").read_text()
-    except OSError:
-        return None
+    text = system_text(root / "proc/driver/nvidia/version") or ""
     found = re.search(r"\s(\d{3,}\.\d+(?:\.\d+)?)\s", text)
     return found[1] if found else None
 
 
 def count_pci_gpus(root: Path = Path("/")) -> int:
     """Number of NVIDIA devices of the display class (VGA or 3D controller) on the PCI bus."""
-    devices = (root / "sys/bus/pci/devices").glob("*")
-    return sum(_pci(d, "vendor") == "0x10de" and _pci(d, "class").startswith("0x03") for d in devices)
-
-
-def _pci(device: Path, name: str) -> str:
-    try:
-        return (device / name).read_text().strip()
-    except OSError:
-        return ""
+    nvidia = [d for d in (root / "sys/bus/pci/devices").glob("*") if system_text(d / "vendor") == "0x10de"]
+    return sum((system_text(device / "class") or "").startswith("0x03") for device in nvidia)
 
 
 def _ask_nvml() -> tuple[str | None, tuple[DriverGpu, ...], str | None]:

@@ -10,11 +10,10 @@ import random
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from flatout import __version__
-from flatout.clock import Cores, Descriptors, Memory, Shm
+from flatout.clock import Cores, Descriptors, Memory, Shm, machine
 from flatout.findings import Finding, in_units
 
 LOW_MEMORY_BYTES = 2 * 2**30
@@ -34,15 +33,7 @@ class Software:
 
 def software() -> Software:
     """Versions from package metadata, without importing the packages."""
-    return Software(platform.python_version(), installed("numpy"), __version__)
-
-
-def installed(package: str) -> str | None:
-    """Installed version of a distribution, or None."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return Software(platform.python_version(), machine.package_version("numpy"), __version__)
 
 
 def check_cores(cores: Cores) -> Finding:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.doctor.host import installed
+from flatout.clock import machine
 from flatout.findings import Finding
 
 WIDTH_PX, HEIGHT_PX = 640, 480
@@ -36,13 +36,15 @@ def decoder_facts() -> DecoderFacts:
     try:
         import cv2
     except Exception as error:  # broad: a missing system library or an incompatible numpy may raise anything
-        return DecoderFacts(opencv_error=str(error).splitlines()[0][:200], simplejpeg=installed("simplejpeg"))
+        return DecoderFacts(
+            opencv_error=str(error).splitlines()[0][:200], simplejpeg=machine.package_version("simplejpeg")
+        )
     jpeg = make_test_jpeg(cv2)
     return DecoderFacts(
         opencv=cv2.__version__,
         opencv_jpeg=jpeg_library(cv2.getBuildInformation()),
         opencv_mpx_s=megapixels_per_s(lambda: cv2.imdecode(jpeg, cv2.IMREAD_COLOR)),
-        simplejpeg=installed("simplejpeg"),
+        simplejpeg=machine.package_version("simplejpeg"),
         simplejpeg_mpx_s=_simplejpeg_speed(jpeg.tobytes()),
     )
 

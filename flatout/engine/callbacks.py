@@ -34,7 +34,7 @@ class RunStart:
     """A training that is about to take its first step in this process."""
 
     job: str
-    """ "yolo", "defect" or "spike"."""
+    """Name of the job, such as "yolo"."""
     folder: Path
     config: Mapping[str, Any]
     """The settings that determine the result, in plain values."""
@@ -107,7 +107,7 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """A list of callbacks, called in order, whose exceptions are caught and logged."""
+    """A list of callbacks, called in order. Exceptions are caught and logged; after three, one is not called again."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = list(callbacks)

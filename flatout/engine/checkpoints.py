@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from flatout.errors import CheckpointError, ResourceError
 from flatout.ranks import World
-from flatout.safefiles import ran_out_of_room, read_container, sync_folder, write_container, write_error
+from flatout.safefiles import ran_out_of_room, read_container, read_note, sync_folder, write_container, write_error
 
 logger = logging.getLogger(__name__)
 
@@ -224,11 +224,7 @@ class CheckpointStore:
             self._position.write_text(json.dumps(_position_in(sections)))
 
     def _lost_steps(self, checkpoint: Checkpoint) -> str:
-        try:
-            newest = json.loads(self._position.read_text())
-        except (OSError, ValueError):
-            newest = {}
-        return describe_loss(newest, _position_in(checkpoint.sections))
+        return describe_loss(read_note(self._position), _position_in(checkpoint.sections))
 
 
 def describe_loss(newest: Mapping[str, Any], kept: Mapping[str, Any]) -> str:

@@ -66,7 +66,8 @@ class Compiled(nn.Module):
             result = self._compiled(x)
         except Exception as error:  # compilers, and missing ones, raise errors of any type
             self._compiled = None
-            logger.warning("The network cannot be compiled (%s): training goes on uncompiled.", _first_line(error))
+            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            logger.warning("The network cannot be compiled (%s): training goes on uncompiled.", reason)
             return self._plain[0](x)
         self._has_compiled = True
         logger.info("Model compiled successfully")
@@ -111,7 +112,3 @@ def explain(network: nn.Module, x: Tensor) -> str:
     if not report.graph_break_count:
         lines.append("The whole network is one graph: nothing to fix.")
     return "\n".join(lines)
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]

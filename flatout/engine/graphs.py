@@ -7,6 +7,7 @@ inputs are copied into its own buffers; ragged inputs are padded to a fixed numb
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -83,35 +84,30 @@ class GraphedStep:
             buffer[: len(tensor)].copy_(tensor)
 
 
+@dataclass(eq=False, repr=False)
 class Graphs:
     """The graphs of one step function, one per input signature. They share memory, as only one runs at a time."""
 
-    def __init__(
-        self,
-        step: StepFunction,
-        paddings: Mapping[str, Padding],
-        *,
-        enabled: bool,
-        simplify: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`simplify` is called when the step cannot be captured. It returns whether it has switched back to a step that
-        was captured before."""
-        self.enabled = enabled
-        """Whether steps are captured; stays False once capturing has failed."""
-        self._simplify = simplify
-        self._step = step
-        self._paddings = paddings
+    step: StepFunction
+    paddings: Mapping[str, Padding]
+    enabled: bool
+    """Whether steps are captured; stays False once capturing has failed."""
+    simplify: Callable[[], bool] = lambda: False
+    """Called when the step cannot be captured; returns whether it has switched back to a step that was captured
+    before."""
+
+    def __post_init__(self) -> None:
         self._graphs: list[GraphedStep] = []
         self._num_runs: Counter[str] = Counter()
 
     def find(self, inputs: Inputs) -> GraphedStep | None:
         """The graph for these inputs, captured once their signature was seen often enough; None: run eagerly."""
-        if not self.enabled or not fits(inputs, self._paddings):
+        if not self.enabled or not fits(inputs, self.paddings):
             return None
         for graph in self._graphs:
             if graph.matches(inputs):
                 return graph
-        signature = str(signature_of(inputs, self._paddings))
+        signature = str(signature_of(inputs, self.paddings))
         self._num_runs[signature] += 1
         if self._num_runs[signature] <= EAGER_RUNS or len(self._graphs) == MAX_GRAPHS:
             return None
@@ -125,10 +121,10 @@ class Graphs:
     def _capture(self, inputs: Inputs) -> GraphedStep | None:
         pool = self._graphs[0].pool if self._graphs else None
         try:
-            graph = GraphedStep(self._step, inputs, self._paddings, pool=pool)
+            graph = GraphedStep(self.step, inputs, self.paddings, pool=pool)
         except RuntimeError as error:
             self.clear()  # frees their memory
-            if self._simplify():
+            if self.simplify():
                 return None
             self.enabled = False
             logger.warning(

@@ -105,9 +105,11 @@ class EpochEnd(Protocol):
 
         May raise Interrupted; it is then called again after the resume.
         """
+        return False
 
     def sections(self) -> dict[str, dict[str, object]]:
         """The rest of a checkpoint besides tensors and position: "weights" (network structure), "run" and "job"."""
+        return {"weights": {}, "run": {}, "job": {}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state from the section "job"."""
@@ -116,22 +118,18 @@ class EpochEnd(Protocol):
         """Write files that belong to the checkpoint about to be saved, such as the best weights so far."""
 
 
-class NoEpochEnd:
+class NoEpochEnd(EpochEnd):
     """An `EpochEnd` that neither validates nor records."""
 
-    def __call__(self, epoch: int, report: EpochReport, sections: Callable[[], Sections]) -> bool:
-        return False
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """There is none."""
 
-    def sections(self) -> dict[str, dict[str, object]]:
-        return {"weights": {}, "run": {}, "job": {}}
-
-    def load_state(self, state: Mapping[str, Any]) -> None: ...
-
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """There are no files."""
 
 
 class StepSettings(NamedTuple):
-    """Learning rates, momentum and accumulation of one iteration."""
+    """Learning rates, momentum and accumulation of one step."""
 
     lrs: tuple[float, ...]
     """One per parameter group, in the optimizer's order."""
@@ -142,7 +140,7 @@ class StepSettings(NamedTuple):
 
 
 class Schedule(Protocol):
-    """The settings of any iteration, as a pure function of its position: there is no state to save."""
+    """The settings of any step, as a pure function of its position: there is no state to save."""
 
     def __call__(self, epoch: int, step: int) -> StepSettings: ...
 

@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -61,7 +61,10 @@ def out_of_memory_error(
 
 
 def fitting_batch(batch_size: int, *, used: int, total: int) -> int:
-    """The batch size that would fit, assuming that memory grows linearly with it; a tenth is left free."""
+    """The batch size that would fit, assuming that memory grows linearly with it; a tenth is left free.
+
+    `used` and `total` are bytes of memory; half of the batch if one of them is 0, that is, unknown.
+    """
     if not total or not used:
         return max(1, batch_size // 2)
     return max(1, min(batch_size - 1, int(MARGIN * batch_size * total / used)))
@@ -123,72 +126,64 @@ class _RolledBack(Exception):
     """Everything, including the position, was set back to a checkpoint."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Loop:
     """Trains from the current position to the end, or until it is interrupted."""
 
-    def __init__(
-        self,
-        *,
-        job: Job,
-        network: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        schedule: Schedule,
-        batches: Batches,
-        config: LoopConfig,
-        device: torch.device,
-        epoch_end: EpochEnd | None = None,
-        average: MovingAverage | None = None,
-        checkpoints: CheckpointStore | None = None,
-        interrupts: Interrupts | None = None,
-        world: World | None = None,
-        forward: nn.Module | None = None,
-        on_interval: Callable[[IntervalStats], None] = lambda stats: None,
-        callbacks: Callbacks | None = None,
-        stop_early: Callable[[], str | None] | None = None,
-        between: Callable[[int, int], Callable[[], None] | None] | None = None,
-        sample_name: Callable[[int], str] = str,
-        on_hashes: Callable[[list[HashedStep]], None] | None = None,
-        replay_command: Callable[[int, int], str] = lambda epoch, step: "",
-    ) -> None:
-        """`forward` is the network as it is called, compiled or wrapped for several ranks; `network` holds the weights.
+    job: Job
+    network: nn.Module
+    """Holds the weights."""
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    batches: Batches
+    config: LoopConfig
+    device: torch.device
+    epoch_end: EpochEnd = field(default_factory=NoEpochEnd)
+    average: MovingAverage | None = None
+    checkpoints: CheckpointStore | None = None
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    world: World = field(default_factory=World)
+    forward: nn.Module | None = None
+    """The network as it is called, compiled or wrapped for several ranks; None: as it is."""
+    on_interval: Callable[[IntervalStats], None] = lambda stats: None
+    """Called at every log interval."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    stop_early: Callable[[], str | None] | None = None
+    """Called wherever a training may stop; returns the reason to stop, or None."""
+    between: Callable[[int, int], Callable[[], None] | None] | None = None
+    """Called after an optimizer step with the epoch and its steps done; returns work to do before the next step, such
+    as a validation within an epoch, or None. All ranks must return alike, and the time of that work counts for no log
+    interval."""
+    sample_name: Callable[[int], str] = str
+    """Names a sample in messages."""
+    on_hashes: Callable[[list[HashedStep]], None] | None = None
+    """With it the inputs of every step are hashed on the device; called with the hashes of past steps at every log
+    interval, on all ranks."""
+    replay_command: Callable[[int, int], str] = lambda epoch, step: ""
+    """Returns the command that shows a step; empty: there is none."""
 
-        `on_interval` is called at every log interval. `stop_early` is called wherever a training may stop; it returns
-        the reason to stop, or None. `between` is called after an optimizer step with the epoch and its steps done; it
-        returns work to do before the next step, such as a validation within an epoch, or None. All ranks must return
-        alike, and the time of that work counts for no log interval. `sample_name` names a sample in messages. With
-        `on_hashes` the inputs of every step are hashed on the device, and it is called with the hashes of past steps at
-        every log interval, on all ranks. `replay_command` returns the command that shows a step; empty: there is none.
-        """
-        self.job, self.network, self.optimizer = job, network, optimizer
-        self._epoch_end: EpochEnd = epoch_end or NoEpochEnd()
-        self.schedule, self.batches, self.config = schedule, batches, config
-        self.device, self.average, self.checkpoints = device, average, checkpoints
-        self.world = world or World()
-        self.precision = Precision(config.amp, device)
+    def __post_init__(self) -> None:
+        config = self.config
+        self.precision = Precision(config.amp, self.device)
         self.epoch, self.step = 0, 0
         """The next step to train; `step` equal to the steps per epoch: only the end of the epoch is left to do."""
-        self._interrupts = interrupts or Interrupts()
-        self._on_interval, self._callbacks, self._stop_early = on_interval, callbacks or Callbacks(), stop_early
-        self._between = between
-        self._compile_auto = CompileAuto(network) if config.compile_auto and self.world.size == 1 else None
-        self._log = StepLog(len(job.item_names) + 2, config.log_every, device)
-        self._on_hashes, self._replay_command = on_hashes, replay_command
+        self._compile_auto = CompileAuto(self.network) if config.compile_auto and self.world.size == 1 else None
+        self._log = StepLog(len(self.job.item_names) + 2, config.log_every, self.device)
         self._keep_before: tuple[int, int] | None = None
         """The step whose state is kept before it is trained again, because it was bad the last time."""
-        self._hashes = HashLog(config.log_every, device) if on_hashes is not None else None
-        self._meter = Meter(job.item_names)
-        self._guard = DivergenceGuard(sample_name)
+        self._hashes = HashLog(config.log_every, self.device) if self.on_hashes is not None else None
+        self._meter = Meter(self.job.item_names)
+        self._guard = DivergenceGuard(self.sample_name)
         self._training_step = Step(
-            job,
-            network,
-            forward or network,
-            optimizer,
-            average,
+            self.job,
+            self.network,
+            self.forward or self.network,
+            self.optimizer,
+            self.average,
             precision=self.precision,
             clip_norm=config.clip_norm,
             graphs=config.graphs,
             world=self.world,
-            device=device,
         )
         self._phase: object = None
         self.steps_here = 0
@@ -200,7 +195,7 @@ class Loop:
     def run(self) -> None:
         """Train to the end. Interrupted or StoppedAfter after everything is saved; DivergedError if rolling back does
         not help."""
-        if self._stop_early is not None:
+        if self.stop_early is not None:
             self._stop_if_requested()
         self._update_unsaved()
         if self.is_complete:
@@ -257,14 +252,14 @@ class Loop:
             if self.world.size > 1 or not self._window_ended:
                 return next(batches)
             try:
-                with self._interrupts.stopping_at_once():
+                with self.interrupts.stopping_at_once():
                     return next(batches)
             except StopRequested:
-                self._save_and_stop(self._interrupts.requested)
+                self._save_and_stop(self.interrupts.requested)
 
     def _train_step(self, batch: Any) -> None:
-        if (self.epoch, self.step) == self._keep_before:
-            self._keep_state()
+        if (self.epoch, self.step) == self._keep_before and self.world.is_first:
+            self._keep(self._keep_before, self.sections())  # waits for the device
         settings = self.schedule(self.epoch, self.step)
         apply_settings(self.optimizer, settings)
         self._meter.lrs = settings.lrs
@@ -306,8 +301,8 @@ class Loop:
             stats = self._meter.end_interval(
                 self.epoch, self.step, steps_done=self.steps_done, steps_left=self.steps_left
             )
-            self._on_interval(stats)
-            self._callbacks.log(stats)
+            self.on_interval(stats)
+            self.callbacks.log(stats)
             if self._compile_auto is not None and (compiled := self._compile_auto(stats, self.steps_here)) is not None:
                 self._training_step.use_forward(compiled)
         if self._guard.has_diverged(bad_loss_N, bad_gradient_N, scaled=self.config.amp == "fp16"):
@@ -337,8 +332,8 @@ class Loop:
 
     def _report_hashes(self, take: Callable[[HashLog], list[HashedStep]]) -> None:
         """Pass on the hashes of past steps. Before their numbers are processed, which may end the training."""
-        if self._hashes is not None and self._on_hashes is not None:
-            self._on_hashes(take(self._hashes))
+        if self._hashes is not None and self.on_hashes is not None:
+            self.on_hashes(take(self._hashes))
 
     def _roll_back(self) -> None:
         """Set everything back to the last good checkpoint; DivergedError if there is none or it has not helped."""
@@ -371,13 +366,13 @@ class Loop:
         """How to look at a bad step, for a JSON file."""
         kept = self.checkpoints.kept_before(epoch, step) if self.checkpoints is not None else None
         about: dict[str, object] = {} if kept is None else {"weights": kept.name}
-        command = self._replay_command(epoch, step)
+        command = self.replay_command(epoch, step)
         return about | ({"command": command} if command else {})
 
     def _advice_to_replay(self) -> str:
         """The command that shows the first bad step, as a sentence; empty if there is none."""
         bad = self._guard.first_bad
-        command = self._replay_command(bad.epoch, bad.step) if bad is not None else ""
+        command = self.replay_command(bad.epoch, bad.step) if bad is not None else ""
         return f" To see what the network saw in the first bad step: {command}" if command else ""
 
     def _keep_or_plan_to(self, saved: Checkpoint | None, to: tuple[int, int] | None) -> None:
@@ -389,11 +384,6 @@ class Loop:
         if to >= self._keep_before:
             self._keep(self._keep_before, saved.sections)
             self._keep_before = None
-
-    def _keep_state(self) -> None:
-        """Keep the weights as they are before a step that was bad the last time; waits for the device."""
-        if self.world.is_first:
-            self._keep((self.epoch, self.step), self.sections())
 
     def _keep(self, position: tuple[int, int], sections: Mapping[str, Any]) -> None:
         if self.checkpoints is not None and self.world.is_first:
@@ -409,11 +399,11 @@ class Loop:
             if self.steps_here - self._checked_steps < RANK_CHECK_STEPS and not self._has_reached_limit:
                 return
             self._checked_steps = self.steps_here
-        name = self._interrupts.requested
+        name = self.interrupts.requested
         if self.world.any(name is not None):
             self._save_and_stop(name)
         self._stop_if_requested()
-        save_requested = self._interrupts.take_save_request()
+        save_requested = self.interrupts.take_save_request()
         if self.world.any(save_requested or self._save_is_due()):
             self.save()
 
@@ -427,13 +417,13 @@ class Loop:
     def _update_unsaved(self) -> None:
         """Let a signal interrupt the current step if nothing before it is unsaved. With several ranks it never may:
         they stop together."""
-        self._interrupts.nothing_unsaved = self.world.size == 1 and self.steps_here == self._saved_steps
+        self.interrupts.nothing_unsaved = self.world.size == 1 and self.steps_here == self._saved_steps
 
     def _work_between_steps(self) -> None:
         """Do the work that is due between two steps, if any; waits for the device. Not for the end of an epoch."""
-        if self._between is None or self.step >= self.config.steps_per_epoch:
+        if self.between is None or self.step >= self.config.steps_per_epoch:
             return
-        if (work := self._between(self.epoch, self.step)) is not None:
+        if (work := self.between(self.epoch, self.step)) is not None:
             self._process_all_numbers()
             with clock.stage("train.between"):
                 work()
@@ -450,9 +440,9 @@ class Loop:
         if self._has_reached_limit:
             limit = self.config.stop_after or 0
             why = f"{stopped_after(self.steps_here, requested=limit)} Run the same command again to continue."
-        elif self._stop_early is not None:
+        elif self.stop_early is not None:
             # Clocks of several machines differ: the first rank decides.
-            why = self.world.broadcast(self._stop_early())
+            why = self.world.broadcast(self.stop_early())
         if why is not None:
             self.save()
             raise StoppedAfter(why)
@@ -469,12 +459,12 @@ class Loop:
         if self.world.size == 1 and self.checkpoints is not None and not self.checkpoints.newest.parent.is_dir():
             self.save()  # creates the run folder again, which the work below needs
         try:
-            if self._interrupts.requested is not None and self.world.size == 1:
+            if self.interrupts.requested is not None and self.world.size == 1:
                 raise Interrupted(
-                    f"{self._interrupts.requested}: saved at the end of epoch {self.epoch}. "
+                    f"{self.interrupts.requested}: saved at the end of epoch {self.epoch}. "
                     "Run the same command again to continue."
                 )
-            stop = self._epoch_end(self.epoch, self._meter.report(), self.sections)
+            stop = self.epoch_end(self.epoch, self._meter.report(), self.sections)
         except Interrupted:
             self.save()
             raise
@@ -497,7 +487,7 @@ class Loop:
                 self._roll_back()
             if self.checkpoints is not None and self.world.is_first:
                 self._write_checkpoint(self.checkpoints)
-                self._callbacks.checkpoint(Saved(path=self.checkpoints.newest, epoch=self.epoch, step=self.step))
+                self.callbacks.checkpoint(Saved(path=self.checkpoints.newest, epoch=self.epoch, step=self.step))
             # The barrier waits as long as a slow disk takes; the next all-reduce has a short timeout.
             self.world.wait_for_all()
         self._saved_at, self._saved_steps = time.monotonic(), self.steps_here
@@ -507,7 +497,7 @@ class Loop:
         was_removed = checkpoints.restore_folder()
         try:
             # Files that belong to the checkpoint come first: a process killed in between trains their epoch again.
-            checkpoints.write_with_retry(self._epoch_end.flush)
+            checkpoints.write_with_retry(self.epoch_end.flush)
             checkpoints.save(self.sections())
         except ResourceError as error:
             if not ran_out_of_room(error):
@@ -522,10 +512,10 @@ class Loop:
 
     def sections(self) -> dict[str, Any]:
         """The whole state of the training: tensors, position, random states, and the sections of the `EpochEnd`."""
-        extra = self._epoch_end.sections()
+        extra = self.epoch_end.sections()
         weights: dict[str, object] = extra["weights"] | {"state": self.network.state_dict()}
         if self.average is not None:
-            weights |= {"ema": self.average.network.state_dict(), "updates": self.average.updates}
+            weights |= self.average.state_dict()
         training = {
             "position": {"epoch": self.epoch, "step": self.step, "steps_per_epoch": self.config.steps_per_epoch},
             "optimizer": self.optimizer.state_dict(),
@@ -542,7 +532,7 @@ class Loop:
         weights, training = sections["weights"], sections["training"]
         self.network.load_state_dict(weights["state"])
         if self.average is not None:
-            self.average.load_state_dict({"state": weights["ema"], "updates": weights["updates"]})
+            self.average.load_state_dict(weights)
         load_optimizer(self.optimizer, training["optimizer"])
         self.precision.load_state_dict(training["precision"])
         set_random_state(training["random"], self.device)
@@ -553,7 +543,7 @@ class Loop:
         if self._hashes is not None:
             self._hashes.drain()
         self._meter.load_state_dict(training["meter"])
-        self._epoch_end.load_state(training["job"])
+        self.epoch_end.load_state(training["job"])
         self._training_step.graphs.clear()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -8,6 +8,7 @@ Dimension key:  N steps of an interval   K numbers of a step
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,18 @@ from torch import Tensor
 from flatout.engine.job import EpochReport, IntervalStats
 
 # Means
+
+
+@dataclass
+class _EpochSums:
+    """Sums over the steps of an epoch so far, under their names in checkpoints."""
+
+    num_good: int = 0
+    num_bad: int = 0
+    num_samples: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    num_steps: int = 0
 
 
 class Meter:
@@ -33,9 +46,7 @@ class Meter:
 
     def begin_epoch(self) -> None:
         self._sum_K = np.zeros(len(self._names))
-        self._num_good = self._num_bad = self._num_samples = 0
-        self._seconds = self._waited_s = 0.0
-        self._num_steps = 0
+        self._epoch = _EpochSums()
 
     def begin_interval(self) -> None:
         self._began = time.perf_counter()
@@ -45,30 +56,30 @@ class Meter:
 
     def waited(self, seconds: float) -> None:
         self._waited += seconds
-        self._waited_s += seconds
+        self._epoch.waited_s += seconds
 
     def count(self, num_samples: int) -> None:
         """Count a step whose work has been queued on the device."""
         self._step_ends.append(time.perf_counter())
-        self._num_steps += 1
+        self._epoch.num_steps += 1
         self._samples += num_samples
-        self._num_samples += num_samples
+        self._epoch.num_samples += num_samples
 
     def add(self, items_NK: np.ndarray, bad_N: np.ndarray) -> None:
         """Add the numbers of N steps; bad ones are only counted."""
         for items_K in items_NK[~bad_N]:
             self._sum_K += items_K
-        self._num_good += int((~bad_N).sum())
-        self._num_bad += int(bad_N.sum())
+        self._epoch.num_good += int((~bad_N).sum())
+        self._epoch.num_bad += int(bad_N.sum())
 
     def means(self) -> dict[str, float]:
-        return dict(zip(self._names, (self._sum_K / max(1, self._num_good)).tolist(), strict=True))
+        return dict(zip(self._names, (self._sum_K / max(1, self._epoch.num_good)).tolist(), strict=True))
 
     def end_interval(self, epoch: int, step: int, *, steps_done: int, steps_left: int) -> IntervalStats:
         """Statistics of the interval that ends here; one without steps repeats the speed of the interval before."""
         now = time.perf_counter()
         seconds = max(now - self._began, 1e-9)
-        self._seconds += seconds
+        self._epoch.seconds += seconds
         if ends := self._step_ends:
             per_step_ms = 1e3 / len(ends)
             self._speed = (seconds * per_step_ms, self._waited * per_step_ms, self._samples / seconds)
@@ -79,35 +90,23 @@ class Meter:
         return IntervalStats(epoch, step, self.means(), lr, *self._speed, steps_done, steps_left, self._steady_ms)
 
     def report(self) -> EpochReport:
-        per_step_ms = 1e3 / max(1, self._num_steps)
+        per_step_ms = 1e3 / max(1, self._epoch.num_steps)
         return EpochReport(
             self.means(),
             self.lrs,
-            self._seconds,
-            self._num_samples,
-            self._num_bad,
-            step_ms=self._seconds * per_step_ms,
-            wait_ms=self._waited_s * per_step_ms,
+            self._epoch.seconds,
+            self._epoch.num_samples,
+            self._epoch.num_bad,
+            step_ms=self._epoch.seconds * per_step_ms,
+            wait_ms=self._epoch.waited_s * per_step_ms,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "sums": self._sum_K.tolist(),
-            "num_good": self._num_good,
-            "num_bad": self._num_bad,
-            "num_samples": self._num_samples,
-            "seconds": self._seconds,
-            "waited_s": self._waited_s,
-            "num_steps": self._num_steps,
-            "lrs": list(self.lrs),
-        }
+        return {"sums": self._sum_K.tolist(), **vars(self._epoch), "lrs": list(self.lrs)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._sum_K = np.array(state["sums"])
-        self._num_good, self._num_bad = state["num_good"], state["num_bad"]
-        self._num_samples, self._seconds = state["num_samples"], state["seconds"]
-        self._waited_s, self._num_steps = state["waited_s"], state["num_steps"]
-        self.lrs = tuple(state["lrs"])
+        self._sum_K, self.lrs = np.array(state["sums"]), tuple(state["lrs"])
+        self._epoch = _EpochSums(**{name: state[name] for name in vars(_EpochSums())})
         self.begin_interval()
 
 

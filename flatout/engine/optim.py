@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -95,10 +95,10 @@ class MovingAverage:
         torch._foreach_lerp_(self._own, self._source, share)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"state": self.network.state_dict(), "updates": self.updates}
+        return {"ema": self.network.state_dict(), "updates": self.updates}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.network.load_state_dict(state["state"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.network.load_state_dict(state["ema"])
         self.updates = int(state["updates"])
 
 

@@ -9,7 +9,6 @@ import os
 import platform
 import random
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,8 @@ def environment() -> dict[str, str | int | bool | None]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
-        "opencv": _opencv_version(),
+        # Without importing OpenCV, which training on the GPU does not need.
+        "opencv": next(filter(None, map(machine.package_version, _OPENCV)), None),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -78,16 +78,6 @@ def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[st
         for key in sorted((old.keys() | new.keys()) - _HARMLESS)
         if old.get(key) != new.get(key)
     ]
-
-
-def _opencv_version() -> str | None:
-    """The installed version, without importing OpenCV, which training on the GPU does not need."""
-    for name in _OPENCV:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 # Kernels and generators

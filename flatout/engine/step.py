@@ -157,7 +157,6 @@ class Step:
         clip_norm: float | None,
         graphs: bool,
         world: World,
-        device: torch.device,
     ) -> None:
         """`forward` is the network as it is called; `network` holds the weights."""
         self._job, self._forward, self._optimizer, self._average = job, forward, optimizer, average
@@ -166,11 +165,11 @@ class Step:
         self.graphs = Graphs(
             partial(self._compute, cached=False),
             job.paddings,
-            enabled=graphs and world.size == 1 and device.type == "cuda",
+            enabled=graphs and world.size == 1 and precision.device.type == "cuda",
             simplify=self._revert_forward,
         )
         self._forward_before: nn.Module | None = None
-        self._stream = torch.cuda.Stream(device) if self.graphs.enabled else None
+        self._stream = torch.cuda.Stream(precision.device) if self.graphs.enabled else None
 
     @contextmanager
     def own_stream(self) -> Iterator[None]:

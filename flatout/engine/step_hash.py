@@ -33,7 +33,11 @@ def hash_inputs(inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def hash_tensor(tensor: Tensor) -> Tensor:
-    """The hash of a tensor's bytes, in the order in which they lie in memory, and of their number; int64 scalar."""
+    """Hash of a tensor's bytes and of how many there are; int64 scalar on its device.
+
+    Bytes are taken in memory order if it is contiguous or channels-last, else in logical order. dtype and shape do not
+    count.
+    """
     flat = _flat(tensor.detach()).view(torch.uint8)
     if flat.storage_offset() % 8:
         flat = flat.clone()  # words are read at multiples of eight bytes
@@ -53,7 +57,7 @@ def hash_tensor(tensor: Tensor) -> Tensor:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """All elements in the order of their addresses, without a copy for contiguous and channels-last tensors."""
+    """All elements: in memory order, without a copy, if contiguous or channels-last; else a copy in logical order."""
     if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
         tensor = tensor.permute(0, 2, 3, 1)
     return tensor.contiguous().view(-1)

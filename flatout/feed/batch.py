@@ -3,22 +3,22 @@
 Dimension key:  B samples of a batch   T rows of all samples   W row width   N items   D dimensions of an item
 """
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from flatout.feed.ring import Layout, Ring, Task, pack
 from flatout.feed.source import Rows
 
+Array = TypeVar("Array")
+
 
 @dataclass(frozen=True)
-class Batch:
-    """One rank's share of a step, B samples.
-
-    Borrowed: every array is a view of a slot that is overwritten after the next `next()`. Use `copy()` to keep one.
-    """
+class StepBatch(Generic[Array]):
+    """One rank's share of a step, B samples, with its fields on the host or on a device."""
 
     epoch: int
     step: int
@@ -31,17 +31,24 @@ class Batch:
     positions: np.ndarray
     """int64 [B], positions in the epoch's order."""
 
-    fields: Mapping[str, np.ndarray]
+    fields: Mapping[str, Array]
     """Field -> [B, *shape of this step]; Rows -> [T, width], the rows of all samples one after another."""
 
     counts: Mapping[str, np.ndarray]
     """Rows field -> int32 [B], rows per sample; they add up to T."""
 
-    def __getitem__(self, name: str) -> np.ndarray:
+    def __getitem__(self, name: str) -> Array:
         return self.fields[name]
 
     def __len__(self) -> int:
         return len(self.indices)
+
+
+class Batch(StepBatch[np.ndarray]):
+    """A batch on the host.
+
+    Borrowed: every array is a view of a slot that is overwritten after the next `next()`. Use `copy()` to keep one.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -49,13 +56,7 @@ class Batch:
 
     def copy(self) -> "Batch":
         """A batch that owns its arrays."""
-        return replace(
-            self,
-            indices=self.indices.copy(),
-            positions=self.positions.copy(),
-            fields={name: array.copy() for name, array in self.fields.items()},
-            counts={name: array.copy() for name, array in self.counts.items()},
-        )
+        return copy.deepcopy(self)
 
 
 # Ragged rows: from many workers into one array in batch order.

@@ -1,7 +1,7 @@
 """Settings of a feed, none of which changes the batches it yields, and how many workers each GPU gets."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from flatout.clock import machine
 from flatout.errors import ConfigError
@@ -52,10 +52,11 @@ def plan_workers(
     train: int | str | None = None,
     val: int | str | None = None,
 ) -> WorkerPlan:
-    """Plan the workers of one node.
+    """Plan the workers of one node; ConfigError for values that make no sense.
 
-    `cores` defaults to what this process may use (affinity and cgroup quota respected). `train` and `val` are per
-    GPU: a number overrides the plan; validation follows `train` when unset and the plan when "auto".
+    `total` is a number, "auto" or a share of the cores such as "cpu*0.9". `cores` defaults to what this process may
+    use (affinity and cgroup quota respected). `train` and `val` are per GPU: a number overrides the plan; validation
+    follows `train` when unset and the plan when "auto".
     """
     if cores is None:
         facts = machine.cores()
@@ -120,6 +121,14 @@ def _invalid(name: str, value: object, least: int, most: int, others: str) -> Co
     return ConfigError(f"{name}={value!r:.60} is not valid. Use {others}a whole number from {least} to {most}.")
 
 
+def check_choices(config: object) -> None:
+    """ConfigError if a field of a dataclass that is annotated with a Literal has another value."""
+    for name, hint in get_type_hints(type(config)).items():
+        known, value = get_args(hint), getattr(config, name)
+        if get_origin(hint) is Literal and value not in known:
+            raise ConfigError(f"{name}={value!r} is unknown: use {' or '.join(map(repr, known))}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class FeedConfig:
     """Settings of a feed. None of them changes the batches it yields."""
@@ -175,13 +184,7 @@ class FeedConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more.")
-        for name, known in {
-            "backend": ("process", "thread"),
-            "start_method": ("spawn", "fork"),
-            "on_error": ("raise", "substitute"),
-        }.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(map(repr, known))}.")
+        check_choices(self)
         if not 0 <= self.bad_share <= 1:
             raise ConfigError(f"bad_share={self.bad_share} must be between 0 and 1.")
         if not self.watchdog_s >= 0:  # also refuses NaN

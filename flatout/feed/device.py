@@ -21,7 +21,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from flatout.clock import clock
 from flatout.errors import ConfigError, ResourceError
-from flatout.feed.batch import Batch, RowsBuffer
+from flatout.feed.batch import Batch, RowsBuffer, StepBatch
 from flatout.feed.device_store import DeviceStore, Sources, StreamedChunks
 from flatout.feed.feed import Feed
 from flatout.feed.runtime import FeedRuntime, Lease
@@ -42,29 +41,12 @@ logger = logging.getLogger(__name__)
 # Copied batches
 
 
-@dataclass(frozen=True)
-class DeviceBatch:
-    """A batch whose fields are tensors on a device; indices, positions and counts stay on the host.
+class DeviceBatch(StepBatch[Tensor]):
+    """A batch whose fields are tensors on a device; indices, positions and counts stay on the host, where the loss can
+    use them without a host-device wait.
 
     Borrowed: the tensors are overwritten after the next `next()`, once the work queued by then is done.
     """
-
-    epoch: int
-    step: int
-    num_valid: int
-    indices: np.ndarray
-    positions: np.ndarray
-    fields: dict[str, Tensor]
-    """Field -> [B, *shape of this step]; Rows -> [T, width]."""
-
-    counts: dict[str, np.ndarray]
-    """Rows field -> int32 [B] on the host: the loss can use them without a host-device wait."""
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.fields[name]
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
 
 DevicePass = Generator[DeviceBatch, None, None]
@@ -148,13 +130,13 @@ class DeviceBatches:
         for turn in itertools.count():
             if (lease := host_pass.take()) is None:
                 return
-            views = {name: _tensor(array) for name, array in lease.batch.fields.items()}
+            views = {name: torch.from_numpy(array) for name, array in lease.batch.fields.items()}
             yield _device_batch(lease.batch, self._finish(turn, lease.batch, views))
             host_pass.give_back(lease)
 
     def _copied_ahead(self, host_pass: HostPass) -> DevicePass:
         """Batches on the GPU; before one is yielded, the copy of the next is started if that is complete."""
-        copier = _Copier(host_pass, self.device, self._finish, self._add_device_wait)
+        copier = _Copier(host_pass, self)
         try:
             while copier.copy_next():
                 current = copier.next_copied()
@@ -164,12 +146,6 @@ class DeviceBatches:
                 copier.mark_consumed()
         finally:
             copier.give_all_back()
-
-    def _add_device_wait(self, seconds: float) -> None:
-        self.device_wait_s += seconds
-
-
-Finish = Callable[[int, Batch, dict[str, Tensor]], dict[str, Tensor]]
 
 
 class _Copy(NamedTuple):
@@ -183,13 +159,9 @@ class _Copy(NamedTuple):
 class _Copier:
     """Two sets of device buffers, filled alternately on a separate stream."""
 
-    def __init__(
-        self, host_pass: HostPass, device: torch.device, finish: Finish, add_device_wait: Callable[[float], None]
-    ) -> None:
-        """`add_device_wait` is called with the seconds of each wait for the device."""
-        self._host_pass = host_pass
-        self._finish, self._add_device_wait = finish, add_device_wait
-        self._device = device
+    def __init__(self, host_pass: HostPass, owner: DeviceBatches) -> None:
+        self._host_pass, self._owner = host_pass, owner
+        self._device = device = owner.device
         self._stream = torch.cuda.Stream(device)
         # Work that is still queued may use the buffers of an earlier pass.
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -243,8 +215,8 @@ class _Copier:
         with torch.cuda.stream(self._stream):
             with clock.stage("transfer"):
                 for name, tensor in tensors.items():
-                    tensor.copy_(_tensor(lease.batch[name]), non_blocking=True)
-            batch = _device_batch(lease.batch, self._finish(turn, lease.batch, tensors))
+                    tensor.copy_(torch.from_numpy(lease.batch[name]), non_blocking=True)
+            batch = _device_batch(lease.batch, self._owner._finish(turn, lease.batch, tensors))
             done.record(self._stream)
         return _Copy(lease, batch, done)
 
@@ -256,7 +228,7 @@ class _Copier:
                 # Host-device wait: the device is so many batches behind that copies hold all slots but one.
                 began = time.perf_counter()
                 self._held[0].done.synchronize()
-                self._add_device_wait(time.perf_counter() - began)
+                self._owner.device_wait_s += time.perf_counter() - began
             self._host_pass.give_back(self._held.popleft().lease)
 
 
@@ -278,7 +250,7 @@ class _Buffers:
             self._memory[name] = memory
             # The allocator may return memory that queued work on the current stream still uses.
             copy_stream.wait_stream(torch.cuda.current_stream(self._device))
-        return memory[: array.nbytes].view(_torch_dtype(array.dtype)).view(array.shape)
+        return memory[: array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
 
 
 class PinnedRowsBuffer(RowsBuffer):
@@ -317,14 +289,6 @@ def _device_batch(batch: Batch, tensors: dict[str, Tensor]) -> DeviceBatch:
         fields=tensors,
         counts={name: counts.copy() for name, counts in batch.counts.items()},
     )
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array)
-
-
-def _torch_dtype(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 # Rendered batches

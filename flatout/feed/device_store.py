@@ -11,8 +11,9 @@ Dimension key:  N items   D dimensions of an item   Q items of a batch   K strea
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,9 +36,15 @@ BLOCK_CHUNKS = 1 << 16
 
 
 def upload(
-    arrays: Arrays, numbers: range, begin_N: np.ndarray, chunks_N: np.ndarray, target: Tensor, name: str
+    read: Callable[[int], np.ndarray],
+    numbers: range,
+    begin_N: np.ndarray,
+    chunks_N: np.ndarray,
+    target: Tensor,
+    name: str,
 ) -> None:
-    """Write arrays `numbers` into the rows (chunks) of `target`, starting at begin_N; blocks until they are there.
+    """Write the arrays `numbers` that `read` returns into the rows (chunks) of `target`, starting at begin_N; blocks
+    until they are there.
 
     Uses several threads, and shows a progress bar called `name`.
     """
@@ -50,7 +57,8 @@ def upload(
             # this one is being copied.
             block = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True) if on_device else rows
             starts = (begin_N[group.start : group.stop] - begin) * rows.shape[1] * rows.element_size()
-            list(pool.map(_BlockWriter(arrays, block), group, starts.tolist()))
+            memory = block.view(-1).view(torch.uint8).numpy()
+            list(pool.map(partial(_write_at, memory, read), group, starts.tolist()))
             if on_device:
                 rows.copy_(block, non_blocking=True)
             advance(
@@ -60,16 +68,9 @@ def upload(
         torch.cuda.current_stream(target.device).synchronize()
 
 
-class _BlockWriter:
-    """Writes arrays into a block, each at a byte offset."""
-
-    def __init__(self, arrays: Arrays, block: Tensor) -> None:
-        self._arrays = arrays
-        self._bytes = block.view(-1).view(torch.uint8).numpy()
-
-    def __call__(self, index: int, start: int) -> None:
-        array = np.ascontiguousarray(self._arrays[index])
-        self._bytes[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+def _write_at(memory: np.ndarray, read: Callable[[int], np.ndarray], number: int, start: int) -> None:
+    array = np.ascontiguousarray(read(number))
+    memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
 
 
 def _blocks(numbers: range, chunks_N: np.ndarray) -> Iterator[range]:
@@ -204,10 +205,14 @@ class DeviceStore:
         self._memory = _chunk_rows(self.residence.device_chunks + staging, device=self.device)
         host, self._host_device_view = _host_chunks(self.residence.host_chunks, self.device)
         resident = range(self.residence.num_resident)
-        readable = _BlankIfUnreadable(items, self._dtype, shapes_ND, self.unreadable)
-        upload(readable, resident, self.residence.begin_N, self._chunks_N, self._memory, "to the device")
+
+        def item_or_blank(index: int) -> np.ndarray:
+            item = None if index in self.unreadable else _item_or_none(items, index, self.unreadable)
+            return np.zeros(shapes_ND[index], self._dtype) if item is None else item
+
+        upload(item_or_blank, resident, self.residence.begin_N, self._chunks_N, self._memory, "to the device")
         pinned_items = range(self.residence.num_resident, self.residence.num_kept)
-        upload(readable, pinned_items, self.residence.begin_N, self._chunks_N, host, "to pinned memory")
+        upload(item_or_blank, pinned_items, self.residence.begin_N, self._chunks_N, host, "to pinned memory")
         # Also on the device: a batch gathers them there, instead of copying 32 bytes per item from the host.
         self._offset_N = torch.from_numpy(self.residence.begin_N * (CHUNK_BYTES // self._dtype.itemsize)).to(device)
         self._shape_ND = torch.from_numpy(shapes_ND).to(device)
@@ -337,21 +342,6 @@ def _chunk_rows(num_chunks: int, **where: Any) -> Tensor:
     return torch.empty((num_chunks, CHUNK_BYTES // 8), dtype=torch.int64, **where)
 
 
-class _BlankIfUnreadable:
-    """Items, with zeros in place of those that cannot be read, which are recorded in `unreadable`."""
-
-    def __init__(self, items: Arrays, dtype: np.dtype, shapes_ND: np.ndarray, unreadable: dict[int, str]) -> None:
-        self._items, self._dtype, self._shapes_ND = items, dtype, shapes_ND
-        self._unreadable = unreadable
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        item = None if index in self._unreadable else _item_or_none(self._items, index, self._unreadable)
-        return np.zeros(self._shapes_ND[index], self._dtype) if item is None else item
-
-
 def _item_or_none(items: Arrays, index: int, unreadable: dict[int, str]) -> np.ndarray | None:
     try:
         return read_with_retries(lambda: items[index])
@@ -386,14 +376,14 @@ def _dtype_and_shapes(items: Arrays, unreadable: dict[int, str]) -> tuple[np.dty
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that a store may take on a device if no budget is given."""
+    """Bytes that a store may take on a device if no budget is given: a share of its free memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE)
     return free_ram_bytes()
 
 
 def free_ram_bytes() -> int:
-    """RAM that a store may take if no budget is given."""
+    """Bytes of RAM that a store may take if no budget is given: a share of what is free."""
     return int(machine.memory().free * RAM_SHARE)
 
 

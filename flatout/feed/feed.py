@@ -51,7 +51,10 @@ class Feed:
         """`unreadable`: items that are already known to be unreadable, and why; they are replaced from the start."""
         check_source(source)
         if plan.num_samples != len(source):
-            raise ConfigError(f"The plan is for {plan.num_samples} samples, but the source has {len(source)}.")
+            raise ConfigError(
+                f"The plan is for {plan.num_samples} samples, but the source has {len(source)}. Make it with "
+                "Plan(num_samples=len(source), ...)."
+            )
         self.source = source
         self.plan = plan
         self.config = config or FeedConfig()
@@ -107,14 +110,20 @@ class Feed:
             self._runtime = None
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from step `start` on. Ends any other pass over this feed."""
+        """The batches of an epoch, from step `start` on. Ends any other pass over this feed.
+
+        ConfigError if the epoch has fewer steps.
+        """
         return _lend_batches(self.open(epoch, start))
 
     def open(self, epoch: int, start: int = 0) -> "FeedPass":
         """Like `epoch`, but for callers that hold several batches at a time, such as the copy to a device."""
         num_steps = self._epochs[epoch].num_steps
         if epoch < 0 or not 0 <= start <= num_steps:
-            raise ConfigError(f"epoch={epoch}, start={start} is outside the plan: an epoch has {num_steps} steps.")
+            raise ConfigError(
+                f"epoch={epoch}, start={start} is outside the plan: an epoch has {num_steps} steps. Use an epoch of 0 "
+                f"or more, and a start of 0 to {num_steps}."
+            )
         self.start()
         self._seek(epoch, start)
         self._epoch, self._next_step = epoch, start
@@ -140,17 +149,26 @@ class Feed:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict()`; raises ConfigError with the differences if the stream would change."""
+        """Continue from a `state_dict()`; raises ConfigError with the differences if the stream would change.
+
+        Stops the workers, which start again with the next pass.
+        """
         if not isinstance(state, dict) or STATE_KEYS - state.keys():
             raise ConfigError("This is not the state of a feed: pass what its state_dict() returned.")
         mine, saved = self.plan.fingerprint(), state["plan"]
         if changed := [
             f"{name} was {saved.get(name)}, is {mine[name]}" for name in mine if saved.get(name) != mine[name]
         ]:
-            raise ConfigError(f"This feed cannot continue the saved stream: {'; '.join(changed)}.")
+            raise ConfigError(
+                f"This feed cannot continue the saved stream: {'; '.join(changed)}. Make the plan as it was, or start "
+                "a new stream without load_state_dict()."
+            )
         plan = self.plan.with_weights(_as_weights(state["weights"]))
         if plan.epoch(state["epoch"]).digest() != state["order"]:
-            raise ConfigError("This feed cannot continue the saved stream: the order of its epoch has changed.")
+            raise ConfigError(
+                f"This feed cannot continue the saved stream: the order of epoch {state['epoch']} has changed. Pass "
+                "the order that the plan had when it was saved, or start a new stream without load_state_dict()."
+            )
         self.close()
         self.plan, self._epochs = plan, EpochPlans(plan)
         self._epoch, self._next_step = state["epoch"], state["next_step"]
@@ -159,10 +177,11 @@ class Feed:
         self._quarantine = {int(item): cause for item, cause in state["quarantine"].items()} if is_same else {}
 
     def set_weights(self, weights: np.ndarray | None) -> None:
-        """Set the sampling weights from the next epoch on; to be called between epochs."""
+        """Set the sampling weights from the next epoch on (None: every sample once); ConfigError within an epoch."""
         if self._next_step:
             raise ConfigError(
-                f"Weights can only change between epochs, but epoch {self._epoch} is at step {self._next_step}."
+                f"Weights can only change between epochs, but epoch {self._epoch} is at step {self._next_step}. Call "
+                "set_weights() after the last batch of an epoch."
             )
         self.plan = self.plan.with_weights(_as_weights(weights))
         self._epochs = EpochPlans(self.plan)
@@ -270,7 +289,10 @@ class FeedPass:
         if not self._steps:
             return None
         if not self._feed._is_open(self):
-            raise ConfigError("This pass has ended: the feed was closed, or a new iteration was started.")
+            raise ConfigError(
+                "This pass has ended: the feed was closed, or a new iteration was started. Take batches from the new "
+                "one."
+            )
         lease = self.runtime.stream.take()
         # Before the batch is returned: a checkpoint saved during its step must not repeat it.
         self._feed._epoch, self._feed._next_step = self.position_after(lease.batch.step)

@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
 from multiprocessing import spawn
 from typing import Any, NamedTuple
 
@@ -55,23 +54,9 @@ class StartFailed(NamedTuple):
     traceback: str
 
 
-class ForkserverFds(NamedTuple):
-    """File descriptors that the forkserver inherits from the trainer."""
-
-    control: int
-    arena: int
-    reports: int
-    tokens: tuple[int, ...]
-    """One per lane of the ring."""
-
-    @property
-    def flat(self) -> tuple[int, ...]:
-        return (*self[:3], *self.tokens)
-
-    @classmethod
-    def from_flat(cls, fds: Sequence[int]) -> "ForkserverFds":
-        control, arena, reports, *tokens = fds
-        return cls(control, arena, reports, tuple(tokens))
+ForkserverFds = tuple[int, ...]
+"""File descriptors that the forkserver inherits from the trainer: of the control socket, the arena and the reports,
+then one for the tokens of each lane of the ring."""
 
 
 class Forkserver:
@@ -81,8 +66,8 @@ class Forkserver:
         self._source = source
         self._spec = spec
         self._settings = settings
-        self._fds = fds
-        self._control = socket.socket(fileno=fds.control)
+        control, self._arena, self._reports, *self._tokens = fds
+        self._control = socket.socket(fileno=control)
         self._pid = os.getpid()
         self._workers: dict[int, int] = {}  # pid -> worker
 
@@ -139,9 +124,9 @@ class Forkserver:
                 os._exit(1)
             keep_freed_memory()
             self._control.close()
-            ring = Ring.attach(self._spec, self._fds.arena)
-            reports = socket.socket(fileno=self._fds.reports)
-            tokens = self._fds.tokens[worker % len(self._fds.tokens)]
+            ring = Ring.attach(self._spec, self._arena)
+            reports = socket.socket(fileno=self._reports)
+            tokens = self._tokens[worker % len(self._tokens)]
             work(worker, ring, self._source, self._settings, tokens, reports)
             os._exit(0)
         except BaseException:  # a worker must never return into the forkserver's loop
@@ -156,7 +141,7 @@ class Forkserver:
                 return
             if os.WIFSTOPPED(status):
                 # A stopped worker that holds the ring's lock would block all others, and the watchdog too.
-                if KernelLock(self._fds.arena).holder() == pid:
+                if KernelLock(self._arena).holder() == pid:
                     os.kill(pid, signal.SIGKILL)
             elif pid in self._workers:  # the source may have started child processes of its own
                 send_message(self._control, WorkerEnded(self._workers.pop(pid), pid, os.waitstatus_to_exitcode(status)))
@@ -201,7 +186,7 @@ def main() -> None:
     """Entry point of a fresh interpreter: descriptors as arguments, everything else pickled on stdin."""
     global _is_loading_source
     ignore_signals()
-    fds = ForkserverFds.from_flat([int(fd) for fd in sys.argv[1:]])
+    fds = tuple(map(int, sys.argv[1:]))
     # Loading a source can take long, and the control socket is not polled in the meantime.
     set_parent_death_signal(True)
     _is_loading_source = True
@@ -210,7 +195,7 @@ def main() -> None:
         spawn.prepare(preparation)
         source, spec, settings = pickle.load(sys.stdin.buffer)
     except BaseException as error:  # importing the user's modules may raise anything, SystemExit included
-        send_message(socket.socket(fileno=fds.control), StartFailed(None, cause_of(error), traceback_of(error)))
+        send_message(socket.socket(fileno=fds[0]), StartFailed(None, cause_of(error), traceback_of(error)))
         return
     _is_loading_source = False
     if cv2 := sys.modules.get("cv2"):

@@ -137,29 +137,6 @@ def weighted_order(weights_N: np.ndarray, *, seed: int, epoch: int) -> np.ndarra
     return np.asarray(np.minimum(order_N, len(weights_N) - 1))
 
 
-def count_steps(order_length: int, *, per_step: int, last: str) -> int:
-    """Steps per epoch; an incomplete last one counts unless it is dropped."""
-    return order_length // per_step if last == "drop" else -(-order_length // per_step)
-
-
-def positions_of(
-    step: int, *, order_length: int, batch_size: int, rank: int, num_ranks: int, last: str
-) -> tuple[np.ndarray, int]:
-    """Positions of one rank's share of a step, int64 [<= B], and how many of them are not padding.
-
-    Step-major: a step trains on the same samples however many ranks share it, so the loss curve does not change with
-    the number of GPUs. The samples of a short last step are divided evenly.
-    """
-    per_step = batch_size * num_ranks
-    begin, end = step * per_step, (step + 1) * per_step
-    if end > order_length and last == "short":
-        edges = begin + (order_length - begin) * np.arange(num_ranks + 1) // num_ranks
-        positions = np.arange(edges[rank], edges[rank + 1])
-    else:
-        positions = begin + rank * batch_size + np.arange(batch_size)
-    return positions, int((positions < order_length).sum())
-
-
 def micro_batches(num_rows: int, micro_batch: int) -> list[tuple[int, int]]:
     """Row ranges [begin, end) of the micro-batches that workers fill in parallel."""
     return [(begin, min(begin + micro_batch, num_rows)) for begin in range(0, num_rows, micro_batch)]
@@ -272,7 +249,8 @@ class EpochPlan:
         self._epoch = epoch
         self._order_N = order_N
         per_step = plan.batch_size * plan.num_ranks
-        self.num_steps = count_steps(len(order_N), per_step=per_step, last=plan.last)
+        # An incomplete last step counts unless it is dropped.
+        self.num_steps = len(order_N) // per_step if plan.last == "drop" else -(-len(order_N) // per_step)
         if self.num_steps == 0:
             raise ConfigError(
                 f"An epoch of {len(order_N)} samples has no complete step of {per_step} samples "
@@ -286,19 +264,22 @@ class EpochPlan:
         return self._order_N
 
     def step(self, step: int) -> Step:
-        """This rank's share of step `step`."""
-        plan = self._plan
-        positions, num_valid = positions_of(
-            step,
-            order_length=len(self._order_N),
-            batch_size=plan.batch_size,
-            rank=plan.rank,
-            num_ranks=plan.num_ranks,
-            last=plan.last,
-        )
+        """This rank's share of step `step`.
+
+        Step-major: a step trains on the same samples however many ranks share it, so the loss curve does not change
+        with the number of GPUs. The samples of a short last step are divided evenly.
+        """
+        plan, num_samples = self._plan, len(self._order_N)
+        per_step = plan.batch_size * plan.num_ranks
+        begin, end = step * per_step, (step + 1) * per_step
+        if end > num_samples and plan.last == "short":
+            edges = begin + (num_samples - begin) * np.arange(plan.num_ranks + 1) // plan.num_ranks
+            positions = np.arange(edges[plan.rank], edges[plan.rank + 1])
+        else:
+            positions = begin + plan.rank * plan.batch_size + np.arange(plan.batch_size)
+        num_valid = int((positions < num_samples).sum())
         shapes = plan.shapes(self._epoch, step) if plan.shapes else {}
-        indices = self._order_N[positions % len(self._order_N)]
-        return Step(self._epoch, step, indices, positions, num_valid, shapes)
+        return Step(self._epoch, step, self._order_N[positions % num_samples], positions, num_valid, shapes)
 
     def digest(self) -> str:
         """Short hash of the order: two runs with the same digest show the same samples."""
@@ -335,21 +316,25 @@ class EpochPlans:
 def _check_weights(weights: np.ndarray, num_samples: int) -> None:
     if np.shape(weights) != (num_samples,):
         raise ConfigError(
-            f"weights has shape {np.shape(weights)}, but the source has {num_samples} samples: give one weight each."
+            f"Plan.weights has shape {np.shape(weights)}, but the source has {num_samples} samples: give one weight "
+            "each."
         )
     if not np.all(np.isfinite(weights)) or np.min(weights) < 0 or np.sum(weights) <= 0:
-        raise ConfigError("weights must be finite, non-negative, and not all zero.")
+        raise ConfigError("Plan.weights must be finite, non-negative, and not all zero. Check how they are computed.")
 
 
 def _check_order(order: np.ndarray, num_samples: int) -> np.ndarray:
     order_N = np.asarray(order)
     if order_N.ndim != 1 or len(order_N) == 0:
-        raise ConfigError(f"order has shape {order_N.shape}: give a list of at least one sample index.")
+        raise ConfigError(f"Plan.order has shape {order_N.shape}: give a list of at least one sample index.")
     if order_N.dtype.kind not in "iu":
         raise ConfigError(
-            f"order has dtype {order_N.dtype}: give sample indices as integers (for a mask, use np.flatnonzero)."
+            f"Plan.order has dtype {order_N.dtype}: give sample indices as integers (for a mask, use np.flatnonzero)."
         )
     if order_N.min() < 0 or order_N.max() >= num_samples:
         bad = int(order_N[(order_N < 0) | (order_N >= num_samples)][0])
-        raise ConfigError(f"order contains sample {bad}, but the source has samples 0..{num_samples - 1}.")
+        raise ConfigError(
+            f"Plan.order contains sample {bad}, but the source has samples 0 to {num_samples - 1}. Leave out indices "
+            "that the source does not have."
+        )
     return order_N.astype(np.int64)

@@ -26,8 +26,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing import spawn
-from typing import IO, Protocol
+from typing import IO
 
+from flatout.clock import machine
 from flatout.errors import ChildLostError, ConfigError, ResourceError
 from flatout.feed.forkserver import (
     Forkserver,
@@ -38,7 +39,7 @@ from flatout.feed.forkserver import (
     ignore_signals,
     is_loading_source,
 )
-from flatout.feed.ring import Ring, RingSpec
+from flatout.feed.ring import Ring
 from flatout.feed.source import Source
 from flatout.feed.worker import QUIT, WORK, Report, TaskRunner, WorkerSettings, work
 
@@ -49,10 +50,10 @@ END_TIMEOUT_S = 5
 MAIN_KEYS = "init_main_from_name", "init_main_from_path"
 
 
-class WorkerBackend(Protocol):
-    """The workers that fill the slots."""
+class WorkerBackend:
+    """The workers that fill the slots. What a backend does not override does nothing."""
 
-    can_be_killed: bool
+    can_be_killed = False
 
     def start_workers(self) -> None:
         """Start all workers that are not running; blocks until they are."""
@@ -65,6 +66,7 @@ class WorkerBackend(Protocol):
 
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[WorkerEnded]]:
         """Reports and ended workers; waits for at most `timeout_s`, and returns as soon as there is something."""
+        raise NotImplementedError
 
     def restart(self, worker: int) -> None:
         """Start a new worker in the place of one that ended."""
@@ -74,6 +76,7 @@ class WorkerBackend(Protocol):
 
     def pids(self) -> dict[int, int]:
         """Worker -> process id; empty if workers are not processes."""
+        return {}
 
     def stop_workers(self) -> None:
         """Stop the workers after their current tasks; `start_workers` starts new ones."""
@@ -130,26 +133,20 @@ class WorkerPipes:
         return int.from_bytes(fcntl.ioctl(self.token_readers[lane], termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def close(self) -> None:
+        """May be called twice; nothing is announced any more."""
         for fd in (*self.token_readers, *self.token_writers):
             os.close(fd)
+        self.token_readers = self.token_writers = ()
         self.report_reader.close()
         self.report_writer.close()
 
 
-class InlineBackend:
+class InlineBackend(WorkerBackend):
     """No workers: tasks run in the thread that waits for their reports."""
-
-    can_be_killed = False
 
     def __init__(self, ring: Ring, source: Source, settings: WorkerSettings) -> None:
         self._reports: list[Report] = []
         self._runner = TaskRunner(0, ring, source, settings, self._reports.append)
-
-    def start_workers(self) -> None: ...
-
-    def announce(self, num_tasks: int, lane: int = 0) -> None: ...
-
-    def announce_again(self, num_unclaimed: Sequence[int]) -> None: ...
 
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[WorkerEnded]]:
         if timeout_s > 0:
@@ -158,69 +155,49 @@ class InlineBackend:
         self._reports.clear()
         return reports, []
 
-    def restart(self, worker: int) -> None: ...
 
-    def kill(self, worker: int) -> None: ...
-
-    def pids(self) -> dict[int, int]:
-        return {}
-
-    def stop_workers(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class ThreadBackend:
-    """Workers as threads of this process: nothing to pickle, but only faster if the source releases the GIL."""
-
-    can_be_killed = False
+class _PipedBackend(WorkerBackend):
+    """Base of backends that wake their workers through pipes."""
 
     def __init__(self, ring: Ring, source: Source, settings: WorkerSettings) -> None:
-        self._work = (ring, source, settings)
-        self._pipes: WorkerPipes | None = WorkerPipes(ring.spec.num_lanes)
+        self._ring, self._source, self._settings = ring, source, settings
+        self._pipes = WorkerPipes(ring.spec.num_lanes)
+
+    def announce(self, num_tasks: int, lane: int = 0) -> None:
+        self._pipes.announce(num_tasks, lane)
+
+    def announce_again(self, num_unclaimed: Sequence[int]) -> None:
+        self._pipes.announce_again(num_unclaimed)
+
+
+class ThreadBackend(_PipedBackend):
+    """Workers as threads of this process: nothing to pickle, but only faster if the source releases the GIL."""
+
+    def __init__(self, ring: Ring, source: Source, settings: WorkerSettings) -> None:
+        super().__init__(ring, source, settings)
         self._threads: list[threading.Thread] = []
 
     def start_workers(self) -> None:
-        assert self._pipes is not None
         if self._threads:
             return
-        for worker in range(self._work[0].spec.num_workers):
+        for worker in range(self._ring.spec.num_workers):
             tokens = self._pipes.token_readers[worker % len(self._pipes.token_readers)]
-            args = (worker, *self._work, tokens, self._pipes.report_writer)
+            args = (worker, self._ring, self._source, self._settings, tokens, self._pipes.report_writer)
             thread = threading.Thread(target=work, args=args, name=f"flatout-feed-{worker}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def announce(self, num_tasks: int, lane: int = 0) -> None:
-        assert self._pipes is not None
-        self._pipes.announce(num_tasks, lane)
-
-    def announce_again(self, num_unclaimed: Sequence[int]) -> None:
-        assert self._pipes is not None
-        self._pipes.announce_again(num_unclaimed)
-
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[WorkerEnded]]:
-        assert self._pipes is not None
         wait_readable([self._pipes.report_reader], timeout_s)
         return self._pipes.read_reports(), []
 
-    def restart(self, worker: int) -> None: ...
-
-    def kill(self, worker: int) -> None: ...
-
-    def pids(self) -> dict[int, int]:
-        return {}
-
     def stop_workers(self) -> None:
-        assert self._pipes is not None
         self._pipes.stop_workers(len(self._threads))
         for thread in self._threads:
             thread.join()
         self._threads = []
 
     def close(self) -> None:
-        if self._pipes is None:
-            return
         self._pipes.stop_workers(len(self._threads))
         deadline = time.monotonic() + 1
         for thread in self._threads:
@@ -228,7 +205,6 @@ class ThreadBackend:
         # While a thread still reads a descriptor, closing it could let its number be reused for another file.
         if not any(thread.is_alive() for thread in self._threads):
             self._pipes.close()
-        self._pipes = None
 
 
 def wait_readable(sockets: Sequence[socket.socket], timeout_s: float) -> set[int]:
@@ -254,17 +230,14 @@ def describe_exit(status: int) -> str:
     return known.get(-status, f"signal {-status}")
 
 
-class ProcessBackend:
+class ProcessBackend(_PipedBackend):
     """Workers as processes, forked by a forkserver that is a fresh interpreter or a fork of this process."""
 
     can_be_killed = True
 
     def __init__(self, ring: Ring, source: Source, settings: WorkerSettings, *, start_method: str) -> None:
-        self._ring = ring
-        self._source = source
-        self._settings = settings
+        super().__init__(ring, source, settings)
         self._start_method = start_method
-        self._pipes: WorkerPipes | None = WorkerPipes(ring.spec.num_lanes)
         self._control: socket.socket | None = None
         self._forkserver: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._num_forkservers_lost = 0
@@ -290,16 +263,7 @@ class ProcessBackend:
                 )
             self._receive(timeout_s=1)
 
-    def announce(self, num_tasks: int, lane: int = 0) -> None:
-        assert self._pipes is not None
-        self._pipes.announce(num_tasks, lane)
-
-    def announce_again(self, num_unclaimed: Sequence[int]) -> None:
-        assert self._pipes is not None
-        self._pipes.announce_again(num_unclaimed)
-
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[WorkerEnded]]:
-        assert self._pipes is not None
         self._receive(timeout_s, also=self._pipes.report_reader)
         # Ended workers first, then the reports: these then include everything that a worker sent before it ended.
         ended, self._ended = self._ended, []
@@ -319,7 +283,6 @@ class ProcessBackend:
         return dict(self._pids)
 
     def stop_workers(self) -> None:
-        assert self._pipes is not None
         # Count those still starting too: a worker that was just replaced may not have been reported yet.
         self._pipes.stop_workers(len(self._pids) + len(self._awaited))
         deadline = time.monotonic() + END_TIMEOUT_S
@@ -332,8 +295,6 @@ class ProcessBackend:
         self._pipes.drain_tokens()
 
     def close(self) -> None:
-        if self._pipes is None:
-            return
         if self._control is not None:
             # Shut down, not only closed: a child that was forked for other purposes may hold a copy.
             with contextlib.suppress(OSError):
@@ -341,20 +302,17 @@ class ProcessBackend:
             self._control.close()
             self._control = None
         self._pipes.close()
-        self._pipes = None
         self._reap_forkserver()
 
     def _start_forkserver(self) -> None:
-        assert self._pipes is not None
         if is_loading_source():
             raise ConfigError(
                 "A feed was started while its own forkserver was importing the script that defines the source. "
                 "Put the training code under `if __name__ == '__main__':`"
             )
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fds = ForkserverFds(
-            theirs.fileno(), self._ring.arena.fd, self._pipes.report_writer.fileno(), self._pipes.token_readers
-        )
+        reports, tokens = self._pipes.report_writer.fileno(), self._pipes.token_readers
+        fds = (theirs.fileno(), self._ring.arena.fd, reports, *tokens)
         try:
             if self._start_method == "fork":
                 warn_of_opencv_threads()
@@ -377,16 +335,17 @@ class ProcessBackend:
             self._write_payload(payload)
             payload.seek(0)
             return subprocess.Popen(
-                [sys.executable, "-c", "from flatout.feed.forkserver import main; main()", *map(str, fds.flat)],
+                [sys.executable, "-c", "from flatout.feed.forkserver import main; main()", *map(str, fds)],
                 stdin=payload,
-                pass_fds=fds.flat,
+                pass_fds=fds,
                 env=one_thread | dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 # A new session keeps Ctrl-C away from it: the trainer handles that.
                 start_new_session=True,
             )
 
     def _write_payload(self, payload: IO[bytes]) -> None:
-        pickled = pickle_for_workers(self._source, self._ring.spec, self._settings)
+        advice = "`read`, or use start_method='fork' or backend='thread'"
+        pickled = pickle_for_workers(self._source, self._ring.spec, self._settings, advice=advice)
         # The forkserver imports the caller's script only if the source was defined in it.
         wanted = {"sys_path", "dir"} | ({"sys_argv", *MAIN_KEYS} if b"__main__" in pickled else set())
         preparation = spawn.get_preparation_data("flatout-feed-forkserver")
@@ -394,7 +353,6 @@ class ProcessBackend:
         payload.write(pickled)
 
     def _serve_in_fork(self, fds: ForkserverFds) -> None:
-        assert self._pipes is not None
         assert self._control is not None
         os.setsid()
         ignore_signals()
@@ -533,8 +491,7 @@ def _wait_until_gone(pid: int) -> None:
 
 def _has_ended(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
+        return machine.process_fields(pid)[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
 
@@ -542,27 +499,22 @@ def _has_ended(pid: int) -> bool:
 # Pickling the source
 
 
-def pickle_for_workers(source: Source, spec: RingSpec, settings: WorkerSettings) -> bytes:
-    """Everything that workers need, pickled; raises ConfigError that names the attribute which cannot be pickled."""
+def pickle_for_workers(owner: object, *others: object, advice: str) -> bytes:
+    """What workers need, pickled; raises ConfigError that names the attribute of `owner` which cannot be pickled."""
     try:
-        return pickle.dumps((source, spec, settings))
+        return pickle.dumps((owner, *others))
     except Exception as error:  # a class may raise anything when it is pickled
+        culprits = unpicklable_attributes(owner)
+        what = f"its attribute {' and '.join(map(repr, culprits))}" if culprits else "it"
         raise ConfigError(
-            f"{type(source).__name__} cannot be sent to worker processes: {describe_unpicklable(source)} cannot be "
-            f"pickled ({error}). Open files and handles on first use in `read`, or use start_method='fork' or "
-            "backend='thread'."
+            f"{type(owner).__name__} cannot be sent to worker processes: {what} cannot be pickled ({error}). "
+            f"Open files and handles on first use in {advice}."
         ) from error
 
 
 def unpicklable_attributes(owner: object) -> list[str]:
     """Names of the attributes of `owner` that cannot be pickled."""
     return [name for name, value in getattr(owner, "__dict__", {}).items() if not _can_be_pickled(value)]
-
-
-def describe_unpicklable(owner: object) -> str:
-    """The unpicklable attributes as the subject of a sentence; 'it' if each of them can be pickled by itself."""
-    culprits = unpicklable_attributes(owner)
-    return f"its attribute {' and '.join(map(repr, culprits))}" if culprits else "it"
 
 
 def _can_be_pickled(value: object) -> bool:

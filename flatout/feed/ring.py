@@ -110,17 +110,13 @@ class Arena:
                 f"({error.strerror}). Use a smaller batch or fewer slots."
             ) from None
         self._end += length
-        self.map(offset, length)
+        self.extent(offset, length)
         return offset
 
-    def map(self, offset: int, length: int) -> None:
-        """Map the extent at `offset` into this process, readable and writable."""
-        self._maps[offset] = _map(self.fd, offset, page_aligned(length), self._flags)
-
     def extent(self, offset: int, length: int) -> np.ndarray:
-        """Bytes [length] of the extent that begins at `offset`, mapped on first use."""
+        """Bytes [length] of the extent that begins at `offset`, mapped on first use, readable and writable."""
         if offset not in self._maps:
-            self.map(offset, length)
+            self._maps[offset] = _map(self.fd, offset, page_aligned(length), self._flags)
         return self._maps[offset][:length]
 
     def bytes_at(self, offset: int, length: int) -> np.ndarray:
@@ -365,7 +361,8 @@ class Slot:
         """Record which samples to fill in; called by the parent before it publishes the tasks."""
         if unknown := step.shapes.keys() - self._fixed.keys():
             raise DataError(
-                f"The plan gives a shape for {_quoted(unknown)}, but the source's fields are {_quoted(self._fixed)}."
+                f"The plan gives a shape for {_quoted(unknown)}, but the source's fields are {_quoted(self._fixed)}. "
+                "Give shapes for these only."
             )
         self.head["epoch"] = step.epoch
         self.head["num_rows"] = len(step.indices)
@@ -578,5 +575,6 @@ def _quoted(names: Iterable[str]) -> str:
 def _check_step_shape(name: str, shape: tuple[int, ...], largest: tuple[int, ...]) -> None:
     if len(shape) != len(largest) or any(side < 1 or side > limit for side, limit in zip(shape, largest, strict=True)):
         raise DataError(
-            f"The plan gives field '{name}' the shape {tuple(shape)}, but the source allows at most {tuple(largest)}."
+            f"The plan gives field '{name}' the shape {tuple(shape)}, but the source allows at most {tuple(largest)}. "
+            "Use a smaller shape, or declare a larger one in `fields`."
         )

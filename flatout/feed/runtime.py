@@ -177,16 +177,6 @@ class Meter:
         self._wait_s = 0.0
 
 
-def sum_stages(tables: list[dict[str, StageTime]]) -> dict[str, StageTime]:
-    """Stage times summed over several workers."""
-    total: dict[str, StageTime] = {}
-    for table in tables:
-        for name, (runs, total_ns) in table.items():
-            before = total.get(name, StageTime(0, 0))
-            total[name] = StageTime(before.runs + runs, before.total_ns + total_ns)
-    return total
-
-
 def _since(before: StageTime | None, now: StageTime) -> StageTime:
     return now if before is None else StageTime(now.runs - before.runs, now.total_ns - before.total_ns)
 
@@ -317,7 +307,7 @@ class FeedRuntime:
         self.supervisor = Supervisor(
             self.ring, self.backend, source, watchdog_s=config.watchdog_s, bad_share=config.bad_share
         )
-        self.meter = Meter(partial(_read_stages, self.ring), num_slots=spec.num_slots, num_workers=num_workers)
+        self.meter = Meter(partial(read_totals, self.ring.stages), num_slots=spec.num_slots, num_workers=num_workers)
         self.stream = Stream(self.ring, self.supervisor, self.meter)
         self.before_close: list[Callable[[], None]] = []
         worker_registry.announce(
@@ -325,10 +315,6 @@ class FeedRuntime:
         )
         # Also runs when the feed is dropped without close(), and when the interpreter exits.
         self.close = weakref.finalize(self, _close, self.backend, self.ring, self.before_close, os.getpid())
-
-
-def _read_stages(ring: Ring) -> dict[str, StageTime]:
-    return sum_stages([read_totals(table) for table in ring.stages])
 
 
 def _close(backend: WorkerBackend, ring: Ring, before_close: list[Callable[[], None]], owner: int) -> None:

@@ -107,7 +107,7 @@ class Out(Mapping[str, Any]):
     def __init__(
         self,
         parts: Mapping[str, np.ndarray | RowsOut],
-        reading: "ReadingCallback | None" = None,
+        reading: Callable[[int], None] | None = None,
         *,
         first_row: int = 0,
         fetch: "Fetch | None" = None,
@@ -143,10 +143,6 @@ class Out(Mapping[str, Any]):
         next item. The micro-batch is then read again, without the items that failed.
         """
         return self._fetch(item, read)
-
-
-class ReadingCallback(Protocol):
-    def __call__(self, sample: int) -> None: ...
 
 
 class Fetch(Protocol):

@@ -187,7 +187,7 @@ class Supervisor:
             end.pid,
             describe_exit(end.status),
             f" while reading {self._describe_claim(claim, lost)}" if claim and lost else "",
-            self._advice(end),
+            self._advice(),
         )
         self._consecutive_deaths = 1 if self._have_finished_something() else self._consecutive_deaths + 1
         if self._consecutive_deaths > 10 + 3 * self._ring.spec.num_workers:
@@ -277,7 +277,7 @@ class Supervisor:
         """The item or samples of a claim, with their files."""
         if claim.item != UNKNOWN:
             return self._describe_item(claim.item)
-        indices = self._samples_of(task)
+        indices = self._ring.slots[task.slot].indices[task.begin : task.end].tolist()
         return f"one of {len(indices)} samples starting with {indices[0]} ({self._where_sample(indices[0])})"
 
     def _describe_item(self, item: int) -> str:
@@ -290,10 +290,7 @@ class Supervisor:
     def _where_sample(self, sample: int) -> str:
         return _safe_where(self._source.where, sample)
 
-    def _samples_of(self, task: Task) -> list[int]:
-        return list(map(int, self._ring.slots[task.slot].indices[task.begin : task.end]))
-
-    def _advice(self, end: WorkerEnded) -> str:
+    def _advice(self) -> str:
         """What a worker's death means, and what to do about it."""
         oom_kills = machine.oom_kills()
         if oom_kills is not None and self._oom_kills is not None and oom_kills > self._oom_kills:

@@ -26,7 +26,6 @@ from flatout.feed.source import (
     Item,
     ItemSource,
     Out,
-    ReadingCallback,
     RowsOut,
     Source,
     Unreadable,
@@ -302,7 +301,7 @@ class TaskRunner:
         self._current_item = item
         self._ring.note_item(self._worker, item)
 
-    def _reading_callback(self, indices: np.ndarray) -> ReadingCallback | None:
+    def _reading_callback(self, indices: np.ndarray) -> Callable[[int], None] | None:
         """Records the sample that is being read; None if samples are not items."""
         return None if self._items is not None else lambda sample: self._note(int(indices[sample]))
 

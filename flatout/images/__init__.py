@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         check_png,
         check_size,
         decode,
+        decode_usable,
         decoder_messages,
         describe_format,
         for_opencv,

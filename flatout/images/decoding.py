@@ -157,7 +157,12 @@ def read_image(path: str) -> np.ndarray:
 
 def read_usable(path: str, *, at_least_px: int = 0, max_pixels: int | None = None) -> DecodedImage:
     """Like `read_image`, but also returns the header; for `at_least_px` and `max_pixels` see `decode`."""
-    decoded = decode(read_bytes(path), at_least_px=at_least_px, max_pixels=max_pixels)
+    return decode_usable(read_bytes(path), at_least_px=at_least_px, max_pixels=max_pixels)
+
+
+def decode_usable(content: bytes, *, at_least_px: int = 0, max_pixels: int | None = None) -> DecodedImage:
+    """Like `decode`, but DecodeError if too many rows are missing."""
+    decoded = decode(content, at_least_px=at_least_px, max_pixels=max_pixels)
     if decoded.missing > MAX_MISSING:
         raise DecodeError(f"cut off: {decoded.missing:.0%} of its rows are missing")
     return decoded
@@ -228,6 +233,7 @@ def most_pixels(header: Header) -> int:
 
 
 def describe_format(kind: str) -> str:
+    """A format of `sniff` as text, for messages."""
     return "its format is unknown" if kind == "unknown" else f"its content is {kind.upper()}"
 
 

@@ -15,20 +15,25 @@ from flatout.feed import DecodeError
 # TIFF directories; EXIF is one too, read as OpenCV reads it
 
 MAX_ENTRIES = 512
+MAX_NUMBERS = 1 << 20
+"""Most numbers of one tag: the strips of a large image."""
 
 _TAGS = {
-    256: "width",
-    257: "height",
-    258: "bits",
-    259: "compression",
-    274: "orientation",
-    277: "samples",
-    50706: "dng_version",
+    "width": 256,
+    "height": 257,
+    "bits": 258,
+    "compression": 259,
+    "photometric": 262,
+    "strip_offsets": 273,
+    "orientation": 274,
+    "samples": 277,
+    "strip_bytes": 279,
+    "planar": 284,
+    "predictor": 317,
+    "dng_version": 50706,
 }
-_ORIENTATION = 274
 _EXIF_TEXTS = {270, 271, 272, 305, 306, 33432}
 _EXIF_FRACTIONS = {282: 1, 283: 1, 318: 2, 319: 6, 529: 3, 532: 6}
-_SIZES = {1: 1, 3: 2, 4: 4, 16: 8}
 _LETTERS = {1: "B", 3: "H", 4: "I", 16: "Q"}
 
 
@@ -45,40 +50,36 @@ class TiffTags:
         # Offset of the directory, then struct formats of: number of entries, one entry, offset of the next directory.
         (offset,) = struct.unpack(f"{self._order}{'Q' if big else 'I'}", start[8:16] if big else start[4:8])
         count, entry, after = ("Q", "HHQ8s", "Q") if big else ("H", "HHI4s", "I")
-        self._values: dict[str, int] = {}
-        self._read(read_at, offset, count, f"{self._order}{entry}", after)
+        count_bytes, entry_bytes = (struct.calcsize(f"{self._order}{each}") for each in (count, entry))
+        (num_entries,) = struct.unpack(f"{self._order}{count}", read_at(offset, count_bytes))
+        if num_entries > MAX_ENTRIES:
+            raise struct.error("too many entries")
+        table = read_at(offset + count_bytes, num_entries * entry_bytes)
+        self._entries = {tag: rest for tag, *rest in struct.iter_unpack(f"{self._order}{entry}", table)}
+        rest = read_at(offset + count_bytes + num_entries * entry_bytes, struct.calcsize(f"{self._order}{after}"))
+        self.next_page = any(rest)
+        self._read_at = read_at
+
+    def numbers(self, name: str, most: int = MAX_NUMBERS) -> list[int]:
+        """The first `most` numbers of a tag: in its entry, or at the offset in the entry."""
+        kind, length, value = self._entries.get(_TAGS[name], (0, 0, b""))
+        if kind not in _LETTERS:
+            return []
+        numbers = struct.Struct(f"{self._order}{min(length, most)}{_LETTERS[kind]}")
+        if length * struct.calcsize(f"={_LETTERS[kind]}") > len(value):
+            (at,) = struct.unpack(f"{self._order}{'Q' if len(value) == 8 else 'I'}", value)
+            value = self._read_at(at, numbers.size)
+        return list(numbers.unpack(value[: numbers.size]))
 
     def first(self, name: str) -> int | None:
         """The first number of a tag."""
-        return self._values.get(name)
+        return next(iter(self.numbers(name, 1)), None)
 
     @property
     def orientation(self) -> int:
         """1 to 8; invalid values count as 1."""
-        value = self._values.get("orientation", 1)
+        value = self.first("orientation") or 1
         return value if 1 <= value <= 8 else 1
-
-    def _read(self, read_at: Callable[[int, int], bytes], offset: int, count: str, entry: str, after: str) -> None:
-        count_bytes, entry_bytes = struct.calcsize(f"{self._order}{count}"), struct.calcsize(entry)
-        (num_entries,) = struct.unpack(f"{self._order}{count}", read_at(offset, count_bytes))
-        if num_entries > MAX_ENTRIES:
-            raise struct.error("too many entries")
-        begin = offset + count_bytes
-        table = read_at(begin, num_entries * entry_bytes)
-        for tag, kind, length, value in struct.iter_unpack(entry, table):
-            if tag in _TAGS and kind in _SIZES and length:
-                self._values[_TAGS[tag]] = self._number(read_at, kind, length, value)
-        rest = read_at(begin + num_entries * entry_bytes, struct.calcsize(f"{self._order}{after}"))
-        self.next_page = any(rest)
-
-    def _number(self, read_at: Callable[[int, int], bytes], kind: int, length: int, value: bytes) -> int:
-        """The first of a tag's numbers: in its entry, or at the offset in the entry."""
-        size = _SIZES[kind]
-        if size * length > len(value):
-            (at,) = struct.unpack(f"{self._order}{'Q' if len(value) == 8 else 'I'}", value)
-            value = read_at(at, size)
-        (number,) = struct.unpack(f"{self._order}{_LETTERS[kind]}", value[:size])
-        return int(number)
 
 
 def orientation_in(exif: bytes) -> int | None:
@@ -96,7 +97,7 @@ def orientation_in(exif: bytes) -> int | None:
         (num_entries,) = struct.unpack_from(f"{order}H", exif, directory)
         for at in range(directory + 2, directory + 2 + 12 * num_entries, 12):
             (tag,) = struct.unpack_from(f"{order}H", exif, at)
-            if tag == _ORIENTATION:
+            if tag == _TAGS["orientation"]:
                 (value,) = struct.unpack_from(f"{order}H", exif, at + 8)
                 return value if 1 <= value <= 8 else 1
             _check_entry(exif, order, tag, at)

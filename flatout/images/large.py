@@ -14,7 +14,7 @@ import numpy as np
 
 from flatout.feed import DecodeError
 from flatout.images.decoding import MAX_PIXELS, check_declared_size, open_regular, read_facts, read_usable
-from flatout.images.header import Header
+from flatout.images.header import Header, TiffTags
 
 MAX_LARGE_PIXELS = 1 << 30
 """OpenCV's own limit, about 32,000 x 32,000."""
@@ -90,12 +90,17 @@ def _bmp_rows(fd: int, header: Header) -> tuple[int, int, bool, bool] | None:
 
 def _tiff_rows(fd: int, header: Header) -> tuple[int, int, bool, bool] | None:
     """As `_bmp_rows`, for a TIFF whose strips follow each other without gaps."""
-    tags = _tiff_arrays(fd)
-    plain = {259: [1], 262: [2], 284: [1], 317: [1], 258: [8, 8, 8]}
-    if any(tags.get(tag, wanted if tag in (284, 317, 259) else None) != wanted for tag, wanted in plain.items()):
+    wanted = {"compression": [1], "photometric": [2], "planar": [1], "predictor": [1], "bits": [8, 8, 8]}
+    try:
+        tags = TiffTags(lambda offset, count: os.pread(fd, count, offset))
+        found = {name: tags.numbers(name) for name in (*wanted, "strip_offsets", "strip_bytes")}
+    except (struct.error, OSError, OverflowError):
         return None
-    offsets, counts = tags.get(273), tags.get(279)
-    if not offsets or not counts or len(offsets) != len(counts):
+    may_be_missing = ("compression", "planar", "predictor")
+    if any(found[name] != plain and (found[name] or name not in may_be_missing) for name, plain in wanted.items()):
+        return None
+    offsets, counts = found["strip_offsets"], found["strip_bytes"]
+    if not offsets or len(offsets) != len(counts):
         return None
     row_bytes = 3 * header.width
     if any(offset + count != after for offset, count, after in zip(offsets, counts, offsets[1:], strict=False)):
@@ -103,37 +108,3 @@ def _tiff_rows(fd: int, header: Header) -> tuple[int, int, bool, bool] | None:
     if any(count % row_bytes for count in counts) or sum(counts) != row_bytes * header.height:
         return None
     return offsets[0], row_bytes, False, True
-
-
-MAX_TIFF_ENTRIES = 512
-MAX_STRIPS = 1 << 20
-_TIFF_TYPES = {3: ("H", 2), 4: ("I", 4), 16: ("Q", 8)}
-
-
-def _tiff_arrays(fd: int) -> dict[int, list[int]]:
-    """The numbers of the first directory, by tag; empty for anything unexpected."""
-    try:
-        start = os.pread(fd, 16, 0)
-        order = {b"II": "<", b"MM": ">"}[start[:2]]
-        (magic,) = struct.unpack(f"{order}H", start[2:4])
-        if magic not in (42, 43):
-            return {}
-        is_big = magic == 43
-        letter, width = ("Q", 8) if is_big else ("I", 4)
-        (at,) = struct.unpack_from(f"{order}{letter}", start, 8 if is_big else 4)
-        head = struct.Struct(f"{order}{'Q' if is_big else 'H'}")
-        (num_entries,) = head.unpack(os.pread(fd, head.size, at))
-        if num_entries > MAX_TIFF_ENTRIES:
-            return {}
-        entry = struct.Struct(f"{order}HH{letter}{width}s")
-        found: dict[int, list[int]] = {}
-        for tag, kind, count, value in entry.iter_unpack(os.pread(fd, num_entries * entry.size, at + head.size)):
-            if kind not in _TIFF_TYPES or not 0 < count <= MAX_STRIPS:
-                continue
-            symbol, each = _TIFF_TYPES[kind]
-            if each * count > width:
-                value = os.pread(fd, each * count, struct.unpack(f"{order}{letter}", value)[0])
-            found[tag] = list(struct.unpack(f"{order}{count}{symbol}", value[: each * count]))
-        return found
-    except (struct.error, KeyError, OSError, OverflowError):
-        return {}

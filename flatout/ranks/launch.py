@@ -48,6 +48,29 @@ def launch_ranks(words: Sequence[str], num_ranks: int, *, grace_s: float = GRACE
         _kill(ranks)
 
 
+def run_rank(
+    words: Sequence[str],
+    *,
+    rank: int,
+    num_ranks: int,
+    local_rank: int,
+    local_ranks: int,
+    address: str,
+    port: int,
+    folder: str = "",
+) -> int:
+    """Run `flatout WORDS` as one rank of a group that meets at address:port, and wait; returns its exit code.
+
+    For schedulers that start one process per rank themselves. `folder` is the rank's current folder; empty: this one's.
+    If this process is killed, the rank is asked to save and end.
+    """
+    place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_ranks}
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": port}
+    environ = environ_of(local_rank, local_ranks, port, os.environ) | {n: str(v) for n, v in (place | meeting).items()}
+    command = [sys.executable, "-m", "flatout", *words]
+    return subprocess.Popen(command, env=environ, cwd=folder or None, preexec_fn=_end_with_parent).wait()
+
+
 def environ_of(rank: int, num_ranks: int, port: int, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a rank: the variables that torchrun sets, and a PYTHONPATH with this package."""
     ranks = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "RANK": rank, "LOCAL_RANK": rank}

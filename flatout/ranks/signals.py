@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from flatout.errors import CTRL_C_CODE, FlatoutError, Interrupted
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVE_SIGNAL = signal.SIGUSR1
 ANSWER_S = 3.0
 """How long the watching thread waits for the main thread to react."""
@@ -51,6 +51,7 @@ class _SignalBlock:
     """Whether the process may end immediately without losing anything."""
     meanwhile: str | None = None
     """Message for a user who has to wait for the end."""
+    handled = STOP_SIGNALS
 
     def __init__(self) -> None:
         self.requested: str | None = None
@@ -59,15 +60,16 @@ class _SignalBlock:
         self._pid = os.getpid()
         self._before: dict[signal.Signals, Any] = {}
 
-    def _install_handlers(self, *numbers: signal.Signals) -> None:
-        """Handle these signals. Does nothing outside of the main thread, the only one that can receive signals."""
+    def __enter__(self) -> Self:
+        """Handle the signals. Does nothing outside of the main thread, the only one that can receive signals."""
         if threading.current_thread() is threading.main_thread():
             _blocks.append(self)
-            for number in numbers:
+            for number in self.handled:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._receive)
+        return self
 
-    def _restore_handlers(self) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         while self._before:
             number, handler = self._before.popitem()
             # None: the handler was set by C code and cannot be restored from Python.
@@ -105,12 +107,8 @@ class StopSignals(_SignalBlock):
         self._raised_s = float("-inf")
         self.has_trained = False
 
-    def __enter__(self) -> Self:
-        self._install_handlers(*STOP_SIGNALS)
-        return self
-
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._restore_handlers()
+        super().__exit__(kind, error, trace)
         # C code that calls Python, such as an import, may turn the exception into an error of its own.
         is_ours = isinstance(error, StopRequested) or not isinstance(error, FlatoutError | SystemExit)
         if self.requested is not None and error is not None and is_ours:
@@ -137,6 +135,7 @@ class Interrupts(_SignalBlock):
     """
 
     nothing_unsaved = False
+    handled = (*STOP_SIGNALS, SAVE_SIGNAL)
 
     def __init__(self, meanwhile: str = STEP_FIRST) -> None:
         """`meanwhile` is the message for a user who has to wait for the end."""
@@ -170,11 +169,10 @@ class Interrupts(_SignalBlock):
     def __enter__(self) -> Self:
         # An exception raised while C code calls Python may be lost; the request must not be.
         self.requested = next((each.requested for each in _blocks if each.requested), None)
-        self._install_handlers(*STOP_SIGNALS, SAVE_SIGNAL)
-        return self
+        return super().__enter__()
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._restore_handlers()
+        super().__exit__(kind, error, trace)
         for outer in _blocks:
             if isinstance(outer, StopSignals):
                 outer.has_trained = True
@@ -198,17 +196,11 @@ class ForwardedSignals(_SignalBlock):
     """Context manager: inside the block signals are forwarded to other processes, which save and end or continue."""
 
     nothing_unsaved = False
+    handled = (*STOP_SIGNALS, SAVE_SIGNAL)
 
     def __init__(self, forward: Callable[[signal.Signals], None]) -> None:
         super().__init__()
         self._forward = forward
-
-    def __enter__(self) -> Self:
-        self._install_handlers(*STOP_SIGNALS, SAVE_SIGNAL)
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._restore_handlers()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._forward(signal.Signals(number))
@@ -246,12 +238,6 @@ def watched() -> Iterator[None]:
 
 class _EndImmediately(_SignalBlock):
     """Used while a command imports its modules: a signal ends the process, as nothing is lost."""
-
-    def __enter__(self) -> None:
-        self._install_handlers(*STOP_SIGNALS)
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._restore_handlers()
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
         _end_now(nothing_lost(number.name), Interrupted.exit_code)

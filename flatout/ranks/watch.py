@@ -16,14 +16,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch.distributed as dist
 
+from flatout.clock import machine
 from flatout.errors import ChildLostError, FlatoutError, one_line
 
 logger = logging.getLogger(__name__)
@@ -44,12 +44,10 @@ STALL_S = 5.0
 """A check that comes later than this after the last one means that this process itself was stopped."""
 LEFT = -1
 """The heartbeat number of a rank that has ended normally."""
-_START_TIME_FIELD = 19
-"""Index of the start time among the fields after the name in /proc/PID/stat."""
 
 
 class Store(Protocol):
-    """The part of torch's key-value stores that is used here."""
+    """The part of torch's key-value stores that is used here; not a store of decoded images."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def multi_get(self, keys: list[str], /) -> list[bytes]: ...
@@ -107,18 +105,10 @@ class Failure(NamedTuple):
 class RankWatch:
     """Sends heartbeats, checks those of the other ranks, and ends this process if it waits for a rank that is lost."""
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        store: Store,
-        *,
-        lost_after_s: float = LOST_AFTER_S,
-        end: Callable[[int], None] = os._exit,
-    ) -> None:
+    def __init__(self, rank: int, size: int, store: Store, *, lost_after_s: float = LOST_AFTER_S) -> None:
         """`store` must not be used elsewhere: a blocking call would delay the heartbeats."""
         self.rank = rank
-        self._store, self._end = store, end
+        self._store = store
         self._limit_s, self._lost_after_s = LOST_AT_START_S, lost_after_s
         self._keys = [f"heartbeat{each}" for each in range(size)]
         self._seen_keys = [f"failure_seen{each}" for each in range(size)]
@@ -244,7 +234,7 @@ class RankWatch:
             return
         print(f"flatout: {error}", file=sys.stderr, flush=True)
         # Files on disk are complete at any time, and workers end with this process.
-        self._end(error.exit_code)
+        os._exit(error.exit_code)
 
     # Errors
 
@@ -295,11 +285,9 @@ def store_of_launcher(environ: Mapping[str, str], *, timeout_s: float = 60) -> S
 def process_start_ticks(pid: int) -> int | None:
     """Start time of a process in ticks since its host booted; None if there is no such process, or no /proc."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        return machine.start_ticks(pid)
     except OSError:
         return None
-    # The name is in parentheses and may itself contain parentheses.
-    return int(text.rpartition(")")[2].split()[_START_TIME_FIELD])
 
 
 def kill_process(pid: int, start_ticks: int) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 def choose_devices(text: str) -> list[torch.device]:
-    """The devices that `--device` selects, in the given order; the CPU if it is empty and there is no GPU."""
+    """The devices that `--device` selects, in the given order; the CPU if it is empty and there is no GPU.
+
+    ConfigError if the text names no devices, ResourceError if a GPU is not there.
+    """
     selection = text.strip().lower()
     if selection == "cpu":
         return [torch.device("cpu")]
@@ -168,7 +172,7 @@ class World:
 
 def read_world(local_rank: int = -1) -> World:
     """The world that the environment variables of torchrun describe; older launchers pass `local_rank` as a flag (-1:
-    not given)."""
+    not given). ConfigError if variables are missing or not numbers."""
     size = _number("WORLD_SIZE", 1)
     if size == 1:
         return World()
@@ -241,7 +245,7 @@ def leave(world: World) -> None:
     if world.size > 1 and dist.is_initialized():
         _stop_watches()
         dist.destroy_process_group()
-        _groups.clear()
+        _host_group.cache_clear()
 
 
 def _leave_together(world: World) -> None:
@@ -262,16 +266,15 @@ def _stop_watches() -> None:
         _watches.pop().stop()
 
 
-_groups: dict[str, dist.ProcessGroup] = {}
 _watches: list[RankWatch] = []
 """Holds the one watch while the process group exists, else nothing."""
 
 
+@cache
 def _host_group() -> "dist.ProcessGroup":
     """The group for small values between hosts: NCCL would make the GPU's stream wait."""
-    if "host" not in _groups:
-        _groups["host"] = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S))
-    return _groups["host"]
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S))
+    return group
 
 
 def _number(name: str, default: int) -> int:

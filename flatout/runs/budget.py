@@ -32,7 +32,10 @@ class Budget:
 
 
 def read_budget(text: str, price: float | None) -> Budget | None:
-    """Parse a budget: `5.00` is money and needs a price per hour; `2h30m`, `90m`, `1d` are times. Empty: None."""
+    """Parse a budget: `5.00` is money and needs a price per hour; `2h30m`, `90m`, `1d` are times. Empty: None.
+
+    ConfigError for any other text.
+    """
     if not text:
         return None
     if re.fullmatch(r"\d+(\.\d+)?|\.\d+", text):
@@ -74,6 +77,7 @@ class Spending(Callback):
 
     @property
     def seconds(self) -> float:
+        """Seconds so far, of all processes of the run."""
         return self._before_s + self._clock() - self._began
 
     def cost(self, seconds: float | None = None) -> float | None:
@@ -109,7 +113,7 @@ class Spending(Callback):
         )
 
     def figures(self, left_s: float) -> dict[str, str]:
-        """Cost so far and expected total cost for the progress line, given the remaining seconds."""
+        """Cost so far and in all, given the remaining seconds, for the progress line; empty without a price."""
         if self.price is None:
             return {}
         return {"cost": f"{self.cost():.2f} of about {self.cost(self.seconds + left_s):.2f}"}

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli import FlagParser, flags_of, show_log
@@ -112,8 +113,7 @@ class TrainCommand:
 
     def train(self, options: Any, callbacks: "Sequence[Callback]" = (), **more: Any) -> Any:
         """Train with the recipe or function that `trainer` names."""
-        module, _, name = self.trainer.partition(":")
-        found = getattr(import_module(module), name)
+        found = resolve_name(self.trainer)
         if not isinstance(found, type):
             return found(options, callbacks, **more)
         from flatout.runs import run

@@ -7,11 +7,12 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from flatout.clock import clock
 from flatout.engine import Callback, Callbacks, End, EpochReport, RunOutcome, RunStart, Scores, Sections
@@ -48,25 +49,22 @@ class BestTracker:
         return True
 
 
+@dataclass(eq=False, repr=False)
 class EpochEnd:
     """Called by the loop after every epoch, on all ranks; the first one records the results. Saved in checkpoints."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        model: Model,
-        *,
-        records: Records | None,
-        weights: Path,
-        callbacks: Callbacks,
-        run: Mapping[str, Any],
-        steps_per_epoch: int,
-    ) -> None:
-        """`records`: None on all ranks but the first. `weights`: the folder of weights. `run`: the section "run" of
-        checkpoints."""
-        self._recipe, self._model, self._records = recipe, model, records
-        self._steps_per_epoch = steps_per_epoch
-        self._weights, self._callbacks, self._run = weights, callbacks, dict(run)
+    recipe: Recipe
+    model: Model
+    records: Records | None
+    """None on all ranks but the first."""
+    weights: Path
+    """The folder of weights."""
+    callbacks: Callbacks
+    run: dict[str, Any]
+    """The section "run" of checkpoints."""
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
         self._pending: tuple[list[str], dict[str, Any]] | None = None
         """File names and content of the best weights, on the device, until they are written."""
         self.best = BestTracker()
@@ -78,33 +76,33 @@ class EpochEnd:
 
     def __call__(self, epoch: int, report: EpochReport, sections: Callable[[], Sections]) -> bool:
         """Complete an epoch; returns whether the training stops early."""
-        recipe, last = self._recipe, epoch + 1 == self._model.epochs
+        recipe, last = self.recipe, epoch + 1 == self.model.epochs
         with clock.stage("train.pictures"):
             recipe.plot_batches()
-        found = recipe.validate(self._model, epoch, last=last) if recipe.is_due(epoch, last=last) else None
+        found = recipe.validate(self.model, epoch, last=last) if recipe.is_due(epoch, last=last) else None
         stops = False
-        if self._records is not None:
+        if self.records is not None:
             if found is not None and found.text:
                 logger.info("Epoch %d: %s", epoch, found.text)
             rows = recipe.rows(epoch, report, found)
             self._record(rows, report)
             stops = self._keep_best(epoch, found, last=last)
             at = epoch if rows.at is None else rows.at
-            done = (epoch + 1) * self._steps_per_epoch
-            self._callbacks.validation(Scores(epoch=epoch, at=at, steps_done=done, scalars=rows.scalars))
+            done = (epoch + 1) * self.steps_per_epoch
+            self.callbacks.validation(Scores(epoch=epoch, at=at, steps_done=done, scalars=rows.scalars))
         stops = bool(recipe.world.broadcast(stops))
         self.epoch, self.found, self.losses = epoch, found or self.found, report.items
-        recipe.after_epoch(self._model, epoch, found, sections, stops=stops and not last)
+        recipe.after_epoch(self.model, epoch, found, sections, stops=stops and not last)
         return stops
 
     def score_again(self) -> None:
         """Validate again, for a run whose last epoch was validated by a process that ended before it finished."""
-        self.found = self._recipe.validate(self._model, self._model.epochs - 1, last=True)
+        self.found = self.recipe.validate(self.model, self.model.epochs - 1, last=True)
 
     def between(self, epoch: int, step: int) -> Callable[[], None] | None:
         """A validation within the epoch, if one is due after `step`, as `Loop` expects it."""
-        steps = self._recipe.due_mid_epoch(epoch, step)
-        done = epoch * self._steps_per_epoch + step
+        steps = self.recipe.due_mid_epoch(epoch, step)
+        done = epoch * self.steps_per_epoch + step
         return None if steps is None else partial(self._validate_within, epoch, steps, done)
 
     def flush(self) -> None:
@@ -112,7 +110,7 @@ class EpochEnd:
         if self._pending is not None:
             names, content = self._pending
             for name in names:
-                write_container(self._weights / name, {"weights": content})
+                write_container(self.weights / name, {"weights": content})
             self._pending = None
 
     def sections(self) -> dict[str, dict[str, object]]:
@@ -121,34 +119,34 @@ class EpochEnd:
             "best_epoch": self.best.epoch,
             "epoch": self.epoch,
             "losses": dict(self.losses),
-            "records": self._records.state_dict() if self._records is not None else {"bytes": {}},
+            "records": self.records.state_dict() if self.records is not None else {"bytes": {}},
         }
-        about = self._recipe.describe_network(self._model) | {"kind": "full"}
-        about |= self._recipe.describe_checkpoint(self.epoch, self.best.score)
-        return {"weights": about, "run": self._run, "job": state | self._recipe.state()}
+        about = self.recipe.describe_network(self.model) | {"kind": "full"}
+        about |= self.recipe.describe_checkpoint(self.epoch, self.best.score)
+        return {"weights": about, "run": self.run, "job": state | self.recipe.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         # Older versions of yolo called it best_fitness and started with 0.
         self.best.score = state.get("best_score", state.get("best_fitness", NO_SCORE))
         self.best.epoch, self.epoch = state["best_epoch"], state["epoch"]
         self.losses = state.get("losses", {})
-        if self._records is not None:
-            self._records.load_state_dict(state["records"])
-        self._recipe.load_state(state)
+        if self.records is not None:
+            self.records.load_state_dict(state["records"])
+        self.recipe.load_state(state)
 
     def _record(self, rows: EpochRecord, report: EpochReport) -> None:
-        assert self._records is not None
+        assert self.records is not None
         if rows.line is not None:
-            self._records.line("results.txt", rows.line)
+            self.records.line("results.txt", rows.line)
         if rows.row:
-            self._records.row("results.csv", rows.row)
+            self.records.row("results.csv", rows.row)
         known = {name: value for name, value in rows.row.items() if value is not None}
-        self._records.event("log.jsonl", known | report.timing())
+        self.records.event("log.jsonl", known | report.timing())
 
     def _validate_within(self, epoch: int, steps: int, steps_done: int) -> None:
         """Validate within an epoch. `steps` as the job counts them, `steps_done` as the loop does."""
         try:
-            found = self._recipe.validate(self._model, epoch, last=False)
+            found = self.recipe.validate(self.model, epoch, last=False)
         except Interrupted:
             return  # the loop checks for the signal after its next step, and saves there
         if found is None:
@@ -156,8 +154,8 @@ class EpochEnd:
         self.found = found
         logger.info("Step %d: %s", steps, found.text)
         # The last completed epoch is the one before.
-        scalars = self._recipe.mid_epoch_scalars(steps, found)
-        self._callbacks.validation(Scores(epoch=epoch - 1, at=steps, steps_done=steps_done, scalars=scalars))
+        scalars = self.recipe.mid_epoch_scalars(steps, found)
+        self.callbacks.validation(Scores(epoch=epoch - 1, at=steps, steps_done=steps_done, scalars=scalars))
         self._keep_if_best(epoch, found, last=False)
 
     def _keep_best(self, epoch: int, found: ValidationResult | None, *, last: bool) -> bool:
@@ -172,7 +170,7 @@ class EpochEnd:
                 "kept. If the next epochs are no better, stop, and train again with a lower learning rate.",
                 epoch, found.score, before, self.best.epoch,
             )  # fmt: skip
-        patience, waited = self._recipe.options.patience, epoch - self.best.epoch
+        patience, waited = self.recipe.options.patience, epoch - self.best.epoch
         if patience and waited >= patience:
             logger.info("No improvement for %d epochs since epoch %d: training stops.", waited, self.best.epoch)
             return True
@@ -180,14 +178,12 @@ class EpochEnd:
 
     def _keep_if_best(self, epoch: int, found: ValidationResult | None, *, last: bool) -> None:
         """Copy the current weights if they are the best so far; `flush` writes them."""
-        counts = found is not None or not self._recipe.validates
+        counts = found is not None or not self.recipe.validates
         is_best = counts and self.best.update(epoch, None if found is None else found.score)
-        if is_best and (last or self._recipe.saves):
+        if is_best and (last or self.recipe.saves):
             with clock.stage("train.save"):
-                content = self._recipe.describe_network(self._model) | self._recipe.best_weights(
-                    self._model, epoch, found
-                )
-                self._pending = [*self._recipe.best_names(epoch)], content
+                content = self.recipe.describe_network(self.model) | self.recipe.best_weights(self.model, epoch, found)
+                self._pending = [*self.recipe.best_names(epoch)], content
 
 
 # The end of a training
@@ -254,7 +250,7 @@ def single_line(text: str) -> str:
 #     FLATOUT_SECONDS, FLATOUT_COST   spent on this run so far; the cost is empty without --price
 
 
-class OnDone(Callback):
+class OnDone(Callback, AbstractContextManager["OnDone"]):
     """Runs the command of `--on-done` after a training: a context manager around it, and one of its callbacks.
 
     Does nothing if the command is empty.
@@ -270,9 +266,6 @@ class OnDone(Callback):
 
     def end(self, end: End) -> None:
         self._end = end
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._command and os.environ.get("RANK", "0") in ("", "0"):

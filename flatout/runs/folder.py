@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,7 @@ from flatout.engine import CheckpointStore
 from flatout.errors import ConfigError, FlatoutError, ResourceError
 from flatout.runs.lock import Locked, RunLock
 from flatout.runs.options import RECORD_NAME, Comparison, Identity, refused, run_of
-from flatout.safefiles import remove_stale_parts, replacing
+from flatout.safefiles import read_note, remove_stale_parts, write_file
 
 logger = logging.getLogger(__name__)
 
@@ -187,11 +187,8 @@ def numbered(project: Path, name: str) -> dict[int, Path]:
 
 def read_record(folder: Path) -> dict[str, Any] | None:
     """The content of run.json, with `config` and `finished`; None if it is missing or cannot be read."""
-    try:
-        record = json.loads((folder / RECORD_NAME).read_text())
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("config"), dict) else None
+    record = read_note(folder / RECORD_NAME)
+    return record if isinstance(record.get("config"), dict) else None
 
 
 def _unfinished(request: RunRequest) -> RunFolder | None:
@@ -286,9 +283,7 @@ def _continue(folder: Path, lock: RunLock, request: RunRequest) -> RunFolder:
 
 
 def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    content = json.dumps(record, indent=1).encode()
-    with replacing(folder / RECORD_NAME, needed_bytes=len(content)) as sink:
-        sink.write(content)
+    write_file(folder / RECORD_NAME, json.dumps(record, indent=1).encode())
 
 
 # Text files of a run
@@ -296,7 +291,7 @@ def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
 NAMES = ("results.txt", "results.csv", "log.jsonl")
 
 
-class Records:
+class Records(AbstractContextManager["Records"]):
     """The text files of a run folder; a file is created when it is first written to.
 
     All names are given in advance, because a file that was created after the checkpoint must be truncated as well.
@@ -353,9 +348,6 @@ class Records:
         """May be called twice."""
         for file in self._files.values():
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()

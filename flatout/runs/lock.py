@@ -11,10 +11,10 @@ import logging
 import os
 import socket
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from flatout.errors import ConfigError, ResourceError
 
@@ -31,7 +31,7 @@ class Locked(ConfigError):
     """The run folder is in use by another training."""
 
 
-class RunLock:
+class RunLock(AbstractContextManager["RunLock"]):
     """The lock of a run folder; acquired on creation, released by `close` or at the end of the process.
 
     Locked (exit code 2) if another process holds it. With `break_lock`, a lock of another host is taken over.
@@ -61,9 +61,6 @@ class RunLock:
         assert self._fd is not None
         os.close(self._fd)
         self._fd = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()

@@ -162,7 +162,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def whole_number(environ: Mapping[str, str], name: str) -> int | None:
-    """The integer in an environment variable; None if it is unset or empty."""
+    """The integer in an environment variable; None if it is unset or empty, ConfigError if it is something else."""
     text = environ.get(name, "")
     if text and not text.removeprefix("-").isdecimal():
         raise ConfigError(f"environment variable {name}={text}: not a whole number. Correct it or unset it.")
@@ -237,7 +237,7 @@ class Identity:
 
 def identity_of(options: RunOptions, config: Mapping[str, Any]) -> Identity:
     """The identity for jobs without shortcuts among their options."""
-    known = {key: _plain(value) for key, value in defaults_of(type(options)).items() if key in config}
+    known = {key: _listed(value) for key, value in defaults_of(type(options)).items() if key in config}
     return Identity(config, lambda old: known | dict(old), changes_of(type(options)))
 
 
@@ -256,7 +256,10 @@ def options_to_resume(stored: Options, requested: Options, typed: Collection[str
 
 
 def checkpoint_to_resume(options: RunOptions, *, root: Path = Path()) -> Path | None:
-    """The file or folder given to `--resume`, by default the newest last.pt below `root`; None without `--resume`."""
+    """The file or folder given to `--resume`, by default the newest last.pt below `root`; None without `--resume`.
+
+    CheckpointError if it does not exist, ConfigError if it is another file of a run than its newest checkpoint.
+    """
     if not options.resume:
         return None
     if options.resume is True:
@@ -275,7 +278,7 @@ def checkpoint_to_resume(options: RunOptions, *, root: Path = Path()) -> Path | 
 
 
 def newest_last(root: Path) -> Path:
-    """The most recently changed `last*.pt` below a folder, which `--resume` without a value selects."""
+    """The most recently changed `last*.pt` below a folder, for `--resume` without a value; CheckpointError if none."""
     # The previous checkpoint is renamed after the newest one appears, and would look newer.
     found = [path for path in root.glob("**/last*.pt") if not path.name.endswith((".prev.pt", ".old.pt"))]
     found += [newer for path in root.glob("**/last*.prev.pt") if not (newer := _newest_beside(path)).exists()]
@@ -285,7 +288,10 @@ def newest_last(root: Path) -> Path:
 
 
 def run_of(checkpoint: Path) -> Path:
-    """The run folder of a checkpoint such as `runs/train/exp/weights/last.pt`; a run folder itself is returned."""
+    """The run folder of a checkpoint such as `runs/train/exp/weights/last.pt`; a run folder itself is returned.
+
+    CheckpointError if it is not part of a run.
+    """
     for folder in (checkpoint, checkpoint.parent, checkpoint.parent.parent):
         if (folder / RECORD_NAME).is_file():
             return folder
@@ -293,11 +299,6 @@ def run_of(checkpoint: Path) -> Path:
         f"{checkpoint}: not part of a run that can be continued: no {RECORD_NAME} beside or above it. "
         "To start a new run from these weights, use --weights."
     )
-
-
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Differences between two configs, one text per key: 'batch_size 16 -> 32'."""
-    return [line for line, _ in _differences(flat(old), flat(new))]
 
 
 def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -340,10 +341,6 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 def _shown(config: Mapping[str, Any], key: str) -> str:
     """A value as JSON, so that values read from a file compare equal to those written."""
     return json.dumps(config[key], sort_keys=True) if key in config else "unset"
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _newest_beside(previous: Path) -> Path:

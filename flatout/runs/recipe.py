@@ -35,7 +35,7 @@ from flatout.feed import DeviceBatches, OpenPass
 from flatout.ranks import Interrupts, World
 from flatout.runs.loggers.choose import choose_loggers
 from flatout.runs.options import Identity, RunOptions, config_of, identity_of, plain
-from flatout.safefiles import replacing
+from flatout.safefiles import write_file
 
 CONFIG_NAME = "config.yaml"
 
@@ -159,6 +159,7 @@ class Recipe(ABC):
         return read_config(folder / CONFIG_NAME, type(asked))
 
     def identity(self) -> Identity:
+        """The settings by which it is decided whether a command continues a run."""
         return identity_of(self.options, config_of(self.options))
 
     @property
@@ -196,19 +197,23 @@ class Recipe(ABC):
         """
 
     @abstractmethod
-    def open_batches(self, model: Model) -> DeviceBatches: ...
+    def open_batches(self, model: Model) -> DeviceBatches:
+        """Open the input; what must be closed goes into the `stack` of the run."""
 
     @abstractmethod
-    def job(self, model: Model) -> Job: ...
+    def job(self, model: Model) -> Job:
+        """The computation of a step."""
 
     @abstractmethod
-    def schedule(self, model: Model, steps_per_epoch: int) -> Schedule: ...
+    def schedule(self, model: Model, steps_per_epoch: int) -> Schedule:
+        """Learning rates, momentum and accumulation of every step."""
 
     def steps(self, batches: DeviceBatches) -> int:
         """Steps per epoch."""
         return len(batches)
 
     def compute_settings(self) -> ComputeSettings:
+        """Precision, clipping and CUDA graphs of steps."""
         return ComputeSettings()
 
     def preflight(self, model: Model) -> Iterator[str]:
@@ -305,6 +310,7 @@ class Recipe(ABC):
         return {"kind": "model", "state": state, "epoch": epoch, "score": None if found is None else found.score}
 
     def best_names(self, epoch: int) -> Iterable[str]:
+        """Names of the weights files to write if this epoch is the best so far."""
         return ("best.pt",)
 
     def final_weights(
@@ -336,9 +342,7 @@ class Recipe(ABC):
 
 
 def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
-    content = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).encode()
-    with replacing(path, needed_bytes=len(content)) as sink:
-        sink.write(content)
+    write_file(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).encode())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def train(
 
 
 def device_of(text: str, world: World) -> torch.device:
-    """The device of this rank."""
+    """The device of this rank; ConfigError if `--device` selects fewer GPUs than there are ranks."""
     devices = choose_devices(text)
     if devices[0].type == "cpu":
         return devices[0]
@@ -181,20 +182,19 @@ def _open_folder(recipe: Recipe, request: RunRequest, stack: ExitStack) -> RunFo
     return stack.enter_context(folder)
 
 
+@dataclass(eq=False, repr=False)
 class _Training:
     """One training: builds its parts from the recipe, runs the loop and writes the final files."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        data: DataFacts,
-        context: RunContext,
-        callbacks: Callbacks,
-        spending: Spending,
-        seams: Seams,
-    ) -> None:
-        self._recipe, self._data, self._context, self._seams = recipe, data, context, seams
-        self._callbacks, self._spending = callbacks, spending
+    recipe: Recipe
+    data: DataFacts
+    context: RunContext
+    callbacks: Callbacks
+    spending: Spending
+    seams: Seams
+
+    def __post_init__(self) -> None:
+        recipe, context = self.recipe, self.context
         self._options, self._is_first = recipe.options, context.world.is_first
         self._checkpoints = CheckpointStore(context.folder / recipe.weights_folder)
         self._saved = self._saved_state()
@@ -203,25 +203,25 @@ class _Training:
         self._model = recipe.build(context, None if self._saved is None else self._saved.sections)
 
     def go(self) -> RunResult:
-        context, model = self._context, self._model
+        context, model = self.context, self._model
         if self._is_first:
             self._preflight()
-            (context.folder / self._recipe.weights_folder).mkdir(exist_ok=True)
-        batches = self._recipe.open_batches(model)
+            (context.folder / self.recipe.weights_folder).mkdir(exist_ok=True)
+        batches = self.recipe.open_batches(model)
         # However it ends: unreadable files were logged when they were found, perhaps days ago.
         context.stack.callback(batches.feed.log_replaced)
-        if self._seams.open_pass is not None:
-            batches.open_pass = self._seams.open_pass
-        steps = self._recipe.steps(batches)
+        if self.seams.open_pass is not None:
+            batches.open_pass = self.seams.open_pass
+        steps = self.recipe.steps(batches)
         # A job that does not record its steps has no file for them.
-        names = NAMES if self._recipe.input_facts() is None else (*NAMES, STEPS_NAME)
+        names = NAMES if self.recipe.input_facts() is None else (*NAMES, STEPS_NAME)
         records = context.stack.enter_context(Records(context.folder, names)) if self._is_first else None
         epoch_end = self._epoch_end = EpochEnd(
-            self._recipe,
+            self.recipe,
             model,
             records=records,
-            weights=context.folder / self._recipe.weights_folder,
-            callbacks=self._callbacks,
+            weights=context.folder / self.recipe.weights_folder,
+            callbacks=self.callbacks,
             run=self._run_section(),
             steps_per_epoch=steps,
         )
@@ -252,23 +252,23 @@ class _Training:
         with finishing():
             self._plot()
             end = self._epoch_end
-            content = self._recipe.final_weights(self._model, end.epoch, end.found, end.best.score)
+            content = self.recipe.final_weights(self._model, end.epoch, end.found, end.best.score)
             if content is not None:
-                self._checkpoints.write_final({"weights": self._recipe.describe_network(self._model) | content})
+                self._checkpoints.write_final({"weights": self.recipe.describe_network(self._model) | content})
             # From here on the run is finished: all its files are on disk, if not yet under their final names.
             folder.finish()
             self._checkpoints.promote_final()
-            weights = folder.folder / self._recipe.weights_folder
+            weights = folder.folder / self.recipe.weights_folder
             logger.info("Results are in %s, the weights in %s.", folder.folder, weights)
-            self._recipe.finished(folder.folder)
+            self.recipe.finished(folder.folder)
 
     def _saved_state(self) -> Checkpoint | None:
         """The checkpoint to continue from; None for a new run, or if none was saved yet."""
-        if not self._context.continues:
+        if not self.context.continues:
             if self._is_first and self._checkpoints.newest.parent.is_dir():
                 self._checkpoints.set_aside()
             return None
-        saved = load_on_all_ranks(self._checkpoints, self._context.world)
+        saved = load_on_all_ranks(self._checkpoints, self.context.world)
         if saved is not None and "training" not in saved.sections:
             raise CheckpointError(
                 f"{saved.path}: this training is finished, so it cannot be resumed. Start a new run without --resume."
@@ -277,9 +277,9 @@ class _Training:
 
     def _check_data(self) -> None:
         """DataError if the data has changed since the run was saved, unless that is allowed."""
-        if self._saved is None or self._saved.sections["run"]["data"] == self._data.fingerprint:
+        if self._saved is None or self._saved.sections["run"]["data"] == self.data.fingerprint:
             return
-        message = f"{self._data.what} have changed since this run was saved"
+        message = f"{self.data.what} have changed since this run was saved"
         if not self._options.allow_data_change:
             raise DataError(
                 f"{message}. Start a new run with --fresh, or continue with the changed data: --allow-data-change"
@@ -290,28 +290,28 @@ class _Training:
         """Log the resources in one line; shortages are warnings, and ResourceError if training cannot work."""
         if self._options.no_preflight:
             return
-        model, saves = self._model, self._recipe.saves
+        model, saves = self._model, self.recipe.saves
         # A slow mirror keeps a checkpoint open that has been replaced meanwhile.
-        kept = self._recipe.num_kept_states(model) + bool(self._options.mirror) if saves else 0
+        kept = self.recipe.num_kept_states(model) + bool(self._options.mirror) if saves else 0
         need = disk_need(model.network, model.average, model.optimizer, kept=kept, saves=saves)
-        found = [check_disk(self._context.folder, need), *self._recipe.preflight(model)]
+        found = [check_disk(self.context.folder, need), *self.recipe.preflight(model)]
         logger.info("Preflight: %s.", "; ".join(text for text in found if text))
 
     def _run_section(self) -> dict[str, Any]:
         return {
-            "config": dict(self._recipe.identity().config),
-            "data": self._data.fingerprint,
+            "config": dict(self.recipe.identity().config),
+            "data": self.data.fingerprint,
             "environment": environment(),
-            "seed": self._recipe.seed,
-            **self._recipe.describe_run(),
+            "seed": self.recipe.seed,
+            **self.recipe.describe_run(),
         }
 
     def _step_record(self, records: Records | None) -> StepRecord | None:
         """Records what the network sees, if the job can make it again."""
-        recipe = self._recipe
+        recipe = self.recipe
         if recipe.input_facts() is None:
             return None
-        return StepRecord(records, self._context.world, lambda: recipe.input_facts() or {})
+        return StepRecord(records, self.context.world, lambda: recipe.input_facts() or {})
 
     def _loop(
         self,
@@ -321,12 +321,11 @@ class _Training:
         progress: StepProgress,
         step_record: StepRecord | None,
     ) -> Loop:
-        options, recipe, model = self._options, self._recipe, self._model
-        settings = recipe.compute_settings()
+        options, recipe, model = self._options, self.recipe, self._model
 
         def on_interval(stats: IntervalStats) -> None:
             left_s = progress.update(stats.steps_done, steady_step_s=stats.steady_ms / 1e3)
-            progress.show(stats.steps_done, recipe.figures(stats) | self._spending.figures(left_s))
+            progress.show(stats.steps_done, recipe.figures(stats) | self.spending.figures(left_s))
             recipe.hint(stats)
 
         return Loop(
@@ -334,40 +333,38 @@ class _Training:
             network=model.network,
             optimizer=model.optimizer,
             schedule=recipe.schedule(model, steps),
-            batches=self._seams.batches(batches),
+            batches=self.seams.batches(batches),
             config=LoopConfig(
                 epochs=model.epochs,
                 steps_per_epoch=steps,
-                amp=settings.amp,
-                clip_norm=settings.clip_norm,
+                **vars(recipe.compute_settings()),
                 log_every=min(options.log_every, steps),
                 save_every_s=60 * options.save_every_minutes if recipe.saves else NEVER,
                 save_every_steps=options.save_every_steps if recipe.saves else sys.maxsize,
                 save_apart_s=LoopConfig.save_apart_s if recipe.saves else NEVER,
                 stop_after=options.stop_after,
-                graphs=settings.graphs,
                 compile_auto=options.compile == "auto",
             ),
-            device=self._context.device,
+            device=self.context.device,
             epoch_end=epoch_end,
             average=model.average,
             checkpoints=self._checkpoints,
-            interrupts=self._context.interrupts,
-            world=self._context.world,
+            interrupts=self.context.interrupts,
+            world=self.context.world,
             forward=self._forward(),
             on_interval=on_interval,
-            callbacks=self._callbacks,
-            stop_early=self._spending.over if self._spending.has_budget else None,
+            callbacks=self.callbacks,
+            stop_early=self.spending.over if self.spending.has_budget else None,
             between=epoch_end.between,
             sample_name=batches.feed.source.where,
             on_hashes=step_record,
-            replay_command=lambda epoch, step: recipe.replay_command(self._context.folder, epoch, step),
+            replay_command=lambda epoch, step: recipe.replay_command(self.context.folder, epoch, step),
         )
 
     def _forward(self) -> nn.Module:
         """The network as the loop calls it: compiled, or wrapped for several ranks; the weights are the same."""
-        network, device = self._model.network, self._context.device
-        if self._context.world.size == 1:
+        network, device = self._model.network, self.context.device
+        if self.context.world.size == 1:
             return Compiled(network) if self._options.compile == "on" else network
         if self._options.compile == "on" and self._is_first:
             logger.warning("--compile on is ignored with several ranks.")
@@ -378,40 +375,40 @@ class _Training:
         """Load the checkpoint to continue from, or save the first one of a new training."""
         if self._saved is None:
             loop.epoch = self._model.first_epoch
-            logger.info("Starting %s.", self._context.folder)
-            self._recipe.started(self._model)
-            self._callbacks.start(self._started(loop))
-            if self._recipe.saves:
+            logger.info("Starting %s.", self.context.folder)
+            self.recipe.started(self._model)
+            self.callbacks.start(self._started(loop))
+            if self.recipe.saves:
                 loop.save()
             return
         for line in differences(self._saved.sections["run"]["environment"], environment()):
             logger.info("%s", line)
         loop.load_sections(self._saved.sections)
-        self._callbacks.start(self._started(loop))
-        logger.info("Continuing %s at epoch %d, step %d.", self._context.folder, loop.epoch, loop.step)
+        self.callbacks.start(self._started(loop))
+        logger.info("Continuing %s at epoch %d, step %d.", self.context.folder, loop.epoch, loop.step)
 
     def _started(self, loop: Loop) -> RunStart:
         return RunStart(
-            job=self._recipe.name,
-            folder=self._context.folder,
-            config=self._recipe.identity().config,
+            job=self.recipe.name,
+            folder=self.context.folder,
+            config=self.recipe.identity().config,
             epoch=loop.epoch,
             epochs=self._model.epochs,
             continues=self._saved is not None,
             step=loop.step,
             steps_done=loop.steps_done,
-            histograms=self._recipe.histograms(),
+            histograms=self.recipe.histograms(),
         )
 
     def _plot(self) -> None:
-        if not self._context.plots:
+        if not self.context.plots:
             return
         try:
-            self._recipe.plot(self._context.folder)
+            self.recipe.plot(self.context.folder)
         except (ImportError, OSError, ValueError) as error:
             logger.warning("The results could not be plotted: %s.", error)
 
     def _result(self, *, finished: bool, why: str = "") -> RunResult:
         end = self._epoch_end
         outcome = None if end.found is None else end.found.outcome
-        return RunResult(self._context.folder, outcome, end.best.score, finished, why, end.losses)
+        return RunResult(self.context.folder, outcome, end.best.score, finished, why, end.losses)

@@ -45,7 +45,7 @@ class StepRecord:
             self._records.event(STEPS_NAME, {"input": facts})
             self._written, self._num_truncated = facts, self._records.num_truncated
         for begin, end in pairwise([0, *_breaks(steps), len(steps)]):
-            hashes = [[_hex(each) for rank in gathered for each in rank[at].hashes] for at in range(begin, end)]
+            hashes = [[f"{each:016x}" for rank in gathered for each in rank[at].hashes] for at in range(begin, end)]
             first = steps[begin]
             self._records.event(STEPS_NAME, {"epoch": first.epoch, "step": first.step, "hashes": hashes})
 
@@ -54,10 +54,6 @@ def _breaks(steps: list[HashedStep]) -> list[int]:
     """Where a step does not follow the one before it."""
     follows = [(after.epoch, after.step) == (before.epoch, before.step + 1) for before, after in pairwise(steps)]
     return [number for number, is_next in enumerate(follows, 1) if not is_next]
-
-
-def _hex(number: int) -> str:
-    return f"{number:016x}"
 
 
 # Reading

@@ -10,6 +10,7 @@ Files:
     archive    A strict reader of the zip archive around a torch file
     atomic     Replace a file atomically: a reader finds the old or the complete new content, even after a power failure
     container  Container files, our own format
+    notes      Notes: small JSON files for other processes, which may be missing, damaged or half written
     open_file  Open a weights file, detect its format from its first bytes
     unpickle   Read a pickle without running it: our own interpreter for the opcodes that hold data
 """
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from flatout.safefiles.atomic import (
         file_size_limit,
         ran_out_of_room,
+        reason_of,
         remove_stale_parts,
         replacing,
         sync_folder,
         write_error,
+        write_file,
     )
     from flatout.safefiles.container import (
         PlainReader,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
         sections_of,
         write_container,
     )
+    from flatout.safefiles.notes import read_note
     from flatout.safefiles.open_file import file_kind, read_objects, reading
     from flatout.safefiles.unpickle import (
         MAX_COPIED,

@@ -104,7 +104,10 @@ class Entry(NamedTuple):
 
 
 class Archive:
-    """The entries of a zip file; `file` stays the caller's and must stay open while entries are read."""
+    """The entries of a zip file, read strictly; Refusal if it is damaged or suspect.
+
+    `file` stays the caller's and must stay open while entries are read.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._fd = file.fileno()
@@ -125,7 +128,7 @@ class Archive:
         return self._entry(name).nbytes
 
     def read(self, name: str, *, limit: int) -> bytes:
-        """The whole content of an entry of at most `limit` bytes."""
+        """The whole content of an entry; Refusal if it has more than `limit` bytes or is damaged."""
         if self.nbytes(name) > limit:
             raise Refusal(
                 f"its entry {quoted(name)} has {self.nbytes(name):,} bytes; at most {limit:,} are allowed. {SUSPECT}"

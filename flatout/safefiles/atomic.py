@@ -65,6 +65,13 @@ def replacing(path: Path, *, needed_bytes: int) -> Iterator[Sink]:
             hidden.unlink(missing_ok=True)
 
 
+def write_file(path: str | Path, content: bytes | str) -> None:
+    """Replace a file by this content, text as UTF-8; ResourceError as in `replacing`."""
+    data = content.encode() if isinstance(content, str) else content
+    with replacing(Path(path), needed_bytes=len(data)) as sink:
+        sink.write(data)
+
+
 def _written_and_synced(file: IO[bytes]) -> Iterator[Sink]:
     sink = Sink(file)
     try:
@@ -103,6 +110,12 @@ def write_error(error: OSError, path: Path, needed_bytes: int) -> ResourceError:
         f"{path}: not enough disk space: {needed_bytes:,} bytes needed, {free} free. The existing file is unchanged. "
         "Free some space or choose another folder."
     )
+
+
+def reason_of(error: OSError | ResourceError) -> str:
+    """What the system said about a file that could not be written."""
+    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    return getattr(cause, "strerror", None) or str(cause)
 
 
 def file_size_limit() -> int | None:

@@ -8,13 +8,13 @@ list, tuple, dict with str or int keys, and tensors.
 
 import platform
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flatout.clock import machine
 from flatout.safefiles.archive import (
     AGAIN,
     ALGORITHM,
@@ -141,7 +141,7 @@ def read_plain(path: str | Path) -> object:
     """Plain values and tensors of any file that torch.save wrote; CheckpointError if it cannot be read."""
     with reading(path) as file:
         if file_kind(file) != "zip":
-            raise Refusal("was not written by torch.save. Use a file saved by torch 1.6 or newer.")
+            raise Refusal("is not a zip as torch.save writes since torch 1.6. Save it again, or use another file.")
         return PlainReader().plain(read_objects(file, plain_allowlist), "content")
 
 
@@ -172,11 +172,7 @@ def _has_digest_header(objects: object) -> bool:
 def versions() -> dict[str, str]:
     """Versions recorded in a file, for later reference."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
-    try:
-        found["flatout"] = metadata.version("flatout")
-    except metadata.PackageNotFoundError:
-        found["flatout"] = "not installed"
-    return found
+    return found | {"flatout": machine.package_version("flatout") or "not installed"}
 
 
 def _storable(value: object, where: str) -> object:

@@ -80,7 +80,7 @@ def _open_regular(path: str | Path) -> BinaryIO:
     except FileNotFoundError:
         raise Refusal("no such file. Give the path of a .pt or .safetensors file.") from None
     except ValueError:
-        raise Refusal("this is not a valid file name.") from None
+        raise Refusal("this is not a valid file name. Give the path of a .pt or .safetensors file.") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         what = "a folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "a pipe or device"
         os.close(fd)
@@ -112,7 +112,10 @@ def _find_root(archive: Archive) -> str:
     """The folder inside the zip, named after the file when it was saved."""
     roots = [name.removesuffix("/data.pkl") for name in archive.names() if name.endswith("/data.pkl")]
     if len(roots) != 1:
-        raise Refusal("is a zip that torch.save did not write: it has no single data.pkl. Use a file with weights.")
+        raise Refusal(
+            f"this zip was not written by torch.save: it must hold exactly one data.pkl, and holds {len(roots)}. Give "
+            "a .pt or .safetensors file of weights."
+        )
     if f"{roots[0]}/constants.pkl" in archive:
         raise Refusal("is a TorchScript program, not weights. Use the .pt file it was exported from.")
     return roots[0]

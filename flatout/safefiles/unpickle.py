@@ -272,11 +272,7 @@ class PickleMachine:
 
     def number(self, form: Struct) -> Any:
         """The next number in the format `form`; an int unless that is the format of a float."""
-        at = self._at
-        if form.size > len(self._data) - at:
-            raise _too_early()
-        self._at = at + form.size
-        return form.unpack_from(self._data, at)[0]
+        return form.unpack(self.take(form.size))[0]
 
     def text(self, raw: bytes) -> str:
         try:

@@ -33,11 +33,7 @@ from flatout.feed.plan import Purpose, keyed_bits
 from flatout.feed.processes import RemoteError
 from flatout.feed.ring import CACHE_LINE
 
-# Batch requests: header | keys as int64 or, if they are not plain integers, the pickled list of them
-
-_HEADER = np.dtype(
-    [(name, np.int64) for name in ("num_keys", "micro_batch", "seed", "epoch", "position", "pickled_bytes", "probe")]
-)
+# Batch requests
 
 
 class BatchRequest(NamedTuple):
@@ -72,43 +68,17 @@ class BatchRequest(NamedTuple):
 
 def encode_request(request: BatchRequest) -> bytes:
     """A batch request as bytes."""
-    pickled = b"" if _fits_table(request.keys) else pickle.dumps(request.keys)
-    keys = pickled or np.array(request.keys, np.int64).tobytes()
-    header = np.array(
-        (
-            len(request.keys),
-            request.micro_batch,
-            request.seed,
-            request.epoch,
-            request.position,
-            len(pickled),
-            request.probe,
-        ),
-        _HEADER,
-    )
-    return header.tobytes() + keys
+    return pickle.dumps(tuple(request))
 
 
 def decode_request(memory: np.ndarray) -> BatchRequest:
     """The batch request at the beginning of `memory`."""
-    header = memory[: _HEADER.itemsize].view(_HEADER)[0]
-    num_keys, micro_batch, seed, epoch, position, pickled_bytes, probe = map(int, header)
-    rest = memory[_HEADER.itemsize :]
-    if pickled_bytes:
-        keys = pickle.loads(rest[:pickled_bytes].tobytes())
-    else:
-        keys = rest[: 8 * num_keys].view(np.int64).tolist()
-    return BatchRequest(keys, micro_batch, seed, epoch, position, probe)
+    return BatchRequest(*pickle.loads(memory.data))
 
 
 def _as_seed(bits: np.uint64) -> int:
     """A seed below 2**63, as in torch: a dataset may return torch.initial_seed(), and a batch of ints is int64."""
     return int(bits) & (2**63 - 1)
-
-
-def _fits_table(keys: list[Any]) -> bool:
-    """Whether all keys are plain integers: a dataset may distinguish a NumPy integer or a tensor from an int."""
-    return all(type(key) is int and -(2**63) <= key < 2**63 for key in keys)
 
 
 # Exceptions on their way from a worker to the trainer: the same class and arguments, and where they came from
@@ -149,7 +119,7 @@ PYTHON_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 class Leaf(NamedTuple):
-    """One tensor of a batch: the values at the same place of all samples, stacked."""
+    """Layout of one tensor of a batch: kind of value, dtype, shape of a row."""
 
     kind: str
     """Type of a sample's value: 'tensor', 'ndarray', 'scalar' (of NumPy), or 'bool', 'int', 'float'."""

@@ -149,7 +149,8 @@ class Loader(DataLoader[T_co]):
     def __iter__(self) -> Any:
         if self.num_workers == 0:
             return super().__iter__() if self.join_fn is None else _joined(super().__iter__(), self.join_fn)
-        self._warn_of_pinning()
+        if self.pin_memory and not self._pins_memory:
+            warnings.warn("pin_memory=True has no effect: there is no CUDA device.", stacklevel=2)
         keys = iter(self.batch_sampler if self.batch_sampler is not None else self.sampler)
         runtime = self._idle_runtime()
         # Drawn at the same point as in torch, so that a generator gives the same order in both.
@@ -305,10 +306,6 @@ class Loader(DataLoader[T_co]):
     @property
     def _pins_memory(self) -> bool:
         return self.pin_memory and torch.cuda.is_available()
-
-    def _warn_of_pinning(self) -> None:
-        if self.pin_memory and not self._pins_memory:
-            warnings.warn("pin_memory=True has no effect: there is no CUDA device.", stacklevel=3)
 
 
 _EXHAUSTED = object()

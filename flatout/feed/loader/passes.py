@@ -11,6 +11,7 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -252,6 +253,7 @@ FREE_SLOTS = 2
 """Slots that the user's batches may not occupy: one is being filled while the next is ready."""
 
 
+@dataclass(eq=False, repr=False)
 class LoaderPass:
     """Iterator over the batches of an epoch.
 
@@ -261,26 +263,16 @@ class LoaderPass:
     many batches, further ones are copies instead.
     """
 
-    def __init__(
-        self,
-        runtime: LoaderRuntime,
-        requests: Iterator[BatchRequest],
-        assembler: Assembler,
-        *,
-        length: Callable[[], int],
-        timeout_s: float,
-        finish_batch: Callable[[Any], Any],
-        on_parts: Callable[[list[BatchPart]], None],
-        on_end: Callable[[LoaderRuntime, bool], None],
-    ) -> None:
-        self._runtime = runtime
-        self._requests = requests
-        self._assembler = assembler
-        self._length = length
-        self._timeout_s = timeout_s
-        self._finish_batch = finish_batch
-        self._on_parts = on_parts
-        self._on_end = on_end
+    runtime: LoaderRuntime
+    requests: Iterator[BatchRequest]
+    assembler: Assembler
+    length: Callable[[], int]
+    timeout_s: float
+    finish_batch: Callable[[Any], Any]
+    on_parts: Callable[[list[BatchPart]], None]
+    on_end: Callable[[LoaderRuntime, bool], None]
+
+    def __post_init__(self) -> None:
         self._in_flight: deque[tuple[int, BatchRequest]] = deque()
         self._num_published = 0
         self.has_ended = False
@@ -290,7 +282,7 @@ class LoaderPass:
         return self
 
     def __len__(self) -> int:
-        return self._length()
+        return self.length()
 
     def __next__(self) -> Any:
         if self.has_ended:
@@ -303,7 +295,7 @@ class LoaderPass:
             slot, request = self._in_flight[0]
             self._wait_for(slot)
             self._in_flight.popleft()
-            parts = self._runtime.collect(slot)
+            parts = self.runtime.collect(slot)
         except (StopIteration, TimeoutError):
             raise
         except DataError as error:
@@ -312,53 +304,53 @@ class LoaderPass:
         except BaseException:
             self._end(cleanly=False)  # the queue is in an unknown state: slots and workers must be created again
             raise
-        self._runtime.slots.require_body(max(part.body_bytes for part in parts))
-        self._on_parts(parts)
+        self.runtime.slots.require_body(max(part.body_bytes for part in parts))
+        self.on_parts(parts)
         batch = self._hand_out(slot, request, parts)
         self._publish_ahead()
         return batch
 
     def _hand_out(self, slot: int, request: BatchRequest, parts: list[BatchPart]) -> Any:
-        slots = self._runtime.slots
+        slots = self.runtime.slots
         copy_tensors = slots.refs.num_in_use + 1 + FREE_SLOTS > len(slots.usable)
         body = slots.buffers.body(slot)
-        batch, arrays = self._assembler.assemble(
+        batch, arrays = self.assembler.assemble(
             parts, body, len(request.keys), request.micro_batch, copy_tensors=copy_tensors
         )
         slots.refs.add(slot, arrays)
-        return self._finish_batch(batch)
+        return self.finish_batch(batch)
 
     def _publish_ahead(self) -> None:
-        self._runtime.poll_probe(margin=1)
-        slots, busy = self._runtime.slots, {slot for slot, _ in self._in_flight} | self._runtime.probing
+        self.runtime.poll_probe(margin=1)
+        slots, busy = self.runtime.slots, {slot for slot, _ in self._in_flight} | self.runtime.probing
         for slot in slots.usable:
             if slot not in busy and slots.refs.is_free(slot):
-                request = next(self._requests, None)
+                request = next(self.requests, None)
                 if request is None:
                     return
                 self._in_flight.append((slot, request))
-                self._runtime.publish(slot, request, lane=self._num_published % self._runtime.num_lanes)
+                self.runtime.publish(slot, request, lane=self._num_published % self.runtime.num_lanes)
                 self._num_published += 1
 
     def _wait_for(self, slot: int) -> None:
         with clock.stage("feed.wait"):
-            if not self._timeout_s:
-                self._runtime.supervisor.wait_until_ready(slot)
+            if not self.timeout_s:
+                self.runtime.supervisor.wait_until_ready(slot)
                 return
-            deadline = time.monotonic() + self._timeout_s
-            while not self._runtime.supervisor.is_ready(slot):
+            deadline = time.monotonic() + self.timeout_s
+            while not self.runtime.supervisor.is_ready(slot):
                 if time.monotonic() > deadline:
                     raise BatchTimeoutError(
                         # The first words are torch's: some programs look for them.
-                        f"DataLoader timed out after {self._timeout_s:g} seconds without a batch. Use a larger timeout "
+                        f"DataLoader timed out after {self.timeout_s:g} seconds without a batch. Use a larger timeout "
                         "or 0 for none; with num_workers=0 you see where the dataset spends its time."
                     )
                 time.sleep(POLL_S)
-            self._runtime.supervisor.wait_until_ready(slot)  # raises what went wrong
+            self.runtime.supervisor.wait_until_ready(slot)  # raises what went wrong
 
     def _end(self, *, cleanly: bool) -> None:
         self.has_ended = True
-        self._on_end(self._runtime, cleanly)
+        self.on_end(self.runtime, cleanly)
 
 
 class BatchTimeoutError(RuntimeError, TimeoutError):

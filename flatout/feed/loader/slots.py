@@ -90,33 +90,20 @@ class SlotBuffers:
         return True
 
 
-class _SlotRef(weakref.ref[np.ndarray]):
-    """A weak reference to an array of a slot; compared by identity, because arrays cannot be hashed."""
-
-    slot: int
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
 class SlotRefs:
-    """Counts, for each slot, the live arrays behind the tensors that were handed out."""
+    """Which slots may be reused: those with no live tensor and no copy in progress."""
 
     def __init__(self, num_slots: int, *, pinned: bool) -> None:
         self._pinned = pinned
         self._owner = os.getpid()
         self._num_live = [0] * num_slots
-        self._refs: set[_SlotRef] = set()
         self._copies: list[list[torch.cuda.Event]] = [[] for _ in range(num_slots)]
 
     def add(self, slot: int, arrays: Iterable[np.ndarray]) -> None:
         """Mark the slot as in use until all of `arrays` are gone; tensors made from them keep them alive."""
         for array in arrays:
-            ref = _SlotRef(array, self._release)
-            ref.slot = slot
-            self._refs.add(ref)
             self._num_live[slot] += 1
+            weakref.finalize(array, self._release, slot).atexit = False
 
     def is_free(self, slot: int) -> bool:
         """Whether the slot has no live arrays, and no copy from it is in progress."""
@@ -129,9 +116,7 @@ class SlotRefs:
     def num_in_use(self) -> int:
         return sum(not self.is_free(slot) for slot in range(len(self._num_live)))
 
-    def _release(self, ref: _SlotRef) -> None:
-        slot = ref.slot
-        self._refs.remove(ref)
+    def _release(self, slot: int) -> None:
         self._num_live[slot] -= 1
         # Not in a child that was forked in the meantime: CUDA does not work there.
         if self._pinned and self._num_live[slot] == 0 and os.getpid() == self._owner:

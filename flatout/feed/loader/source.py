@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -89,7 +90,7 @@ def write_default_collated(samples: Sequence[Any], region: BodyRegion) -> BatchP
         for number, why in enumerate(found)
         if isinstance(why, str)
     )
-    head = PartHead(leaves, dump_with_holes(skeleton, _hole_or_none), messages)
+    head = PartHead(leaves, dump_with_holes(skeleton, lambda each: each if isinstance(each, Hole) else None), messages)
     pickled_values = {number: list(values_by_leaf[number]) for number, leaf in enumerate(leaves) if leaf is None}
     return BatchPart(PartKind.ROWS, pickle.dumps(head), pickle.dumps(pickled_values), placed.nbytes)
 
@@ -183,10 +184,6 @@ def _pickled_collated(value: Any, why: str, body_bytes: int) -> BatchPart:
     return BatchPart(PartKind.COLLATED, pickle.dumps(head), pickle.dumps(value), body_bytes)
 
 
-def _hole_or_none(value: Any) -> Hole | None:
-    return value if isinstance(value, Hole) else None
-
-
 def _holes(value: Any, path: str) -> list[tuple[str, Hole]]:
     """Every hole of a collated skeleton, with its path: "['image']", "[1][0]"."""
     if isinstance(value, Hole):
@@ -271,32 +268,21 @@ PART_BYTES = 4096
 """Memory reserved per part at first; a part without strings or other objects takes a tenth of it."""
 
 
+@dataclass(eq=False, repr=False)
 class DatasetSource:
     """The source behind a Loader. A row of its ring is a batch part, identified by `encode_position`."""
 
     fields = {PART: Rows(1, np.uint8, expected=PART_BYTES)}
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate_mode: CollateMode,
-        collate_fn: Callable[[Any], Any],
-        worker_init_fn: Callable[[int], object] | None,
-        *,
-        num_workers: int,
-        base_seed: int,
-        table_offset: int,
-        round_robin: bool,
-    ) -> None:
-        self.dataset = dataset
-        self._collate_mode = collate_mode
-        self._collate_fn = collate_fn
-        self._worker_init_fn = worker_init_fn
-        self._num_workers = num_workers
-        self.base_seed = base_seed
-        self._table_offset = table_offset
-        self._round_robin = round_robin
-        self._pickled_dataset: bytes | None = None
+    dataset: Any
+    collate_mode: CollateMode
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], object] | None
+    num_workers: int
+    base_seed: int
+    table_offset: int
+    round_robin: bool
+    _pickled_dataset: bytes | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"dataset": None, "_pickled_dataset": pickle.dumps(self.dataset)}
@@ -312,7 +298,7 @@ class DatasetSource:
     def enter_worker(self, worker: int, ring: Ring) -> None:
         """Called once in each worker process, before its first `read`."""
         self._worker, self._ring = worker, ring
-        self._buffers = SlotBuffers(ring.arena, self._table_offset, ring.spec.num_slots)
+        self._buffers = SlotBuffers(ring.arena, self.table_offset, ring.spec.num_slots)
         self._init_error: bytes | None = None
         torch.set_num_threads(1)
         if self._pickled_dataset is not None:
@@ -322,11 +308,11 @@ class DatasetSource:
         self._draw_detector: DrawDetector | None = DrawDetector(seed)
         seed_as_torch(self.base_seed, worker)
         torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=worker, num_workers=self._num_workers, seed=seed, dataset=self.dataset
+            id=worker, num_workers=self.num_workers, seed=seed, dataset=self.dataset
         )
-        if self._worker_init_fn is not None:
+        if self.worker_init_fn is not None:
             try:
-                self._worker_init_fn(worker)
+                self.worker_init_fn(worker)
             except Exception as error:  # the user's function; its error is raised in the trainer
                 self._init_error = pack_error(error, worker=worker, doing="in worker_init_fn")
 
@@ -342,7 +328,7 @@ class DatasetSource:
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         for row, where in enumerate(draws["position"].tolist()):
             slot, number = divmod(where, POSITIONS_PER_SLOT)
-            pickled = self._pickled_round_robin(slot) if self._round_robin else self._pickled(slot, number)
+            pickled = self._pickled_round_robin(slot) if self.round_robin else self._pickled(slot, number)
             out[PART].put(row, np.frombuffer(pickled, np.uint8)[:, None])
 
     def _pickled_round_robin(self, slot: int) -> bytes:
@@ -388,12 +374,12 @@ class DatasetSource:
             return BatchPart(PartKind.ERROR, b"", pack_error(error, worker=self._worker, doing=doing))
 
     def _collate(self, samples: Any, request: BatchRequest, region: BodyRegion) -> BatchPart:
-        if self._collate_mode == "rows":
+        if self.collate_mode == "rows":
             return write_default_collated(samples, region)
-        if not self._round_robin:
+        if not self.round_robin:
             seed_everything(request.step_seed())
-        collated = self._collate_fn(samples)
-        if self._collate_mode == "part":
+        collated = self.collate_fn(samples)
+        if self.collate_mode == "part":
             return write_micro_batch(collated, len(samples), region)
         part = write_batch(collated, region)
         return part._replace(body_bytes=part.body_bytes * max(1, request.probe))
@@ -402,7 +388,7 @@ class DatasetSource:
         """The samples of a part. Unless workers are round-robin, random numbers depend on a sample's position only."""
         keys = request.keys[begin:end]
         self._note(keys, request, begin)
-        if self._round_robin:
+        if self.round_robin:
             return self._read_keys(keys)
         if self._draw_detector is not None:
             try:
@@ -417,10 +403,10 @@ class DatasetSource:
         for key, seed in zip(keys, request.seeds(begin, end), strict=True):
             seed_everything(seed)
             fetched.append(self._read_keys([key]))
-        return fetched[0] if self._collate_mode == "single" else [sample for samples in fetched for sample in samples]
+        return fetched[0] if self.collate_mode == "single" else [sample for samples in fetched for sample in samples]
 
     def _read_keys(self, keys: list[Any]) -> Any:
-        if self._collate_mode == "single":
+        if self.collate_mode == "single":
             self._current_key = keys[0]
             return self.dataset[keys[0]]
         if getattr(self.dataset, "__getitems__", None):

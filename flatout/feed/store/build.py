@@ -8,7 +8,6 @@ import fcntl
 import json
 import logging
 import os
-import pickle
 import socket
 import time
 import zlib
@@ -23,11 +22,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flatout.clock import machine
-from flatout.errors import ConfigError
 from flatout.feed.config import FeedConfig
 from flatout.feed.feed import Feed
 from flatout.feed.plan import Plan
-from flatout.feed.processes import describe_unpicklable
+from flatout.feed.processes import pickle_for_workers
 from flatout.feed.source import DecodeError, Field, Rows, SampleSource
 from flatout.feed.store.file import (
     ENTRY,
@@ -45,6 +43,7 @@ from flatout.feed.store.file import (
 from flatout.feed.store.home import StoreLocation, default_folder, key_of
 from flatout.feed.worker import cause_of
 from flatout.progress import Advance, progress
+from flatout.safefiles import read_note
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -135,7 +134,8 @@ def build(items: Items, writer: StoreWriter, config: FeedConfig, advance: Advanc
     Every item is decoded only once: those that were decoded first, to find out their size, are written as they are.
     """
     if config.num_workers and config.backend == "process":
-        check_picklable(items)
+        advice = "`decode`, or use StoreConfig(backend='thread') or StoreConfig(workers=0)"
+        pickle_for_workers(items, advice=advice)
     known = _probed(items)
     unreadable: dict[int, str] = {}
     for number, (index, outcome) in enumerate(_in_order(items, known, config)):
@@ -184,18 +184,6 @@ def _decoded(
                     yield index, data.tobytes().decode()
                 else:
                     yield index, (entry, data)
-
-
-def check_picklable(items: Items) -> None:
-    """Raise ConfigError, naming the attribute, if items cannot be sent to worker processes."""
-    try:
-        pickle.dumps(items)
-    except Exception as error:  # a class may raise anything when it is pickled
-        raise ConfigError(
-            f"{type(items).__name__} cannot be sent to worker processes: {describe_unpicklable(items)} cannot be "
-            f"pickled ({error}). Open files and handles on first use in `decode`, or use StoreConfig(backend='thread') "
-            "or StoreConfig(workers=0)."
-        ) from error
 
 
 def _probed(items: Items) -> dict[int, Decoded]:
@@ -283,14 +271,14 @@ def _wait_for(lock: "BaseFileLock", note_path: Path, patience_s: float) -> bool:
     """Wait for the lock; returns whether it was acquired."""
     from filelock import Timeout
 
-    note, changed_s = _read(note_path), time.monotonic()
+    note, changed_s = read_note(note_path), time.monotonic()
     logger.warning("Waiting for %s, which is building the store of the same data.", _describe(note))
     while True:
         try:
             lock.acquire(timeout=min(0.5, patience_s), poll_interval=0.02)
             return True
         except Timeout:
-            now = _read(note_path)
+            now = read_note(note_path)
             if now != note:
                 note, changed_s = now, time.monotonic()
             elif time.monotonic() - changed_s > patience_s:
@@ -298,14 +286,6 @@ def _wait_for(lock: "BaseFileLock", note_path: Path, patience_s: float) -> bool:
                     "%s has made no progress for %g s: building a private store instead.", _describe(note), patience_s
                 )
                 return False
-
-
-def _read(note_path: Path) -> dict[str, object]:
-    try:
-        note = json.loads(note_path.read_text())
-    except (OSError, ValueError):
-        return {}  # not written yet, or half written
-    return note if isinstance(note, dict) else {}
 
 
 def _describe(note: dict[str, object]) -> str:
@@ -392,7 +372,10 @@ class StoreOpener:
         return self._opened(file)
 
     def build(self) -> OpenedStore | None:
-        """Build the store, or wait for another process that does."""
+        """Build the store, or wait for the process that builds it; None, with a warning, if there is no room.
+
+        In memory if the folder is not writable.
+        """
         obstacle = self._location.prepare()
         if obstacle:
             logger.warning(

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from flatout.errors import ConfigError, DataError
-from flatout.feed.config import plan_workers
+from flatout.feed.config import check_choices, plan_workers
 
 DTYPES = (np.dtype("u1"), np.dtype("<u2"), np.dtype("<f4"))
 """Element types of stored arrays; the position is the code in a store file."""
@@ -117,13 +117,7 @@ class StoreConfig:
     """Whether to show a progress bar while the store is built."""
 
     def __post_init__(self) -> None:
-        for name, known in {
-            "place": ("ram", "disk", "off"),
-            "policy": ("resident", "lru"),
-            "backend": ("process", "thread"),
-        }.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(map(repr, known))}.")
+        check_choices(self)
         if self.policy == "lru" and self.place == "disk":
             raise ConfigError("policy='lru' keeps items in each process's memory: use it with place='ram'.")
         if self.budget_bytes is not None and self.budget_bytes < 0:
@@ -183,10 +177,13 @@ class StoreHeader(NamedTuple):
 
 
 class StoreFile:
-    """A complete store, mapped read-only; views stay valid after `close()` until they are dropped."""
+    """A store file that was written completely, mapped read-only; some items may be omitted (`holds`).
+
+    Views stay valid after `close()` until they are dropped.
+    """
 
     def __init__(self, fd: int) -> None:
-        """Takes ownership of `fd`, even if this raises StoreFileError."""
+        """StoreFileError if the file is incomplete or damaged. Takes ownership of `fd`, even then."""
         self.fd = fd
         self.close = weakref.finalize(self, os.close, fd)
         nbytes = os.fstat(fd).st_size
@@ -323,7 +320,10 @@ class StoreWriter:
             raise _as_no_room(error) from error
 
     def add(self, index: int, entry: np.ndarray, data: np.ndarray) -> bool:
-        """Store an item's bytes, uint8 [nbytes]; False if the store is full."""
+        """Store an item's bytes, uint8 [nbytes], and its row of the index, `entry`; False if the store is full.
+
+        True also for an item larger than the whole store, which is left out.
+        """
         offset = -(-self._end // ALIGNMENT) * ALIGNMENT
         if self._begin + len(data) > self._limit_bytes:
             return True  # too large even for an empty store; other items may still fit

@@ -19,7 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from flatout.clock import machine
 from flatout.feed.store.file import VERSION, Items, StoreFile, StoreFileError
+from flatout.safefiles import sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +92,11 @@ class FdAddress(NamedTuple):
     def of(cls, fd: int) -> "FdAddress":
         """The address of a file descriptor of this process."""
         pid = os.getpid()
-        return cls(_boot(), pid, _start_of(pid), fd)
+        return cls(_boot(), pid, machine.start_ticks(pid), fd)
 
     def open(self, flags: int = os.O_RDONLY) -> int:
         """A new descriptor of the same file; raises OSError if the process or file is gone or access is denied."""
-        if self.boot != _boot() or self.start != _start_of(self.pid):
+        if self.boot != _boot() or self.start != machine.start_ticks(self.pid):
             raise ProcessLookupError(f"process {self.pid} is gone")
         path = f"/proc/{self.pid}/fd/{self.fd}"
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a terminal or a pipe could have side effects
@@ -106,11 +108,6 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _start_of(pid: int) -> int:
-    # The process name before it may contain anything, even parentheses and spaces.
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-
-
 def default_folder() -> Path:
     """$XDG_CACHE_HOME/flatout/stores, or the same below ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -118,7 +115,7 @@ def default_folder() -> Path:
 
 
 class StoreLocation:
-    """The files of one store in a folder."""
+    """Where one store is: finds it on disk or in a process, publishes a new one in place of older ones."""
 
     def __init__(self, folder: Path, key: StoreKey) -> None:
         self._folder = folder
@@ -178,7 +175,7 @@ class StoreLocation:
             yield fd
             os.fsync(fd)
             part.rename(self.path)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         for other in self._folder.glob(f"{self._key.family[:16]}-*.store"):
             if other != self.path:  # the same files before they changed
                 with suppress(OSError):
@@ -247,14 +244,6 @@ def _remove_same(path: Path, fd: int) -> None:
     with suppress(OSError):
         if os.path.samestat(os.stat(path), os.fstat(fd)):
             path.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _identity(fd: int) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Caches of decoded items: a whole store, the items used last, or none.
 
-They share one interface. Unpickled in a worker, a `ResidentCache` attaches to the same memory, and a `RecentCache`
-starts empty, with memory of its own.
+They share the interface of `ItemCache`. Unpickled in a worker, a `ResidentCache` attaches to the same memory, and a
+`RecentCache` starts empty, with memory of its own.
 
 Dimension key:  N items
 """
@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -94,41 +94,28 @@ class Lru(Generic[Key, Value]):
 UNKNOWN, GOOD, DAMAGED = 0, 1, 2
 
 
-class ItemCache(Protocol):
-    """Read-only arrays by index."""
+class ItemCache:
+    """Read-only arrays by index. This one caches nothing: every item is decoded on every access."""
 
     def get(self, index: int) -> np.ndarray | None:
         """The array, or None if it is not cached."""
+        return None
 
     def offer(self, index: int, array: np.ndarray) -> None:
         """Offer an array that was not cached and had to be decoded."""
-
-    def holds(self, index: int) -> bool: ...
-
-    def count(self) -> tuple[int, int, int]:
-        """Number of cached items, their bytes, and number of items known to be unreadable."""
-
-    def close(self) -> None: ...
-
-
-class NoCache:
-    """Caches nothing: every item is decoded on every access."""
-
-    def get(self, index: int) -> np.ndarray | None:
-        return None
-
-    def offer(self, index: int, array: np.ndarray) -> None: ...
 
     def holds(self, index: int) -> bool:
         return False
 
     def count(self) -> tuple[int, int, int]:
+        """Number of cached items, their bytes, and number of items known to be unreadable."""
         return 0, 0, 0
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the memory; may be called twice."""
 
 
-class RecentCache:
+class RecentCache(ItemCache):
     """The items used last, cached by each process separately."""
 
     def __init__(self, budget_bytes: int) -> None:
@@ -163,7 +150,7 @@ class RecentCache:
         self._lru: Lru[int, np.ndarray] = Lru(self._budget_bytes)
 
 
-class ResidentCache:
+class ResidentCache(ItemCache):
     """A whole store, in memory that all processes share.
 
     Bytes from a disk are checked when an item is first accessed, once for all processes.
@@ -179,8 +166,6 @@ class ResidentCache:
         if not self._file.holds(index) or (self._flags is not None and not self._is_good(index, self._flags)):
             return None
         return self._file.view(index)
-
-    def offer(self, index: int, array: np.ndarray) -> None: ...
 
     def holds(self, index: int) -> bool:
         return self._file.holds(index) and (self._flags is None or self._flags.flag_N[index] != DAMAGED)
@@ -259,4 +244,4 @@ def _attach(address: FdAddress, state: str, path: Path | None, flags: CheckFlags
             "store open in the process that opened it for as long as others use it.",
             error,
         )
-        return NoCache()
+        return ItemCache()

@@ -4,6 +4,7 @@ files --decode, once--> store --view--> worker, worker, ...
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from flatout.clock import StageTime, clock, machine
 from flatout.errors import ConfigError
 from flatout.feed.store.build import OpenedStore, find_or_build, memory_budget
 from flatout.feed.store.file import Items, StoreConfig, decode_item
-from flatout.feed.store.keep import ItemCache, NoCache, RecentCache, ResidentCache
+from flatout.feed.store.keep import ItemCache, RecentCache, ResidentCache
 
 HIT, MISS = "store hit", "store miss"
 """Clock stages that count hits and misses; see `Store.statistics`."""
@@ -48,7 +49,7 @@ class StoreStatistics:
         )
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """Items as read-only arrays: decoded once if there is room for them, otherwise on every access.
 
         with Store.open(Photos(paths), StoreConfig(place="disk")) as store:
@@ -71,20 +72,17 @@ class Store:
         """Find the store of these items, or build it; blocks until it is ready."""
         config = config or StoreConfig()
         if config.place == "off" or len(items) == 0:
-            return cls(items, NoCache(), budget_bytes=0)
+            return cls(items, ItemCache(), budget_bytes=0)
         if config.policy == "lru":
             budget_bytes = memory_budget(config.budget_bytes, machine.memory().free).limit_bytes
             budget_bytes //= max(1, config.num_workers)
             return cls(items, RecentCache(budget_bytes), budget_bytes=budget_bytes)
         opened = find_or_build(items, config)
         if opened is None:
-            return cls(items, NoCache(), budget_bytes=0)
+            return cls(items, ItemCache(), budget_bytes=0)
         store = cls(items, ResidentCache(opened.file, opened.path), budget_bytes=opened.budget_bytes)
         store._opened = opened
         return store
-
-    def __enter__(self) -> "Store":
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -28,7 +28,14 @@ class MLflow(Callback):
 
     def __init__(self, *, experiment: str = "flatout") -> None:
         """ConfigError if MLflow cannot open its store."""
-        _check_store()
+        try:
+            _open_client()  # does not contact a server yet
+        except Exception as error:  # each store has its own errors, and after any of them nothing would be logged
+            raise ConfigError(
+                f"MLflow cannot open its store: {one_line(error, 200).removesuffix('.')}. Set a folder or a server, "
+                "MLFLOW_TRACKING_URI=file:///folder or http://host:5000; a database such as sqlite:///mlflow.db needs "
+                "the full package: python -m pip install mlflow"
+            ) from error
         self._experiment = experiment
         self._client: Any = None
         self._id = ""
@@ -64,18 +71,6 @@ class MLflow(Callback):
     def _experiment_id(self, client: Any) -> str:
         known = client.get_experiment_by_name(self._experiment)
         return str(known.experiment_id if known is not None else client.create_experiment(self._experiment))
-
-
-def _check_store() -> None:
-    """ConfigError if MLflow cannot open its store. A server is not contacted yet."""
-    try:
-        _open_client()
-    except Exception as error:  # each store has its own errors, and after any of them nothing would be logged
-        raise ConfigError(
-            f"MLflow cannot open its store: {one_line(error, 200).removesuffix('.')}. Set a folder or a server, "
-            "MLFLOW_TRACKING_URI=file:///folder or http://host:5000; a database such as sqlite:///mlflow.db needs "
-            "the full package: python -m pip install mlflow"
-        ) from error
 
 
 def _open_client() -> Any:

@@ -1,7 +1,7 @@
 """A folder behind an fsspec URL, with the few operations that a mirror needs.
 
-    s3:// gs:// az://          through obstore, which is small and manages its own connections (the extra `cloud`)
-    file:// memory:// others   through fsspec itself, which is installed with torch
+    s3:// gs:// az:// abfss://   through obstore, which is small and manages its own connections (the extra `cloud`)
+    file:// memory:// others     through fsspec itself, which is installed with torch
 
 Credentials come from the environment or the machine, as for the cloud's own tools; never from the URL.
 """
@@ -102,13 +102,17 @@ class _Missing(RemoteError):
 
 
 def check_url(url: str) -> None:
+    """ConfigError if `url` is not a URL, or contains a login or a query; does not contact the store."""
     parts = urlsplit(url)
     if not parts.scheme or "://" not in url:
         raise ConfigError(f"--mirror {url}: not a URL. Use for example s3://bucket/folder or file:///mnt/disk/folder.")
-    if "@" in parts.netloc or parts.query:
+    # Azure writes abfss://container@account.dfs.core.windows.net/folder, which is no login.
+    is_login = "@" in parts.netloc and (parts.scheme not in ("abfs", "abfss") or ":" in parts.netloc)
+    if is_login or parts.query:
         raise ConfigError(
             f"--mirror {parts.scheme}://...: URLs appear in logs and files and must not contain credentials. Pass them "
-            "as environment variables (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS)."
+            "as environment variables (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, "
+            "AZURE_STORAGE_ACCOUNT_KEY)."
         )
 
 

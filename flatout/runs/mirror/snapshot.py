@@ -16,13 +16,13 @@ from typing import Any
 
 from flatout.runs.folder import read_record
 from flatout.runs.mirror.remote_folder import RemoteError, RemoteFolder
+from flatout.safefiles import read_note
 
 SMALL_SUFFIXES = {".json", ".jsonl", ".yaml", ".txt", ".csv"}
 SMALL_BYTES = 64 << 20
 SMALL_BYTES_BELOW = 1 << 20
 """The limit in subfolders of the run folder, such as spike's metrics/."""
 BEST = "best.pt"
-_CHUNK_BYTES = 4 << 20
 
 
 # Snapshots
@@ -44,11 +44,8 @@ class HeldFile:
         return Path(f"/proc/self/fd/{self._fd}")
 
     def sha256(self) -> str:
-        digest, offset = hashlib.sha256(), 0
-        while chunk := os.pread(self._fd, _CHUNK_BYTES, offset):
-            digest.update(chunk)
-            offset += len(chunk)
-        return digest.hexdigest()
+        with self.path.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
 
     def close(self) -> None:
         os.close(self._fd)
@@ -86,11 +83,7 @@ def position_note(state: Path) -> Path:
 
 def read_position(state: Path) -> dict[str, int]:
     """The position of a checkpoint from the file beside it; empty if there is none."""
-    try:
-        note = json.loads(position_note(state).read_text())
-    except (OSError, ValueError):
-        return {}
-    return {key: value for key, value in note.items() if isinstance(value, int)} if isinstance(note, dict) else {}
+    return {key: value for key, value in read_note(position_note(state)).items() if isinstance(value, int)}
 
 
 def _is_small(path: Path, most_bytes: int) -> bool:
