@@ -30,6 +30,7 @@ HEIGHT = {
     "ranks": 5,
     "engine": 6,
     "runs": 7,
+    "hub": 7,
     "charts": 7,
     "export": 7,
     "yolo": 8,
@@ -38,6 +39,7 @@ HEIGHT = {
     "__init__": 9,
     "bootstrap": 10,
     "monitor": 10,
+    "profile_any": 10,
     "profile_command": 10,
     "__main__": 11,
 }

@@ -53,7 +53,9 @@ def run(codes: list[str], names: dict[str, object]) -> dict[str, object]:
 def test_every_block_is_run_below():
     headings = (
         "Detect",
-        "Results for other tools",
+        "Results",
+        "Other tools",
+        "Tracking",
         "Train, evaluate, export",
         "Smaller copies of a data set",
         "What the network saw",
@@ -63,15 +65,36 @@ def test_every_block_is_run_below():
     assert sum(len(blocks(heading)) for heading in headings) == PAGE.count("```python")
 
 
-def test_detecting(tmp_path, capsys):
+@pytest.fixture
+def photos(tmp_path: Path) -> None:
+    """Weights, two photographs and a video."""
     weights_file(tmp_path / "best.pt")
     (tmp_path / "photos").mkdir()
     for number, name in enumerate("ab"):
         cv2.imwrite(f"photos/{name}.jpg", make_image(number + 1, (96, 96)))
     write_video(tmp_path / "clip.mp4", 3)
-    names = run([*blocks("Detect"), *blocks("Results for other tools")], {})
+
+
+@pytest.mark.usefixtures("photos")
+def test_detecting(capsys):
+    names = run([*blocks("Detect"), *blocks("Results")], {})
     assert "photos/a.jpg" in capsys.readouterr().out and Path("found.jpg").is_file()
-    assert len(names["records"]) == len(names["whole_pixels"])
+    assert len(names["records"]) == len(names["whole_pixels"]) == len(names["crops"])
+
+
+@pytest.mark.usefixtures("photos")
+def test_other_tools():
+    for package in ("pandas", "supervision"):
+        pytest.importorskip(package, reason="needs the extras `pandas` and `track`")
+    names = run([blocks("Detect")[0], *blocks("Other tools")], {})
+    assert len(names["table"]) == len(names["detections"]) == len(names["result"])
+
+
+@pytest.mark.usefixtures("photos")
+def test_tracking():
+    pytest.importorskip("trackers", reason="needs the extra `track`")
+    names = run([*blocks("Detect")[:2], *blocks("Tracking")], {})
+    assert (names["result"].ids > 0).any()
 
 
 def test_training_evaluating_and_exporting(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -248,10 +249,13 @@ def test_commands_without_a_key_and_variables_of_the_machine_are_accepted(comman
         ({"package": "git+https://me:abc123@host/flatout"}, "a key or password"),
         ({"command": (*TRAIN, "--name", "x" * 4000)}, "characters"),
         ({"command": ("doctor",)}, "the training command is missing"),
-        ({"gpus": "many"}, "use a number or all"),
-        ({"gpus": "0"}, "use a number or all"),
-        ({"fetch": "echo 'open"}, "--fetch: the shell cannot parse this: .*[Uu]nterminated|unexpected EOF"),
-        ({"at_end": "if true"}, "--at-end: the shell cannot parse this"),
+        ({"gpus": "many"}, "use a number, or all; 0 trains on the CPU"),
+        ({"gpus": "-1"}, "use a number, or all; 0 trains on the CPU"),
+        (
+            {"fetch": "echo 'open"},
+            "--fetch: sh cannot parse the commands: .*([Uu]nterminated|unexpected EOF).*run by sh, not bash",
+        ),
+        ({"at_end": "if true"}, "--at-end: sh cannot parse the commands: .* check quotes and brackets"),
         ({"package": ""}, "--package is missing: .* There is no default"),
     ],
 )
@@ -259,6 +263,22 @@ def test_what_cannot_be_printed_is_refused(change: dict[str, Any], message: str)
     with pytest.raises(ConfigError, match=message) as refused:
         script_of(BootstrapConfig(**({"command": TRAIN, "package": PACKAGE} | change)))
     assert "abc123" not in str(refused.value) and "AKIA" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["flatout", "Flatout[tb]", " flatout==0.1.0", "flatout[tb, eval] >= 0.1; python_version > '3'"]
+)
+def test_a_name_that_pip_would_look_up_on_the_package_index_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"where it is not ours.*Give an address"):
+        BootstrapConfig(command=TRAIN, package=name)
+
+
+@pytest.mark.parametrize(
+    "package",
+    [f"flatout @ {PACKAGE}", f"flatout[tb]@{PACKAGE}", "./flatout", "/data/flatout", "flatout-0.1.0-py3-none-any.whl"],
+)
+def test_an_address_is_what_pip_installs(package: str) -> None:
+    assert f"package={shlex.quote(package)}\n" in script_of(BootstrapConfig(command=TRAIN, package=package))
 
 
 NASTY = [
@@ -295,7 +315,7 @@ def test_any_command_of_the_user_runs_as_it_would_by_itself(command: str, machin
 @given(st.text(alphabet=st.sampled_from("ab \n\t\\'\"`$#&;|(){}<>!*?~-=%"), max_size=30))
 def test_every_command_is_refused_or_gives_a_script_that_parses(command: str) -> None:
     if subprocess.run(["sh", "-n"], input=command, capture_output=True, text=True).returncode:
-        with pytest.raises(ConfigError, match="the shell cannot parse this"):
+        with pytest.raises(ConfigError, match="sh cannot parse the commands"):
             script_of(BootstrapConfig(command=TRAIN, package=PACKAGE, fetch=command))
         return
     text = script_of(BootstrapConfig(command=TRAIN, package=PACKAGE, fetch=command, at_end=command))

@@ -94,6 +94,64 @@ def test_an_unknown_command_is_one_sentence_with_the_closest_match(word, advice,
     assert capsys.readouterr().err == f"flatout: unknown command {word!r}; {advice}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (
+            ["train", "--data", "a.yaml"],
+            "which job? `flatout yolo train`, `flatout defect train` or `flatout spike train`.",
+        ),
+        (["val"], "which job? `flatout yolo test`, `flatout defect test` or `flatout spike test`."),
+        (
+            ["predict", "a.jpg"],
+            "which job? `flatout yolo detect`, `flatout defect predict` or `flatout spike predict`.",
+        ),
+        (["export"], "which job? `flatout yolo export` or `flatout defect export`."),
+        (["detect", "--source", "0"], "run `flatout yolo detect --source 0`."),
+        (["info", "yolov7"], "run `flatout yolo info yolov7`."),
+    ],
+)
+def test_a_command_of_a_job_without_its_job_is_answered_with_the_right_one(words, answer, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"flatout: {words[0]!r} is a command of a job: {answer}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "real"),
+    [
+        (["yolo", "val"], "flatout yolo test"),
+        (["yolo", "evaluate"], "flatout yolo test"),
+        (["yolo", "predict"], "flatout yolo detect"),
+        (["defect", "detect"], "flatout defect predict"),
+        (["spike", "val"], "flatout spike test"),
+    ],
+)
+def test_other_names_of_commands_work(words, real, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith(f"usage: {real} ")
+
+
+def test_help_lists_the_other_names(capsys):
+    for words, names in (
+        (["yolo"], "val for test, predict for detect"),
+        (["spike"], "val for test, detect for predict"),
+    ):
+        assert main(words) == 0
+        assert f"Other names: {names}." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "flag"),
+    [("model=a.pt", "--weights a.pt"), ("imgsz=320", "--img-size 320"), ("conf=0.4", "--conf-thres 0.4")],
+)
+def test_settings_with_an_equals_sign_are_answered_with_the_flag(word, flag, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["yolo", "predict", word])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"unknown argument {word}. Flags are written with dashes: {flag}\n")
+
+
 def test_a_command_gets_its_own_words_and_its_exit_code_is_returned(command):
     seen = []
     command(lambda argv: seen.append(argv) or 5)

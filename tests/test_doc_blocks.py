@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from itertools import dropwhile, groupby, pairwise
+from itertools import dropwhile, groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -264,6 +264,8 @@ def command_problem(words: Sequence[str]) -> str:
             return flatout_problem(["yolo", door.removesuffix(".py").removesuffix("_aux"), *rest])
         case ["python", "-m", "flatout", *rest]:
             return flatout_problem(rest)
+        case ["python", "-m", "flatout.profile_any", *rest]:
+            return profile_any_problem(rest)
         case ["python", "-m", "tests.runs.toy_job", *rest]:
             return flatout_problem(["toy", *rest])
         case ["torchrun", *rest] | ["srun", "torchrun", *rest]:
@@ -273,18 +275,29 @@ def command_problem(words: Sequence[str]) -> str:
         case ["./run", command, *_]:
             known = re.findall(r"^  (\w+) ", (ROOT / "run").read_text(), re.MULTILINE)
             return "" if command in known else f"./run has no command {command!r}"
+        case ["docker", "build", *_]:
+            return ""
+        case ["docker", "run", *rest] if "flatout" in rest:
+            return flatout_problem(rest[rest.index("flatout") + 1 :])  # after the image's name, which starts flatout
         case [program, *_] if program in OTHER_PROGRAMS:
             return ""
     return f"{words[0]!r} is no program that the documentation may use"
 
 
-OTHER_PROGRAMS = (".", "aws", "cd", "git", "head", "pip", "scontrol")
+OTHER_PROGRAMS = (".", "aws", "cd", "export", "git", "head", "pip", "scontrol", "trtexec")
+
+
+def profile_any_problem(words: list[str]) -> str:
+    """What is wrong with the flags before the script that is watched."""
+    flags = [word for word in takewhile(lambda word: not word.endswith(".py"), words) if word.startswith("-")]
+    known = (ROOT / "flatout/profile_any.py").read_text()
+    return next((f"profile_any has no flag {flag}" for flag in flags if f'"{flag}"' not in known), "")
 
 
 def flatout_problem(words: list[str]) -> str:
     """What is wrong with the arguments of `flatout`, without running the command."""
     to_launch = list[str]()
-    if words[:1] == ["bootstrap"] and "--" in words:
+    if words[:1] in (["bootstrap"], ["launch"]) and "--" in words:
         at = words.index("--")
         words, to_launch = words[:at], words[at + 1 :]
     # An ellipsis may be the value of a flag; after a value it would be taken for one more of them.
@@ -293,7 +306,7 @@ def flatout_problem(words: list[str]) -> str:
         with only_parsing():
             run(take_debug(words)[0])
     except Parsed as parsed:
-        if words[0] == "profile":
+        if words[0] == "profile" and words[1] in JOBS:
             return flatout_problem([words[1], "train", *parsed.rest])
         if unknown := [word for word in parsed.rest if word != "..."]:
             return f"flatout {' '.join(words[:2])}: unknown: {' '.join(unknown)}"
@@ -384,6 +397,7 @@ def run_blocks(blocks: Sequence[Block], folder: Path, *, given: str = "") -> str
 
 FILES = {
     "README.md": ["images"],
+    "docs/assistants.md": ["images"],
     "docs/augment.md": ["bolts.yaml"],
     "docs/callbacks.md": ["demo-data/demo.yaml"],
     "docs/data.md": ["data.yaml"],
@@ -517,6 +531,7 @@ def test_a_command_in_a_block_of_text_is_reported():
         ("flatout bootstrap --package a -- yolo train --fats", "unknown: --fats"),
         ("torchrun --standalone --nproc_per_node 2 train.py --fats", "unknown: --fats"),
         ("A=1 flatout doctor --jsn", "--jsn"),
+        ("docker run --rm --gpus all flatout doctor --jsn", "--jsn"),
         ("flatout doctor && ./run demmo", "./run has no command 'demmo'"),
         ("flatout yolo train --epochs many", "--epochs"),
         ("flatout defect train --epochs many", "epochs: wrong value ('many')"),

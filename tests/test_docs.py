@@ -40,6 +40,11 @@ def test_every_link_between_pages_has_a_target():
 def test_nothing_advises_to_install_our_name_from_the_package_index():
     """The name there is not ours: a package that somebody else registers would be installed."""
     root = DOCS.parent
-    files = [*root.glob("*.md"), *DOCS.glob("*.md"), *root.glob("flatout/**/*.py"), root / "flatout/bootstrap/body.sh"]
-    advice = re.compile(r"pip install [^\n|]*?[\"' ]flatout(?:\[|[\"'`\s]|$)")
+    folders = ("flatout/**/*.py", "flatout/**/*.sh", "bench/**/*.py", "examples/**/*", "weights/*.md")
+    files = [*root.glob("*.md"), *DOCS.glob("*.md"), root / "run", root / "Dockerfile"]
+    files += [path for folder in folders for path in root.glob(folder) if path.suffix in (".py", ".sh", ".md")]
+    # An address after the name, `flatout[tb] @ git+...`, is not looked up.
+    advice = re.compile(r"pip install [^\n|]*?[\"' ]flatout(?:\[[\w,]*\])?(?! ?@)(?:[=<>~!]|[\"'`\s]|$)")
+    assert advice.search("pip install 'flatout[tb]'") and advice.search("`pip install -U flatout`")
+    assert not advice.search('pip install "flatout[tb] @ git+https://HOST/OWNER/flatout"')
     assert not [f"{file.name}: {found[0]}" for file in files for found in advice.finditer(file.read_text())]

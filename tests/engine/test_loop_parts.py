@@ -83,7 +83,7 @@ class TestClipping:
         job: Any = SimpleNamespace(paddings={})
         step = Step(
             job, network, network, make_optimizer("sgd", [list(network)], lr=1.0, momentum=0.9, decays=(0.0,)), None,
-            precision=precision, clip_norm=clip_norm, graphs=False, world=World(), device=CPU,
+            precision=precision, clip_norm=clip_norm, graphs=False, world=World(),
         )  # fmt: skip
         for parameter, gradient in zip(network, gradients, strict=True):
             parameter.grad = torch.full((1,), gradient * self.SCALE)
@@ -234,15 +234,14 @@ class TestCompiling:
             clip_norm=None,
             graphs=True,
             world=World(0, 1, 0),
-            device=torch.device("cpu"),
         )
-        assert not step.graphs._simplify(), "the plain network has nothing simpler"
+        assert not step.graphs.simplify(), "the plain network has nothing simpler"
         step.use_forward(compiled)
-        assert step.graphs._simplify() and step._forward is network
+        assert step.graphs.simplify() and step._forward is network
         assert [record.message for record in caplog.records] == [
             "A step of the compiled network cannot be captured as a CUDA graph: training goes on uncompiled."
         ]
-        assert not step.graphs._simplify()
+        assert not step.graphs.simplify()
 
 
 class TestWorld:

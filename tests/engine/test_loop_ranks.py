@@ -79,7 +79,7 @@ def of_two_ranks(window: int, interrupts: Interrupts | None = None, **settings: 
         batches=job,
         config=LoopConfig(epochs=1, steps_per_epoch=STEPS, **settings),
         device=torch.device("cpu"),
-        interrupts=interrupts,
+        interrupts=interrupts or Interrupts(),
         world=AgreeingWorld(size=2),
     )
 

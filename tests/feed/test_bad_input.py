@@ -80,8 +80,8 @@ def test_an_invalid_setting_is_refused(knobs: dict[str, Any], words: list[str]):
         ({"weights": np.full(32, np.nan)}, ["weights must be finite, non-negative"]),
         ({"weights": np.zeros(32)}, ["weights must be", "not all zero"]),
         ({"weights": np.ones(32), "order": np.arange(32)}, ["weights and order cannot be combined"]),
-        ({"order": np.arange(33)}, ["order contains sample 32", "0..31"]),
-        ({"order": [0, -1]}, ["order contains sample -1", "0..31"]),
+        ({"order": np.arange(33)}, ["order contains sample 32", "0 to 31"]),
+        ({"order": [0, -1]}, ["order contains sample -1", "0 to 31"]),
         ({"order": []}, ["order has shape (0,)"]),
         ({"order": np.zeros((4, 8), int)}, ["order has shape (4, 8)"]),
         ({"order": np.linspace(0, 31, 32)}, ["order has dtype float64", "integers"]),
@@ -306,7 +306,7 @@ def test_weights_cannot_change_within_an_epoch():
     [
         ({"seed": 8}, ["cannot continue", "seed was 0, is 8"]),
         ({"batch_size": 16}, ["cannot continue", "samples_per_step was 8, is 16"]),
-        ({"order": np.arange(32)}, ["cannot continue", "order of its epoch has changed"]),
+        ({"order": np.arange(32)}, ["cannot continue", "the order of epoch 0 has changed", "start a new stream"]),
     ],
     ids=["seed", "batch", "order"],
 )

@@ -129,7 +129,7 @@ def test_weights_within_an_epoch_are_refused():
         ({"seed": 6}, "seed was 5, is 6"),
         ({"batch_size": 4}, "samples_per_step was 8, is 4"),
         ({"num_samples": 43}, "num_samples was 42, is 43"),
-        ({"order": np.arange(42)}, "order of its epoch"),
+        ({"order": np.arange(42)}, "order of epoch 0 has changed"),
     ],
 )
 def test_a_stream_that_would_differ_is_refused_with_the_difference(changes, words):

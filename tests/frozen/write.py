@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from flatout.cli import JOBS as MODULES
 from tests.frozen.helps import help_of
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-JOBS = ("yolo", "defect", "spike")
+JOBS = tuple(MODULES)
 COMMAND = "python -m tests.frozen.write"
 
 

@@ -249,7 +249,7 @@ def test_other_loggers_are_refused_with_a_command_if_they_are_not_installed(name
 def test_the_monitor_shows_the_run(stopped: JobFolder):
     state = run_state(stopped.run_folder)
     assert (state["state"], state["epoch"], state["epochs"]) == ("stopped", 1, 3)
-    assert state["series"] and state["readiness"] is not None
+    assert state["rows"] and state["readiness"] is not None
 
 
 def test_profile_shows_where_the_time_goes(job: JobFolder):

@@ -20,7 +20,7 @@ from flatout.runs.folder import RunRequest
 from flatout.runs.mirror import Mirror
 from flatout.runs.mirror import snapshot as manifests
 from flatout.runs.mirror.mirror import Uploads
-from flatout.runs.mirror.remote_folder import RemoteError, RemoteFolder
+from flatout.runs.mirror.remote_folder import RemoteError, RemoteFolder, check_url
 from flatout.runs.mirror.snapshot import Snapshot
 from flatout.runs.options import Identity
 from tests.feed.injections import wait_until
@@ -330,6 +330,9 @@ def test_a_mirror_that_cannot_be_reached_is_an_error_before_training(
     [
         ("bucket/folder", "not a URL"),
         ("s3://AKIA:secret@bucket/folder", "must not contain credentials"),
+        ("s3://secret@bucket/folder", "must not contain credentials"),
+        ("abfss://user:secret@account.dfs.core.windows.net/folder", "must not contain credentials"),
+        ("abfss://container@account.dfs.core.windows.net/folder?sig=secret", "must not contain credentials"),
         ("carrier-pigeon://loft", "is not supported here"),
     ],
 )
@@ -337,6 +340,11 @@ def test_urls_that_cannot_be_used_are_refused_without_their_secrets(url: str, me
     with pytest.raises(ConfigError, match=message) as refused:
         Mirror(url, "exp")
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("scheme", ["abfs", "abfss"])
+def test_the_usual_form_of_an_azure_url_is_accepted(scheme: str) -> None:
+    check_url(f"{scheme}://container@account.dfs.core.windows.net/folder")
 
 
 @pytest.mark.parametrize("name", ["../run.json", "/etc/passwd", "a/b/c.pt", "", ".."])

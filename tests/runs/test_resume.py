@@ -13,7 +13,6 @@ from flatout.runs.folder import RunRequest, choose_run, read_record
 from flatout.runs.options import (
     Identity,
     RunOptions,
-    changes,
     checkpoint_to_resume,
     config_of,
     flat,
@@ -53,7 +52,8 @@ def unfinished(project: Path, **given: object) -> Path:
 
 def test_a_config_equals_itself_after_a_round_trip_through_a_file():
     config = {"size": (320, 320), "hyp": {"lr0": 0.01}}
-    assert changes(json.loads(json.dumps(config)), config) == []
+    other = json.loads(json.dumps(config)) | {"seed": 1}
+    assert Identity(config | {"seed": 2}).compare(other).different == ["seed 1 -> 2"]
     found = Identity(config).compare(json.loads(json.dumps(config)))
     assert found.is_same_training and not found.extends and not found.rounding
 

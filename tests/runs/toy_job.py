@@ -1,4 +1,4 @@
-"""A complete job in one file: an image classifier, explained in docs/new-job.md.
+"""A complete job, an image classifier, explained in docs/new-job.md; its images come from toy_images.py.
 
     python -m tests.runs.toy_job --epochs 4 [any flag of a run]
 
