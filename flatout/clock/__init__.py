@@ -32,7 +32,16 @@ if TYPE_CHECKING:
         place_label,
         read_totals,
     )
-    from flatout.clock.machine import Cores, Descriptors, Memory, OtherLoad, Shm, busy_cores, fitting_threads
+    from flatout.clock.machine import (
+        Cores,
+        Descriptors,
+        Memory,
+        OtherLoad,
+        Shm,
+        busy_cores,
+        cpu_features,
+        fitting_threads,
+    )
     from flatout.clock.worker_registry import TIMELINE_DTYPE, TracedTotals, want, worker_timelines
 
 __getattr__, __dir__ = face(__name__)

@@ -79,6 +79,13 @@ def cpu_name(root: Path = ROOT) -> str:
     return next(names, platform.machine())
 
 
+def cpu_features(root: Path = ROOT) -> frozenset[str]:
+    """Names of the instruction sets that the processor has, as Linux writes them; empty on other systems."""
+    lines = (cgroup.system_text(root / "proc/cpuinfo") or "").splitlines()
+    listed = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(listed, []))
+
+
 def usable_cores(machine: int, affinity: int, quota: float | None) -> int:
     """The smallest of the three as an integer, at least 1."""
     whole_quota = machine if quota is None else int(quota)

@@ -31,7 +31,7 @@ from flatout.defect.options import RENAMED_OPTIONS, TrainOptions
 from flatout.defect.step import DefectJob, StepConfig, StepwiseSchedule
 from flatout.defect.synth.pool import amplitudes_of
 from flatout.defect.weights import load_network, weights_metadata
-from flatout.engine import DTYPES, Amp, Callback, Sections, default_fast_amp, make_optimizer
+from flatout.engine import DTYPES, Amp, Callback, Sections, default_amp, make_optimizer
 from flatout.errors import CheckpointError, DataError, counted
 from flatout.feed import DecodeError, DeviceBatch, DeviceBatches, Store, StoreConfig
 from flatout.runs import (
@@ -99,8 +99,8 @@ PAIR_RECIPE: dict[str, Any] = {
     "noise": 6.0,
     "edge_noise": 0.4,
 }
-"""Options that are changed for pairs, unless they are given: painted differences as those that are left between an
-inspected image and its aligned template."""
+"""Options that are changed for pairs if they have their default values: painted differences as those that are left
+between an inspected image and its aligned template."""
 SCAN_STEEPNESS = 4.0
 """`steepness` for pairs of black-and-white scans, whose edges are full steps wherever they lie."""
 MAX_GREY_SHARE = 0.05
@@ -108,7 +108,10 @@ MAX_GREY_SHARE = 0.05
 
 
 def with_pair_recipe(options: TrainOptions) -> TrainOptions:
-    """The options, and for pairs with the recipe for pairs, where they have their default values."""
+    """The options; if the data are pairs, those that have their default values are replaced by `PAIR_RECIPE`.
+
+    DataError if the first template cannot be read.
+    """
     if not options.training_dataset_path or not holds_pairs(options.training_dataset_path):
         return options
     first = list_pair_images(options.training_dataset_path)[0]
@@ -145,7 +148,7 @@ class DefectRecipe(Recipe):
 
     @property
     def amp(self) -> Amp:
-        return default_fast_amp(self.device) if self.options.amp == "auto" else self.options.amp
+        return default_amp(self.device) if self.options.amp == "auto" else self.options.amp
 
     def open_data(self) -> DataFacts:
         self._images = find_images(images_config(self.options))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
     from flatout.engine.optim import MovingAverage, make_optimizer, parameters_of
     from flatout.engine.reproducible import differences, environment, seed_all, set_determinism, warn_of_waiting_threads
-    from flatout.engine.step import DTYPES, Amp, default_fast_amp
+    from flatout.engine.step import DTYPES, Amp, default_amp, has_native_bf16
     from flatout.engine.step_hash import HashedStep, hash_inputs
 
 __getattr__, __dir__ = face(__name__)

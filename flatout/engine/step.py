@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flatout.clock import clock
+from flatout.clock import clock, cpu_features
 from flatout.engine.graphs import Graphs
 from flatout.engine.job import Job
 from flatout.engine.optim import MovingAverage, parameters_of, step_unless
@@ -92,11 +92,22 @@ class Precision:
         torch.reciprocal(self._scale, out=self._inverse)
 
 
-def default_fast_amp(device: torch.device) -> Amp:
-    """bf16 if the GPU supports it natively, else fp16; off on the CPU."""
+CPU_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Instruction sets with products of bf16 numbers: of x86 processors, and of ARM ones."""
+
+
+def has_native_bf16(device: torch.device) -> bool:
+    """Whether the device computes in bf16 by instructions of its own; converting to float32 and back takes longer."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and not CPU_BF16.isdisjoint(cpu_features())
+
+
+def default_amp(device: torch.device) -> Amp:
+    """bf16 if the GPU supports it natively, else fp16; off on the CPU, where results are expected to be exact."""
     if device.type != "cuda":
         return "off"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "bf16" if has_native_bf16(device) else "fp16"
 
 
 # Batch norm

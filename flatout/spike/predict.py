@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from flatout.engine import DTYPES, default_fast_amp
+from flatout.engine import DTYPES, default_amp
 from flatout.errors import CheckpointError, DataError
 from flatout.ranks import choose_device
 from flatout.spike.config import SpikeConfig, config_from
@@ -80,7 +80,7 @@ def load_predictor(
     if config.MODEL.CHANNELS_LAST:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     config = replace(config, TEST=replace(config.TEST, **(tiles or {})))
-    restorer = Restorer(network.to(chosen), ToClip(config.DATA), config.TEST, DTYPES[default_fast_amp(chosen)])
+    restorer = Restorer(network.to(chosen), ToClip(config.DATA), config.TEST, DTYPES[default_amp(chosen)])
     return DeblurPredictor(config, restorer, chosen)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from flatout.cli import Change
 from flatout.clock import clock
-from flatout.engine import DTYPES, Amp, Callback, EpochReport, IntervalStats, MovingAverage, Sections, default_fast_amp
+from flatout.engine import DTYPES, Amp, Callback, EpochReport, IntervalStats, MovingAverage, Sections, default_amp
 from flatout.errors import ConfigError
 from flatout.feed import DeviceBatches
 from flatout.ranks import World
@@ -166,7 +166,7 @@ class SpikeRecipe(Recipe):
     @property
     def amp(self) -> Amp:
         """The precision of a step; `auto` is off on a CPU, where half precision is slow."""
-        return default_fast_amp(self.device) if self.config.TRAIN.AMP == "auto" else self.config.TRAIN.AMP
+        return default_amp(self.device) if self.config.TRAIN.AMP == "auto" else self.config.TRAIN.AMP
 
     def identity(self) -> Identity:
         values = plain_values(self.config)

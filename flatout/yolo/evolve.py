@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.engine import Callback, Callbacks, RunStart, Scores, default_fast_amp
+from flatout.engine import Callback, Callbacks, RunStart, Scores, has_native_bf16
 from flatout.errors import ConfigError, DivergedError
 from flatout.ranks import StopSignals, choose_devices, read_world
 from flatout.runs import RunFolder, RunRequest, Spending, choose_run, finished_run, reporting_end
@@ -84,7 +84,7 @@ def evolve(
 
 def _run_request(options: TrainOptions, hyp: Hyp) -> RunRequest:
     device = choose_devices(options.device)[0]
-    meant = identity(options, hyp, cuda=device.type == "cuda", bf16=default_fast_amp(device) == "bf16")
+    meant = identity(options, hyp, cuda=device.type == "cuda", bf16=has_native_bf16(device))
     return RunRequest(
         project=Path(options.project),
         name=options.name,

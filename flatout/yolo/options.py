@@ -207,11 +207,12 @@ class TrainOptions(RunOptions):
     )
     """On a GPU `fast` changes off to auto, unless `no_compile` is set."""
     channels_last: bool = option(
-        False, "use the channels-last memory layout, which convolutions on GPUs prefer", change="rounding"
+        False, "use the channels-last memory layout, which is faster for convolutions", change="rounding"
     )
     amp: Amp | None = option(
         None,
-        "mixed precision (default: fp16 on a GPU, off on a CPU; with --fast: bf16, if the device supports it)",
+        "mixed precision (default: fp16 on a GPU, off on a CPU; with --fast: bf16, if the device has instructions for "
+        "it)",
         change="rounding",
     )
     no_fast_dataloader: bool = option(
@@ -349,7 +350,7 @@ class TrainOptions(RunOptions):
                 options,
                 fast_dataloader=self.asked.decodes_once,
                 device_augment=self.asked.on_device(gpu=cuda),
-                channels_last=self.channels_last or (cuda and not self.no_channels_last),
+                channels_last=self.channels_last or not self.no_channels_last,
                 compile="auto" if self.compile == "off" and cuda and not self.no_compile else self.compile,
                 amp="bf16" if self.amp is None and bf16 else self.amp,
             )

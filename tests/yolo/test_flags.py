@@ -181,6 +181,9 @@ def test_fast_chooses_what_the_machine_can_do_and_respects_other_flags():
     on_gpu, on_cpu = fast.resolved(cuda=True, bf16=True), fast.resolved(cuda=False, bf16=False)
     assert (on_gpu.device_augment, on_gpu.amp, on_gpu.compile, on_gpu.channels_last) == (True, "bf16", "auto", True)
     assert (on_cpu.device_augment, on_cpu.amp, on_cpu.compile, on_cpu.worker_tensor) == (False, None, "off", True)
+    assert on_cpu.channels_last
+    assert fast.resolved(cuda=False, bf16=True).amp == "bf16"
+    assert not train_options("--fast --no-channels-last").resolved(cuda=False, bf16=False).channels_last
     assert train_options("--fast --amp off --compile on").resolved(cuda=True, bf16=True).amp == "off"
     assert on_gpu.resolved(cuda=True, bf16=True) == on_gpu
 

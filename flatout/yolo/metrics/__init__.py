@@ -11,6 +11,7 @@ Files:
 from flatout.yolo.metrics.evaluation import (
     LOSSES,
     SCORES,
+    YOLOV7_LOSSES,
     YOLOV7_RESULTS,
     ClassScores,
     Curves,
@@ -37,6 +38,7 @@ __all__ = [
     "IOU_THRESHOLDS",
     "LOSSES",
     "SCORES",
+    "YOLOV7_LOSSES",
     "YOLOV7_RESULTS",
     "ClassScores",
     "ConfusionMatrix",

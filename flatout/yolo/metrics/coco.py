@@ -447,11 +447,11 @@ def _categories(file: Path, content: dict[str, Any], names: Sequence[str]) -> tu
             f"{file}: it has no category for {len(absent)} of {counted(len(names), 'class')}, such as {absent[0]!r}; "
             f"its categories are {theirs}. Use the same names, or the annotation file of this data set."
         )
-    classes = {_normalised(name) for name in names}
-    if len(classes) < len(names):
+    classes = {_normalised(name): name for name in names}
+    if twice := [name for name in names if classes[_normalised(name)] != name or names.count(name) > 1]:
         raise DataError(
-            f"{file}: two classes of the data set have the same name, so they cannot be identified by name. Rename one "
-            "in the data YAML."
+            f"Two classes of the data set have the same name, {twice[0]!r} (case and spaces are ignored), so they "
+            f"cannot be matched with the categories of {file}. Rename one in the data YAML."
         )
     return tuple(ids[_normalised(name)] for name in names), [name for name in ids if name not in classes]
 

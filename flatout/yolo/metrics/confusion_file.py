@@ -126,7 +126,7 @@ def _read_json(path: Path) -> tuple[Any, list[str] | None]:
         return _from_json(json.loads(_bytes(path)))
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{path}: this confusion matrix is not valid JSON: {str(error)[:100]}. Write it again, or give a .csv, "
+            f"{path}: this confusion matrix is not valid JSON: {str(error)[:100]}. Correct it, or give a .csv, "
             ".txt or .npz file."
         ) from None
 

@@ -188,9 +188,10 @@ SCORES = (
 LOSSES = ("box", "obj", "cls")
 """Losses of a validation; in files their names are prefixed with `val_`."""
 
+YOLOV7_LOSSES = ("box", "obj", "cls", "total")
 YOLOV7_RESULTS = ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95", "val_box", "val_obj", "val_cls")
-"""Values of an evaluation in results.txt, the file of a study and evolve.txt. Written out, because other programs read
-them by position: a further loss must not add a column."""
+"""Losses of a training in results.txt, and values of an evaluation there, in the file of a study and in evolve.txt.
+Written out, because other programs read them by position: a further loss must not add a column."""
 
 
 def headings() -> list[str]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from flatout.clock import clock
 from flatout.config import read_config
-from flatout.engine import DTYPES, Amp, Callback, EpochReport, MovingAverage, Sections, default_fast_amp, explain
+from flatout.engine import DTYPES, Amp, Callback, EpochReport, MovingAverage, Sections, explain, has_native_bf16
 from flatout.errors import ConfigError, FlatoutError, ResourceError
 from flatout.feed import DeviceBatches
 from flatout.ranks import World, read_world
@@ -56,7 +56,7 @@ from flatout.yolo.label_audit.passes import PassConfig, pass_during_training
 from flatout.yolo.label_audit.rank import gather_evidence
 from flatout.yolo.label_audit.set_boxes import labels_as_boxes
 from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, write_statistics
-from flatout.yolo.metrics import LOSSES, YOLOV7_RESULTS, zero_scores
+from flatout.yolo.metrics import LOSSES, YOLOV7_LOSSES, YOLOV7_RESULTS, zero_scores
 from flatout.yolo.metrics.coco import is_requested
 from flatout.yolo.model.network import Network
 from flatout.yolo.multihead.training import WantedHeads, class_aware
@@ -147,7 +147,7 @@ class YoloRecipe(Recipe):
         assert isinstance(options, TrainOptions)
         self.unresolved = options
         """The options as given, before shortcuts are resolved; opt.yaml holds these."""
-        self._cuda, self._bf16 = device.type == "cuda", default_fast_amp(device) == "bf16"
+        self._cuda, self._bf16 = device.type == "cuda", has_native_bf16(device)
         super().__init__(options.resolved(cuda=self._cuda, bf16=self._bf16), world, device, resume=resume)
         _check(self.options)
         self.hyp = self._read_hyp(resume)
@@ -309,9 +309,8 @@ class YoloRecipe(Recipe):
     def rows(self, epoch: int, report: EpochReport, found: ValidationResult | None) -> EpochRecord:
         scores = found.outcome.scores if found is not None else zero_scores()
         last = self._job.last
-        result = EpochResult(
-            epoch, self._epochs, memory_gb(), tuple(report.items.values()), last.num_targets, last.width_px, scores
-        )
+        losses = tuple(report.items[name] for name in YOLOV7_LOSSES)
+        result = EpochResult(epoch, self._epochs, memory_gb(), losses, last.num_targets, last.width_px, scores)
         rates = {f"lr{index}": rate for index, rate in enumerate(report.lrs)}
         first = {name: scores[name] for name in YOLOV7_RESULTS}
         # Newer scores come last, so that programs that read columns by number still find the old ones.
