@@ -192,7 +192,10 @@ def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequen
 
 
 def _difference(whole: WholeImage, model: Model, path: Path, grid: Grid) -> float | None:
-    """Largest difference between model and network on a batch of two images; ParityError if above the tolerance."""
+    """Largest difference of the exported `model` from the network `whole`, on two images; ParityError if too large.
+
+    None, with a warning, if onnxruntime is not installed.
+    """
     if not is_installed("onnxruntime"):
         logger.warning(
             "%s was not verified, because onnxruntime is not installed: pip install onnxruntime, and export again.",

@@ -420,7 +420,8 @@ class Loop:
         self.interrupts.nothing_unsaved = self.world.size == 1 and self.steps_here == self._saved_steps
 
     def _work_between_steps(self) -> None:
-        """Do the work that is due between two steps, if any; waits for the device. Not for the end of an epoch."""
+        """Do what `between` returns for this step, if anything; all ranks wait for it. After the last step of an epoch,
+        `_finish_epoch` does it."""
         if self.between is None or self.step >= self.config.steps_per_epoch:
             return
         if (work := self.between(self.epoch, self.step)) is not None:

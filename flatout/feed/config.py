@@ -107,7 +107,10 @@ def _per_gpu(name: str, value: int | str | None, default: int, most: int) -> int
 
 
 def _whole(name: str, value: int | str, least: int, most: int, others: str = "") -> int:
-    """`value` as an integer from `least` to `most`; numeric strings are accepted, bools and fractions are not."""
+    """`value` as an integer from `least` to `most`; strings of digits are accepted, bools and fractions are not.
+
+    ConfigError otherwise; `others` names what else its message offers.
+    """
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

@@ -282,7 +282,10 @@ class DeviceStore:
         return np.asarray((begin_Q * (CHUNK_BYTES // self._dtype.itemsize)).reshape(items.shape))
 
     def _streamed_rows(self, unique: np.ndarray, streamed: StreamedChunks | None) -> tuple[Tensor, np.ndarray]:
-        """The chunks that were streamed with a batch, and the first chunk of each of these items."""
+        """All chunks streamed with a batch, and where each item of `unique` begins in them.
+
+        ConfigError if nothing was streamed with it.
+        """
         if streamed is None:
             raise ConfigError(
                 f"Item {unique[0]} is kept neither in device memory nor in pinned RAM, and was not streamed with the "

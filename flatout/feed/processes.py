@@ -394,7 +394,7 @@ class ProcessBackend(_PipedBackend):
             raise ConfigError(
                 f"The workers cannot load {type(self._source).__name__}: {message.cause}. Define the source in an "
                 "importable module (in a script, put the training code under `if __name__ == '__main__':`), "
-                "or use start_method='fork' or backend='thread'."
+                "or use FeedConfig(start_method='fork') or FeedConfig(backend='thread')."
             ) from RemoteError(message.traceback)
         else:
             self._awaited.discard(message.worker)

@@ -92,8 +92,9 @@ class RowsOut:
         ends_M = np.cumsum(count_M).tolist()
         if array.shape != (ends_M[-1] if ends_M else 0, self._rows.width) or len(ends_M) != len(self.taken):
             raise DataError(
-                f"field '{self._name}': got rows of shape {array.shape} for {len(ends_M)} samples, but `fields` and "
-                f"the counts require [{ends_M[-1] if ends_M else 0}, {self._rows.width}] for {len(self.taken)}"
+                f"field '{self._name}': put_all() got rows of shape {array.shape} and {len(ends_M)} counts with a sum "
+                f"of {ends_M[-1] if ends_M else 0}. It needs a count for each of the {len(self.taken)} samples, and as "
+                f"many rows of {self._rows.width} values as the sum of the counts."
             )
         self.taken = [array[begin:end] for begin, end in zip([0, *ends_M], ends_M, strict=False)]
 

@@ -72,7 +72,10 @@ class Supervisor:
         """Items that had to be replaced -> cause."""
 
     def publish(self, slot: int, step: Step, lane: int = 0) -> None:
-        """Have workers of `lane` fill `slot` with the samples of `step`; the slot must not be in use."""
+        """Have the workers of a lane fill `slot` with the samples of `step`; the slot must not be in use.
+
+        A lane is a queue of tasks: one for all workers, or one for each (`RingSpec.num_lanes`).
+        """
         if self._ring.slots[slot].head["scratch_bytes"] < self._scratch_bytes:
             self._ring.enlarge_scratch(slot, self._scratch_bytes)
         ranges = micro_batches(len(step.indices), self._ring.spec.micro_batch)

@@ -310,8 +310,8 @@ class TaskRunner:
             for sample, rows in enumerate(out[name].taken):
                 if rows is None:
                     raise DataError(
-                        f"read() put no rows into field '{name}' for sample {indices[sample]}: "
-                        f"call out['{name}'].put(i, rows) for every sample, with an empty array if it has none"
+                        f"read() put no rows into field '{name}' for sample {indices[sample]}, number {sample} of this "
+                        f"call: call out['{name}'].put({sample}, rows), with an empty array if it has none"
                     )
 
 

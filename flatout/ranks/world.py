@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from flatout.errors import ConfigError, Interrupted, ResourceError
+from flatout.errors import ConfigError, Interrupted, ResourceError, counted
 from flatout.ranks.signals import ignore_stop_signals
 from flatout.ranks.watch import LOST_AFTER_S, RankWatch, is_of_collective, store_of_launcher
 
@@ -48,9 +48,10 @@ def choose_devices(text: str) -> list[torch.device]:
     if len(set(numbers)) != len(numbers):
         raise ConfigError(f"--device {text}: a GPU is listed twice.")
     if missing := [number for number in numbers if number >= present]:
-        there = f"this machine has {present}, numbered from 0" if present else "torch finds no GPU on this machine"
+        there = f"torch sees {counted(present, 'GPU')}, numbered from 0" if present else "torch sees no GPU"
         raise ResourceError(
-            f"--device {text}: there is no GPU {missing[0]}: {there}. Use --device cpu, or run: flatout doctor"
+            f"--device {text}: there is no GPU {missing[0]}; {there}. Use {'one of these or ' if present else ''}"
+            "--device cpu. If there should be more, run: flatout doctor"
         )
     return [torch.device("cuda", number) for number in numbers]
 

@@ -41,8 +41,8 @@ def read_budget(text: str, price: float | None) -> Budget | None:
     if re.fullmatch(r"\d+(\.\d+)?|\.\d+", text):
         if not price:
             raise ConfigError(
-                f"--budget {text} is an amount of money and needs --price, the cost of an hour. For a time, write for "
-                "example 2h30m."
+                f"--budget {text} is an amount of money and needs a --price above 0, the cost of an hour. For a time, "
+                "write for example 2h30m."
             )
         return Budget(3600 * float(text) / price, text)
     found = _DURATION.fullmatch(text)

@@ -402,7 +402,10 @@ class PickleMachine:
 
 
 def _checked_key(key: object) -> object:
-    """The key, if its type hashes in constant time: tuples may be as deep or as wide as an attacker likes."""
+    """The key if it is text, bytes, a float, a bool, None or a 64-bit integer; else Refusal.
+
+    Hashing a tuple could take as long as an attacker likes.
+    """
     if type(key) is int and not -(1 << 63) <= key < 1 << 63:
         raise _wrong("uses as a key", key)
     if type(key) not in (str, int, float, bool, bytes, type(None)):

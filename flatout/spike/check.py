@@ -83,7 +83,7 @@ def as_text(finding: Finding) -> str:
 
 
 def examine(config: SpikeConfig, *, gpus: int = 1) -> Iterator[Finding]:
-    """Run all checks in order; a failing one does not stop the others."""
+    """Run all checks in order, for a training with this many GPUs; one that fails does not stop the others."""
     open_once = cache(lambda: open_clips(config.DATA, config.DATA.TRAIN_SPLIT, scored=False))
     yield _run_check("packages", lambda: tuple(f"{name} {_version(name)}" for name in PACKAGES))
     yield _run_check("data tree", lambda: _tree(config, open_once()))

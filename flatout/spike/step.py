@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from flatout.clock import clock
 from flatout.engine import Padding, StepSettings
-from flatout.errors import CheckpointError, ConfigError
+from flatout.errors import CheckpointError, ConfigError, counted
 from flatout.feed import DeviceBatch
 from flatout.safefiles import read_plain
 from flatout.spike.config import DataConfig, LossConfig, PerceptualConfig
@@ -240,8 +240,9 @@ def plan_steps(samples: int, *, world: int, batch: int, accumulation: int) -> St
     steps = micro // accumulation
     if steps == 0:
         raise ConfigError(
-            f"{samples} training clips make no whole step of {world} GPUs x BATCH_SIZE {batch} x "
-            f"GRADIENT_ACCUMULATION_STEPS {accumulation}. Reduce one of these, or use more data."
+            f"There are {samples} training clips, but one step takes {world * batch * accumulation} "
+            f"({counted(world, 'process')} x BATCH_SIZE {batch} x GRADIENT_ACCUMULATION_STEPS {accumulation}). Reduce "
+            "one of the three, or use more data."
         )
     return StepPlan(per_rank, micro, steps, micro - steps * accumulation, accumulation, world * batch * accumulation)
 

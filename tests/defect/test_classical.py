@@ -227,7 +227,7 @@ def test_missing_partners_other_sizes_and_files_of_three_planes_are_named(tmp_pa
     (tmp_path / "temp/02.png").unlink()
     cv2.imwrite(str(tmp_path / "temp/00.png"), np.zeros((99, 98), np.uint8))
     (image,) = list_pair_images(tmp_path)
-    with pytest.raises(DecodeError, match=r"224 x 224 pixels, its template .*00\.png 98 x 99"):
+    with pytest.raises(DecodeError, match=r"224 x 224 pixels, but its reference .*00\.png has 98 x 99"):
         read_planes(image)
     planes = np.random.default_rng(0).random((3, 64, 64)).astype(np.float32)
     tifffile.imwrite(tmp_path / "three.tiff", planes, photometric="minisblack")
@@ -251,7 +251,7 @@ def test_check_reads_every_pair(boards, tmp_path):
     write_boards(tmp_path, 2)
     cv2.imwrite(str(tmp_path / "temp/01.png"), np.zeros((50, 50), np.uint8))
     report = check_data_set(str(tmp_path), "png_jpg", patch=64)
-    assert report.is_bad and "its template" in "\n".join(report.lines())
+    assert report.is_bad and "its reference" in "\n".join(report.lines())
 
 
 def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_path):

@@ -206,7 +206,7 @@ class LosesItsFiles(Raw):
     ("source", "words"),
     [
         (DrawsNothing(), ["DrawsNothing.draw() returned None", "a dict of arrays"]),
-        (PutsNothing(), ["read() put no rows into field 'boxes'", "out['boxes'].put(i, rows)"]),
+        (PutsNothing(), ["read() put no rows into field 'boxes'", "out['boxes'].put("]),
         (ReplacesTheView(), ["does not support item assignment"]),
         (LosesItsFiles(), ["ValueError: broken"]),
     ],

@@ -27,5 +27,5 @@ def test_rows_put_at_once_equal_those_put_one_by_one():
     ("shape", "counts"), [((6, 4), [2, 4]), ((5, 5), [2, 4]), ((6, 5), [2, 3, 1])], ids=["width", "rows", "samples"]
 )
 def test_rows_that_do_not_fit_are_refused(shape, counts):
-    with pytest.raises(DataError, match="field 'boxes': got rows of shape"):
+    with pytest.raises(DataError, match="field 'boxes': put_all\\(\\) got rows of shape"):
         RowsOut("boxes", Rows(5), 2).put_all(np.zeros(shape), np.array(counts))

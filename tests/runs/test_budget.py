@@ -47,7 +47,7 @@ def test_what_is_neither_is_refused(text: str) -> None:
 
 
 def test_money_needs_a_price() -> None:
-    with pytest.raises(ConfigError, match=r"--budget 5 is an amount of money and needs --price"):
+    with pytest.raises(ConfigError, match=r"--budget 5 is an amount of money and needs a --price above 0"):
         Spending(None, "5")
     assert read_budget("", None) is None
 

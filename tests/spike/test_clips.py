@@ -78,5 +78,5 @@ def test_every_frame_of_a_run_is_scored_exactly_once(run_length, length):
 
 
 def test_a_crop_larger_than_the_frame_is_refused():
-    with pytest.raises(ValueError, match=r"CROP_SIZE=256 is larger than a frame of 144 px"):
+    with pytest.raises(ValueError, match=r"CROP_SIZE=256 is larger than a side of the frames, which has 144 px"):
         num_origins(144, 72, 256)

@@ -134,7 +134,7 @@ def test_voxels_of_another_number_of_bins_name_both_numbers(demo):
 
 def test_a_crop_that_does_not_fit_is_refused_with_the_sequence(demo):
     config = replace(config_of(demo), CROP_SIZE=40)
-    with pytest.raises(ValueError, match=r"scene_00: CROP_SIZE=40 is larger than a frame of 32 px"):
+    with pytest.raises(ValueError, match=r"scene_00: CROP_SIZE=40 is larger than a side of the frames"):
         training_source(open_clips(config, "train", scored=False), config)
 
 

@@ -195,7 +195,7 @@ def test_annotations_that_do_not_fit_give_a_reason_and_no_ap(tmp_path, spoil, re
 def test_class_names_that_are_not_unique_are_refused(tmp_path):
     data = data_set(tmp_path, truth=content(), names=["person", "Person"])
     refused = find_truth(data, "val", data.names, images_of(tmp_path))
-    assert "two classes of the data set have the same name" in refused.text
+    assert "Two classes of the data set have the same name, 'person'" in refused.text
 
 
 def test_a_damaged_file_is_refused_with_the_reason(tmp_path):

@@ -56,7 +56,8 @@ def align_batch(target_BHW: Tensor, reference_BHW: Tensor, config: AlignConfig |
 
 
 def _coarse_shifts(target_Bhw: Tensor, reference_Bhw: Tensor, config: AlignConfig) -> Tensor:
-    """The whole shift of every block that fits best, in pixels of the full image; float32 [B, G, K, 2]."""
+    """The best shift of every block of the quarter images, in whole steps of them; float32 [B, G, K, 2] in pixels of
+    the full image."""
     shifts = host.whole_shifts(config.reach_px)
     reach, cell = -(-config.reach_px // host.COARSE), config.block_px // host.COARSE
     height, width = target_Bhw.shape[1:]

@@ -30,7 +30,10 @@ COLUMNS = ("template", "test", "ref2", "mask", "boxes")
 
 
 def holds_pairs(path: str | Path) -> bool:
-    """Whether a path is a CSV file, or a folder of pairs in one of both layouts."""
+    """Whether a path is named like a CSV file, or is a folder with templates in either of the two layouts above.
+
+    Whether every template has its test image is checked when they are listed.
+    """
     path = Path(path)
     if path.suffix.lower() == ".csv":
         return True
@@ -152,8 +155,8 @@ def read_planes(image: EvaluationImage) -> np.ndarray:
     for file, plane_HW in zip(files[1:], planes[1:], strict=True):
         if plane_HW.shape != planes[0].shape:
             raise DecodeError(
-                f"{image.path}: it has {size_text(planes[0].shape)} pixels, its template {file} "
-                f"{size_text(plane_HW.shape)}. Both must show the same area at one scale."
+                f"{image.path}: it has {size_text(planes[0].shape)} pixels, but its reference {file} has "
+                f"{size_text(plane_HW.shape)}. Crop or rescale one of them: both must show the same area at one scale."
             )
     planes_CHW = np.stack([*planes, planes[-1]][:3])
     low, high = float(planes_CHW.min()), float(planes_CHW.max())

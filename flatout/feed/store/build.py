@@ -187,7 +187,7 @@ def _decoded(
 
 
 def _probed(items: Items) -> dict[int, Decoded]:
-    """A few items from all over the data set, decoded to estimate how much room an item takes."""
+    """A few items from all over the data set, decoded to estimate how much room an item takes; not the unreadable."""
     source, found = DecodingSource(items, 1), {}
     for index in np.unique(np.linspace(0, len(items) - 1, ITEMS_PROBED).astype(int)).tolist():
         # Not swallowed: the feed decodes the item again, and the error is then reported with it.

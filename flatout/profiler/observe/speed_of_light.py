@@ -114,7 +114,7 @@ def _device_s(work: Callable[[], object]) -> float:
 
 
 def _best_s(work: Callable[[], object], repeats: int = 5) -> float:
-    """Shortest of several times: the machine when nothing else disturbs it."""
+    """Seconds of the fastest of several calls, after one that is not timed: other programs only make calls slower."""
     work()
     times = []
     for _ in range(repeats):

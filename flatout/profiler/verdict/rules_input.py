@@ -122,7 +122,7 @@ def _cure_first(cause: str, remedies: list[Remedy]) -> list[Remedy]:
 
 
 def _busy_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
-    """Workers that cannot keep up: there are too few of them, or each sample takes too long."""
+    """Workers that cannot keep up: there are too few of them, or each sample takes too long. `lost_ms`: per step."""
     wanted, decode_ms = workers_needed(n), decode_time_ms(n)
     remedies = [_more_workers(n, wanted)] if wanted else []
     disk_bound = n.worker_blocked > WAITING_FOR_DISK

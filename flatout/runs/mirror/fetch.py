@@ -63,7 +63,10 @@ def fetch(remote: RemoteFolder, request: RunRequest) -> Fetched | None:
 
 
 def _newest(remote: RemoteFolder, found: Sequence[int]) -> Manifest | None:
-    """The newest valid manifest: a machine may have been lost while it wrote the last one."""
+    """The newest valid manifest: a machine may have been lost while it wrote the last one.
+
+    None if there are no manifests; CheckpointError if all are invalid.
+    """
     problems = []
     for number in reversed(found):
         try:

@@ -53,7 +53,8 @@ def num_origins(rgb: int, spike: int, size: int) -> int:
     """Number of possible crop origins along an axis."""
     if size > rgb:
         raise ConfigError(
-            f"CROP_SIZE={size} is larger than a frame of {rgb} px: use a smaller one, or null for whole frames."
+            f"CROP_SIZE={size} is larger than a side of the frames, which has {rgb} px. Use a smaller one, or null "
+            "for whole frames."
         )
     return (rgb - size) // exact_step(rgb, spike) + 1
 
@@ -300,10 +301,13 @@ def _check_ratios(facts: Sequence[SequenceFacts], root: Path) -> None:
     def ratio(each: SequenceFacts) -> tuple[float, float]:
         return each.rgb_hw[0] / each.spike_hw[0], each.rgb_hw[1] / each.spike_hw[1]
 
-    if any(ratio(each) != ratio(facts[0]) for each in facts):
+    first_of: dict[tuple[float, float], SequenceFacts] = {}
+    for each in facts:
+        first_of.setdefault(ratio(each), each)
+    if len(first_of) > 1:
         listed = ", ".join(
             f"{each.name} (RGB {each.rgb_hw[0]} x {each.rgb_hw[1]}, spikes {each.spike_hw[0]} x {each.spike_hw[1]})"
-            for each in facts[:8]
+            for each in list(first_of.values())[:8]
         )
         raise DataError(
             f"{root}: sequences with different ratios of RGB to spike pixels cannot share a batch: {listed}. "

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def write_voxels(config: DataConfig, split: str) -> Iterator[Path]:
-    """Write the voxels of every frame of a split beside its streams and yield each file; none is left incomplete."""
+    """Write the voxels of every frame of a split beside its streams, and yield each .npy file when it is complete."""
     if config.SPIKE_REPR != "voxel":
         raise ConfigError(f"SPIKE_REPR: {config.SPIKE_REPR} cannot be written to files, only voxel can.")
     live = replace(config, USE_PRECOMPUTED_VOXELS=False, CLIP_LEN=1)

@@ -178,7 +178,8 @@ class Evaluate:
 
         `amp` is the precision of autocast; without it the network runs in the precision of its weights. `hybrid` adds
         the labels to NMS as certain boxes. `plots` is the folder for plots of the first batches, curves and confusion
-        matrix; `confusion` counts that matrix also without plots. A `TiledInput` gives no losses. `gather` collects the
+        matrix; `confusion`: count that matrix even without plots. `loss` computes validation losses; a
+        `TiledInput` gives none. `observers` see every batch with its detections. `gather` collects the
         partial results of several ranks, each of which evaluates some of the batches.
         """
         nms = NmsConfig(conf_thres=conf_thres, iou_thres=iou_thres, multi_label=True)

@@ -301,7 +301,7 @@ def _pending_parts(
     kind: str,
     names: Sequence[str],
 ) -> PendingFile:
-    """A model of two files, in a folder with its metadata."""
+    """An OpenVINO or ncnn model, to be saved in a folder as its two files and metadata; `names` are its outputs."""
     folder = stem.with_name(f"{stem.name}_{kind.lower()}")
     size_hw = (context.example.shape[2], context.example.shape[3])
     references = [each for each in context.references if kind != "ncnn" or each.images.shape[2:] == size_hw]

@@ -107,7 +107,7 @@ def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelStatistics | None]
     folder = config.run
     if not (folder / "opt.yaml").is_file():
         raise MissingFileError(
-            f"{folder}: is not the folder of a training run: it has no opt.yaml. Give a run folder such as "
+            f"{folder}: not the folder of a training run, which has a file opt.yaml. Give a run folder such as "
             "runs/train/exp."
         )
     options, _ = read_options(folder)

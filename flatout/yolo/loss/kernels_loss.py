@@ -240,8 +240,8 @@ def sum_up(
     LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
     WIDTH: tl.constexpr, PROGRAMS: tl.constexpr, AT_ONCE: tl.constexpr, MATCHES: tl.constexpr,
 ):  # fmt: skip
-    """One program: the loss and its parts from all partial sums, and the number of matches per layer, or per head and
-    layer. `num_images` is the number of images of the batch, not of head images."""
+    """The loss and its parts from all partial sums, and the number of matches per layer, or per head and layer (not
+    without MATCHES). Launched as a single program. `num_images`: of the batch; an image with two heads counts once."""
     program = tl.arange(0, PROGRAMS)
     box = tl.full([], 0.0, tl.float32)
     obj = tl.full([], 0.0, tl.float32)
@@ -306,8 +306,8 @@ def empty_gradient(
     """Write the whole gradient as if all cells were empty: zeros, and in the same pass the gradient of objectness.
 
     A program writes BLOCK values of one layer, in memory order; `empty_objectness` wrote the logits in that order too.
-    A pixel has GROUPS groups of CHANNELS: one per anchor, or a single one in joined maps. Clearing first and writing
-    the objectness in another kernel would bring every line of the map through the cache twice.
+    A pixel has GROUPS groups of CHANNELS: one per anchor, or a single one in joined maps of several heads. Clearing
+    first and writing the objectness in another kernel would bring every line of the map through the cache twice.
     """
     block = tl.program_id(0)
     for layer in tl.static_range(LAYERS):

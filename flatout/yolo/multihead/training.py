@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.errors import ConfigError, MissingFileError
+from flatout.errors import ConfigError, MissingFileError, counted
 from flatout.yaml_strict import load_yaml
 from flatout.yolo.augment.draw import ClassAware
 from flatout.yolo.data.image_set import ImageSet
@@ -144,8 +144,8 @@ def _groups(wanted: WantedHeads, num_classes: int) -> HeadConfig | None:
         return None
     if wanted.num_heads > num_classes:
         raise ConfigError(
-            f"--heads {wanted.num_heads}: there are only {num_classes} classes, and each head needs at least one. "
-            f"Use --heads {num_classes} or fewer."
+            f"--heads {wanted.num_heads}: there are only {counted(num_classes, 'class')}, and each head needs at least "
+            f"one. Use --heads {num_classes} or fewer."
         )
     return contiguous_heads(num_classes, wanted.num_heads)
 

@@ -163,7 +163,7 @@ class _SweepLine(NamedTuple):
         return cls((1 - threshold) / max(threshold, 1e-12) + SLACK, 1 - threshold + SLACK, float(high) - float(low) + 1)
 
     def sort_boxes(self, box_S4: np.ndarray, row_S: np.ndarray, image_S: np.ndarray) -> _Boxes:
-        """Boxes sorted along the line."""
+        """Boxes of all images sorted by left edge on one line, on which images lie apart, with the range to search."""
         left_S = box_S4[:, 0].astype(np.float64)
         # Rounding is monotonic: a box in the searched range is still in it after the shift.
         away_S = image_S * (3 * self.extent_px)

@@ -45,8 +45,8 @@ def find_image(run: ReplayRun, file: str | Path) -> int:
     ]
     if not found:
         raise MissingFileError(
-            f"{file}: not among the {len(run.images):,} training images of {run.data.file}. "
-            f"{run.folder}/train_files.csv lists them."
+            f"{file}: not among the {len(run.images):,} training images of {run.data.file}. Give the path of one of "
+            "them, or its end."
         )
     if len(found) > 1:
         listed = ", ".join(run.images.paths[number] for number in found[:3])

@@ -42,7 +42,10 @@ def renderer_for(
     recolor: bool = True,
     subsampled: bool = False,
 ) -> Render:
-    """The renderer for the parameters of gpu/source.py. `subsampled`: images are stored as `chroma` describes."""
+    """The renderer of images from the parameters that gpu/source.py draws: by Triton where possible, else by torch.
+
+    `subsampled`: images are stored as 4:2:0 (gpu/chroma.py).
+    """
     if _has_kernels(device):
         from flatout.yolo.augment.gpu.render_triton import TritonRender
 

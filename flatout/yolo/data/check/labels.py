@@ -264,7 +264,7 @@ def _expected(image: str, label: str) -> str:
 
 
 def _dropped_labels(split: SplitFacts) -> str:
-    """How many labels are unusable, and where the first one is."""
+    """How many labels are unusable, and where the first one is; there must be at least one."""
     total = split.num_dropped + len(split.table.class_box_T5)
     row = int(np.argmax(split.table.image_N["num_dropped"] > 0))
     problem = next(filter(drops_a_label, split.table.problems.get(row, ())), None)

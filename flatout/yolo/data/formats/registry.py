@@ -85,6 +85,9 @@ def _is_retinanet(head: bytes) -> bool:
     return len(first) == 6 and is_image_name(first[0]) and all(part.strip("-").isdecimal() for part in first[1:5])
 
 
+PARQUET = SetFormat(
+    "Hugging Face parquet", (".parquet", ".arrow"), lambda head: True, r".*\.(parquet|arrow)", read_parquet
+)
 SET_FORMATS: tuple[SetFormat, ...] = (
     SetFormat("CreateML", (".json",), lambda head: head.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"["),
               r"_annotations\.createml\.json", read_createml),
@@ -98,7 +101,7 @@ SET_FORMATS: tuple[SetFormat, ...] = (
     SetFormat("Hugging Face metadata", (".csv",), _header("file_name", "objects"), r"metadata\.csv", read_metadata),
     SetFormat("Hugging Face metadata", (".jsonl",), lambda head: b'"file_name"' in head, r"metadata\.jsonl",
               read_metadata),
-    SetFormat("Hugging Face parquet", (".parquet", ".arrow"), lambda head: True, r".*\.(parquet|arrow)", read_parquet),
+    PARQUET,
 )  # fmt: skip
 """In the order in which they are tried."""
 
@@ -140,7 +143,7 @@ def annotation_files(entry: str) -> list[SetFile]:
         return _in_folder(entry)
     if not os.path.exists(entry):
         shards = sorted(glob.glob(f"{glob.escape(entry)}-*.parquet"))
-        return [SetFile(SET_FORMATS[-1], shard) for shard in shards]
+        return [SetFile(PARQUET, shard) for shard in shards]
     format = recognise(entry)
     return [] if format is None else [SetFile(format, entry)]
 

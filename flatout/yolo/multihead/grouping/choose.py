@@ -127,9 +127,10 @@ def _source_of_coco(content: dict[str, Any], where: str) -> Source:
                 (int(each["image_id"]), number[each["category_id"]], float(each["bbox"][2]), float(each["bbox"][3]))
                 for each in content["annotations"]
             ]
-        except (KeyError, TypeError, ValueError, IndexError):
+        except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DataError(
-                f"{where}: an annotation lacks image_id, category_id or a bbox of numbers. Export it again."
+                f"{where}: an annotation has no valid image_id, category_id or bbox ({type(error).__name__}: {error}). "
+                "Correct it, or export the file again."
             ) from None
         table_T4 = np.array(rows, np.float64).reshape(-1, 4)
         return BoxTable(table_T4[:, 0].astype(np.int64), table_T4[:, 1].astype(np.int64), table_T4[:, 2:])
