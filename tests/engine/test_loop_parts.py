@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from flatout.engine import step as engine_step
 from flatout.engine.compile import Compiled, compile_pays
 from flatout.engine.job import StepSettings
 from flatout.engine.meter import Meter, StepLog
@@ -105,6 +106,16 @@ class TestPrecision:
             Precision("fp8", CPU)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="needs a GPU"):
             Precision("fp16", CPU)
+
+    @pytest.mark.parametrize(
+        ("features", "native"), [({"avx512_bf16"}, True), ({"amx_bf16"}, True), ({"avx512f"}, False)]
+    )
+    def test_bf16_is_native_where_the_cpu_has_instructions_for_it(
+        self, monkeypatch: pytest.MonkeyPatch, features: set[str], native: bool
+    ) -> None:
+        monkeypatch.setattr(engine_step, "cpu_features", lambda: frozenset(features))
+        assert engine_step.has_native_bf16(CPU) is native
+        assert engine_step.default_amp(CPU) == "off", "results on a CPU are exact unless something else is requested"
 
     def test_its_state_comes_back(self) -> None:
         first, second = Precision("bf16", CPU), Precision("bf16", CPU)

@@ -237,3 +237,22 @@ def test_mount_points_with_spaces_are_read():
 def test_the_memory_of_the_real_machine_is_plausible():
     facts = machine.memory()
     assert 0 < facts.free <= facts.total
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "features"),
+    [
+        (
+            "processor : 0\nflags\t\t: fpu avx512f avx512_bf16\n\nprocessor : 1\nflags\t\t: fpu\n",
+            {"fpu", "avx512f", "avx512_bf16"},
+        ),
+        ("processor : 0\nFeatures\t: fp asimd bf16\n", {"fp", "asimd", "bf16"}),
+        ("processor : 0\n", set()),
+    ],
+)
+def test_features_of_the_processor_are_those_of_its_first_core(tmp_path, cpuinfo, features):
+    assert machine.cpu_features(plant(tmp_path, {"proc/cpuinfo": cpuinfo})) == features
+
+
+def test_a_system_without_cpuinfo_names_no_features(tmp_path):
+    assert machine.cpu_features(tmp_path) == set()
