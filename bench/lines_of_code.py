@@ -2,15 +2,20 @@
 
 Counted are lines with code: no blank lines, comments or docstrings. Declared flags (name, help, choices, default)
 are data and are counted apart, and so are imports. Longer names and messages take more lines; statements, with those
-that import, do not depend on that. `--code FOLDER` counts another checkout first.
+that import, do not depend on that. `--code FOLDER` counts another checkout first. `--since COMMIT` lists by which
+commits the mechanism grew and shrank, file by file: features add files and lines, simplifications take lines away, and
+the total shows neither.
 Answer: bench/results/lines_of_code_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
 import ast
 import io
+import subprocess
 import tokenize
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from bench.measure import arguments, report
 
@@ -54,14 +59,52 @@ def count_package(package: Path) -> Counter[str]:
     return sum(map(count, texts), Counter(statements=sum(map(count_statements, texts))))
 
 
+class Change(NamedTuple):
+    """By how many lines of mechanism the files of a commit grew and shrank."""
+
+    commit: str
+    grew: int
+    shrank: int
+
+    def line(self) -> str:
+        return f"{self.grew:+8,}{self.shrank:+8,}  {self.commit}"
+
+
+def changes_since(commit: str) -> list[Change]:
+    """All commits since then that changed the mechanism, oldest first; merges excepted."""
+    found = []
+    for number in git("rev-list", "--no-merges", "--reverse", f"{commit}..HEAD").split():
+        names = git("diff-tree", "-r", "--no-commit-id", "--name-only", "-M", number, "--", "flatout").split()
+        deltas = [count_in(number, name) - count_in(f"{number}^", name) for name in names if name.endswith(".py")]
+        grew, shrank = sum(filter(lambda delta: delta > 0, deltas)), sum(filter(lambda delta: delta < 0, deltas))
+        if grew or shrank:
+            found.append(Change(git("log", "-1", "--format=%h %s", number).strip(), grew, shrank))
+    return found
+
+
+def total_of(changes: Sequence[Change]) -> Change:
+    return Change("together", sum(each.grew for each in changes), sum(each.shrank for each in changes))
+
+
+def count_in(commit: str, name: str) -> int:
+    """Lines of mechanism of a file in a commit; 0 if it has no such file."""
+    shown = subprocess.run(["git", "show", f"{commit}:{name}"], cwd=THIS_CHECKOUT, capture_output=True, text=True)
+    return count(shown.stdout)["mechanism"] if shown.returncode == 0 else 0
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=THIS_CHECKOUT, check=True, capture_output=True, text=True).stdout
+
+
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--code", type=Path, action="append", default=[], metavar="FOLDER", help="another checkout")
+    parser.add_argument("--since", metavar="COMMIT", help="list the commits since then")
     options = parser.parse_args()
     lines = [
         f"{'checkout':16}{'mechanism':>11}{'imports':>9}{'options':>9}{'mechanism + imports':>21}{'statements':>12}"
     ]
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for code in [*options.code, THIS_CHECKOUT]:
         found = count_package(code / "flatout")
         together = found["mechanism"] + found["imports"]
@@ -70,6 +113,11 @@ def main() -> int:
             f"{found['statements']:12,}"
         )
         numbers[code.name] = dict(found)
+    if options.since:
+        changes = changes_since(options.since)
+        lines += ["", f"since {options.since}: lines by which files grew and shrank"]
+        lines += [each.line() for each in [*changes, total_of(changes)]]
+        numbers["since"] = {each.commit: each.grew + each.shrank for each in changes}
     report("lines_of_code", "\n".join(lines), numbers, options)
     return 0
 
