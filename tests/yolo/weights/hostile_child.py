@@ -18,7 +18,8 @@ from flatout.errors import CheckpointError
 from flatout.yolo.weights import Weights, read_weights
 from tests.yolo.weights.hostile_gadgets import gadget_for_python
 
-MAX_SECONDS = 5
+HANGS_AFTER_S = 60
+"""Wall clock, generous: other programs may be running. The test limits the CPU time of each file."""
 MAX_MORE_ADDRESS_SPACE = 1 << 30
 
 HARMLESS = {"object.__getattr__"}
@@ -69,9 +70,9 @@ def control(watch: Watch) -> list[str]:
 
 def outcome(path: Path, watch: Watch) -> dict[str, Any]:
     """Result of reading one file."""
-    faulthandler.dump_traceback_later(MAX_SECONDS, exit=True)
+    faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
     watch.noted = []
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         watch.path = path
         weights = read_weights(path)
@@ -83,7 +84,7 @@ def outcome(path: Path, watch: Watch) -> dict[str, Any]:
         result = f"failed: {type(error).__name__}: {error}"
     finally:
         watch.path = None
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     faulthandler.cancel_dump_traceback_later()
     return {"file": path.name, "result": result, "seconds": seconds, "noted": watch.noted}
 
