@@ -1,6 +1,7 @@
 """flatout defect check: check every file of a data set before training."""
 
 from flatout.cli import parser_of, switch, value
+from flatout.errors import DataError
 
 DESCRIPTION = """\
 Check every image and mask of a data set for problems that would spoil a training: unreadable files, differing sizes,
@@ -35,8 +36,8 @@ def main(argv: list[str]) -> int:
     """Check a data set; returns the exit code."""
     args = parser_of("flatout defect check", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     # Imported here so that help and argument errors do not load NumPy.
-    from flatout.defect.check import check_data_set, check_exit_code
+    from flatout.defect.check import check_data_set
 
     report = check_data_set(args.data, args.img_format, patch=args.patch_size)
     print("\n".join(report.lines(most=10**9 if args.all else 5)))
-    return check_exit_code(report)
+    return DataError.exit_code if report.is_bad else 0

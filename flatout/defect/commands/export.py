@@ -50,20 +50,11 @@ FLAGS = (
 
 def main(argv: list[str]) -> int:
     """Export; returns the exit code."""
-    args = parser_of("flatout defect export", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
+    given = vars(parser_of("flatout defect export", DESCRIPTION, EPILOG, FLAGS).parse_args(argv))
     # Imported here so that help and argument errors do not load torch.
     from flatout.defect.export import export_file
 
-    done = export_file(
-        args.model_path,
-        tuple(args.size),
-        patch_size=args.patch_size,
-        output=args.output,
-        precision=args.precision,
-        calibrate=args.calibrate,
-        img_format=args.img_format,
-        openvino=args.openvino,
-    )
+    done = export_file(given.pop("model_path"), tuple(given.pop("size")), **given)
     checked = (
         "not verified" if done.largest_difference is None else f"within {done.largest_difference:.1e} of the network"
     )
