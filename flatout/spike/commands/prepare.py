@@ -94,18 +94,9 @@ def main(argv: list[str]) -> int:
     from flatout.spike.data.prepare import PrepareConfig, make_validation, prepare
 
     spike_hw = parse_geometry(args.geometry) if args.geometry else args.spike_hw and tuple(args.spike_hw)
-    done = prepare(
-        PrepareConfig(
-            spike_root=args.spike_root,
-            blur_root=args.blur_root,
-            output=args.output,
-            use_symlinks=args.use_symlinks,
-            blur_dir=args.blur_dir,
-            splits=tuple(args.splits),
-            exposure=args.exposure,
-            spike_hw=spike_hw,
-        )
-    )
+    keys = ("spike_root", "blur_root", "output", "use_symlinks", "blur_dir", "exposure")
+    given = {key: getattr(args, key) for key in keys}
+    done = prepare(PrepareConfig(**given, splits=tuple(args.splits), spike_hw=spike_hw))
     for split, sequences in done.created.items():
         for name, frames in sequences.items():
             print(f"{split}/{name}: {frames.frames} frames, {frames.usable} usable")
