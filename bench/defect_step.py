@@ -39,11 +39,11 @@ from bench.defect_trainers import LoopTrainer, PlainTrainer, Timed, compile_ahea
 from bench.measure import arguments, report
 from flatout.defect.demo_data import STRIP_HW, generate_strip, write_strip
 from flatout.defect.evaluate.evaluate import HeatMapper
-from flatout.defect.input import device_patch_feed, find_images, make_plan, make_recipe
+from flatout.defect.input import device_patch_feed, make_plan
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
-from flatout.defect.train import images_config, input_config, samples_config
+from flatout.defect.train import input_config, sample_recipe, training_images
 from flatout.feed.device_store import DeviceStore
 from flatout.ranks.world import World
 
@@ -219,8 +219,8 @@ class Sides:
 
     def _loop(self, side: str) -> LoopTrainer:
         options = replace(self._recipe, **SETTINGS[side])
-        images = find_images(images_config(options))
-        recipe = make_recipe(samples_config(options), images)
+        images = training_images(options)
+        recipe = sample_recipe(options, images)
         names = [str(path) for path in self._paths]
         config = input_config(options)
         batches = device_patch_feed(self._kept, names, recipe, config, make_plan(recipe, config, World()))

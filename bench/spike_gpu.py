@@ -144,7 +144,8 @@ def measure_binning(config: SpikeConfig, device: torch.device, *, repeats: int) 
     indices = np.arange(batch)
     with store:
         whole, representation = training_source(clips, data, store), representation_of(data)
-        numbers = ClipParameterSource(clips, whole, representation, crop=data.CROP_SIZE)
+        frames = Frames(clips, representation, store)
+        numbers = ClipParameterSource(clips, frames, representation, crop=data.CROP_SIZE, augment=data.AUGMENT)
         draws = whole.draw(1, 0, indices, indices)
         small, host = _arrays(numbers, batch), _arrays(whole, batch)
         numbers.read(indices, draws, Out(small))
@@ -165,7 +166,7 @@ def measure_binning(config: SpikeConfig, device: torch.device, *, repeats: int) 
         timed = time_on_device if device.type == "cuda" else _time_on_host
         times = {name: timed(work, repeats) for name, work in on_device.items()}
         times["one core: unpack and count"] = measure(
-            lambda: _count_on_host(clips, data, Frames(clips, representation, store), draws["origin"]),
+            lambda: _count_on_host(clips, data, frames, draws["origin"]),
             warmup=1,
             repeats=repeats,
         )

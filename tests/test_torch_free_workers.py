@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from flatout.defect.data.items import Strips
-from flatout.defect.input import find_images, make_recipe, open_input
-from flatout.defect.train import images_config, input_config, samples_config
+from flatout.defect.input import open_input
+from flatout.defect.train import input_config, sample_recipe, training_images
 from flatout.feed import Source
 from flatout.ranks.world import World
 from flatout.spike.config import load_config
@@ -89,8 +89,8 @@ def clips_yaml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def defect_source(data: Path, stack: ExitStack, **changes: Any) -> Source:
     options = small_options(data, data / "runs", **changes)
-    images = find_images(images_config(options))
-    samples = make_recipe(samples_config(options), images)
+    images = training_images(options)
+    samples = sample_recipe(options, images)
     return open_input(images, samples, input_config(options), torch.device("cpu"), World(), stack).feed.source
 
 

@@ -241,8 +241,3 @@ def displacement(target_HW: np.ndarray, ref_HW: np.ndarray) -> tuple[int, int]:
     wrapped = (good + half) % np.array(target_HW.shape) - half
     y, x = wrapped[np.argmin(np.abs(wrapped).sum(axis=1))].tolist()
     return -int(x), -int(y)
-
-
-def check_exit_code(report: CheckReport) -> int:
-    """Exit code of `flatout defect check`."""
-    return DataError.exit_code if report.is_bad else 0

@@ -18,11 +18,8 @@ import torch
 from flatout.defect.data.find import HARD_NEGATIVES, ImgFormat, list_images, root_of, training_folder
 from flatout.defect.data.items import PLANES, Strips
 from flatout.defect.data.pairs import holds_pairs, list_pair_images, read_template_planes
-from flatout.defect.patches import Grid
 from flatout.defect.render import renderer_for
 from flatout.defect.source import ImageNames, ParameterSource, PatchSource, SampleRecipe
-from flatout.defect.synth.config import BoardShape, SynthConfig
-from flatout.defect.synth.pool import make_kernels
 from flatout.errors import ConfigError
 from flatout.feed import (
     DeviceBatches,
@@ -59,33 +56,27 @@ class TrainingImages:
         return len(self.strips) - self.num_images
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImagesConfig:
-    """The image files of a training."""
+def find_images(
+    folder: str, img_format: ImgFormat, *, hard_negatives: bool = False, hard_negative_folder: str = ""
+) -> TrainingImages:
+    """List the files and decode the first; DataError if there are none.
 
-    folder: str
-    """R/train/good, the root R of a data set, or pairs."""
-    img_format: ImgFormat
-    hard_negatives: bool = False
-    """Whether hard negatives are used."""
-    hard_negative_folder: str = ""
-    """Their folder; empty: R/train/hard_negative_samples."""
-
-
-def find_images(config: ImagesConfig) -> TrainingImages:
-    """List the files and decode the first; DataError if there are none."""
-    if not config.folder:
+    `folder` is R/train/good, the root R of a data set, or pairs. Hard negatives are by default those in
+    R/train/hard_negative_samples.
+    """
+    if not folder:
         raise ConfigError(
             "--training_dataset_path is missing. Give the folder of defect-free images (DATASET/train/good), or "
             "DATASET itself."
         )
-    if holds_pairs(config.folder):
-        return _templates(config)
-    images = list_images(training_folder(config.folder), config.img_format)
+    if holds_pairs(folder):
+        if hard_negatives:
+            raise ConfigError("--hard_negative_ratio: hard negatives are files of three planes, which pairs are not.")
+        return _templates(folder)
+    images = list_images(training_folder(folder), img_format)
     hard: list[Path] = []
-    if config.hard_negatives:
-        folder = config.hard_negative_folder or root_of(config.folder) / "train" / HARD_NEGATIVES
-        hard = list_images(folder, config.img_format)
+    if hard_negatives:
+        hard = list_images(hard_negative_folder or root_of(folder) / "train" / HARD_NEGATIVES, img_format)
     strips = Strips([*images, *hard])
     if strips.equal_planes:
         logger.warning(
@@ -97,45 +88,11 @@ def find_images(config: ImagesConfig) -> TrainingImages:
     return TrainingImages(strips, len(images))
 
 
-def _templates(config: ImagesConfig) -> TrainingImages:
+def _templates(folder: str) -> TrainingImages:
     """The templates of pairs, each once and in all planes: they are free of defects, and disturbed when cropped."""
-    if config.hard_negatives:
-        raise ConfigError("--hard_negative_ratio: hard negatives are files of three planes, which pairs are not.")
-    references = (path for image in list_pair_images(config.folder) for path in image.references)
+    references = (path for image in list_pair_images(folder) for path in image.references)
     templates = list(dict.fromkeys(references))
     return TrainingImages(Strips(templates, read=read_template_planes), len(templates))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplesConfig:
-    """Which patches are cropped, and what is painted into them."""
-
-    synth: SynthConfig
-    seed: int
-    patch_px: int
-    min_patches: tuple[int, int] | None
-    """Minimum rows and columns of patches per image; None: as many as make neighbours share 16 pixels."""
-    psf_type: str
-    psf_pool_size: int
-    board_shapes: tuple[BoardShape, ...]
-
-
-def make_recipe(config: SamplesConfig, images: TrainingImages) -> SampleRecipe:
-    """The sample recipe of a training."""
-    kernels = make_kernels(
-        config.synth.mode,
-        psf_type=config.psf_type,
-        pool_size=config.psf_pool_size,
-        seed=config.seed,
-        board_shapes=config.board_shapes,
-    )
-    return SampleRecipe(
-        Grid.over(images.strips.shape_hw, config.patch_px, config.min_patches),
-        config.synth,
-        kernels,
-        num_images=images.num_images,
-        num_hard_negatives=images.num_hard_negatives,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

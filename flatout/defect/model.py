@@ -38,7 +38,7 @@ class DefectNet(nn.Module):
             raise ConfigError(f"base_width={base}: it must be positive, and for v2 a multiple of 8.")
         self.version, self.base = version, base
         self.encoder = Encoder(base, pools=version == "v2")
-        self.decoder = DecoderV1(base) if version == "v1" else DecoderV2(base)
+        self.decoder = Decoder(base, version)
         self.apply(_initialise)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,35 +111,19 @@ class Encoder(nn.Module):
         return *maps[:-1], self.sppf(maps[-1])
 
 
-class DecoderV1(nn.Module):
-    """Decoder with two convolutions per level."""
+class Decoder(nn.Module):
+    """Per level two convolutions (v1), or squeeze-and-excite and one convolution (v2)."""
 
-    def __init__(self, base: int) -> None:
+    def __init__(self, base: int, version: Version) -> None:
         super().__init__()
-        for name, (inner, up, skip) in _levels(base).items():
+        for name, factors in _LEVELS.items():
+            inner, up, skip = (base * factor for factor in factors)
             setattr(self, f"up{name}", _up(inner, up))
-            setattr(self, f"db{name}", nn.Sequential(*_conv3(up + skip, up), *_conv3(up, up)))
-        self.fin_out = nn.Sequential(nn.Conv2d(base, CLASSES, 3, padding=1))
-
-    def forward(self, *maps: Tensor) -> Tensor:
-        x = maps[-1]
-        for name, skip in zip(_LEVELS, maps[-2::-1], strict=True):
-            up = getattr(self, f"up{name}")(x)
-            x = getattr(self, f"db{name}")(torch.cat((up, skip), 1))
-        logits: Tensor = self.fin_out(x)
-        return logits
-
-
-class DecoderV2(nn.Module):
-    """Decoder with squeeze-and-excite and one convolution per level."""
-
-    def __init__(self, base: int) -> None:
-        super().__init__()
-        for name, (inner, up, skip) in _levels(base).items():
-            setattr(self, f"up{name}", _up(inner, up))
-            setattr(self, f"se{name}", SqueezeExcite(up + skip))
-            setattr(self, f"db{name}", nn.Sequential(*_conv3(up + skip, up)))
-        self.fin_out = nn.Conv2d(base, CLASSES, 3, padding=1)
+            setattr(self, f"se{name}", SqueezeExcite(up + skip) if version == "v2" else nn.Identity())
+            convs = [*_conv3(up + skip, up), *(_conv3(up, up) if version == "v1" else ())]
+            setattr(self, f"db{name}", nn.Sequential(*convs))
+        last = nn.Conv2d(base, CLASSES, 3, padding=1)
+        self.fin_out = nn.Sequential(last) if version == "v1" else last
 
     def forward(self, *maps: Tensor) -> Tensor:
         x = maps[-1]
@@ -186,24 +170,9 @@ class Sppf(nn.Module):
         return merged
 
 
-_LEVELS = ("_b", "1", "2", "3", "4")
-
-
-def _levels(base: int) -> dict[str, tuple[int, int, int]]:
-    """Channels per decoder level, coarsest first: (input, after upsampling, skip connection)."""
-    return dict(
-        zip(
-            _LEVELS,
-            [
-                (8 * base, 8 * base, 8 * base),
-                (8 * base, 4 * base, 8 * base),
-                (4 * base, 2 * base, 4 * base),
-                (2 * base, base, 2 * base),
-                (base, base, base),
-            ],
-            strict=True,
-        )
-    )
+_LEVELS = {"_b": (8, 8, 8), "1": (8, 4, 8), "2": (4, 2, 4), "3": (2, 1, 2), "4": (1, 1, 1)}
+"""Ending of the names of each decoder level, coarsest first -> its channels, in multiples of the base width: input,
+after upsampling, skip connection."""
 
 
 def _conv3(inner: int, outer: int) -> list[nn.Module]:

@@ -4,8 +4,8 @@ Defaults are defined here and nowhere else. This module does not import torch, s
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 from flatout.cli import option
 from flatout.defect.data.find import ImgFormat
@@ -202,24 +202,13 @@ class TrainOptions(RunOptions):
 
     def synth(self, amplitudes: tuple[Range, ...]) -> SynthConfig:
         """The settings of sample synthesis; `amplitudes` are those of the defect mode."""
-        return SynthConfig(
-            defect_share=self.defect_share,
-            num_defects=self.num_defects_range,
-            amplitudes=amplitudes,
-            min_target_only=self.min_target_only,
-            partial_leak_prob=self.partial_leak_prob,
-            partial_leak_scale=self.partial_leak_scale,
-            hard_negative_ratio=self.hard_negative_ratio,
-            line_ratio=self.line_ratio,
-            mode=self.defect_mode,
-            shift_px=self.shift_px,
-            noise=self.noise,
-            edge_noise=self.edge_noise,
-            gain=self.gain,
-            offset=self.offset,
-            steepness=self.steepness,
-            one_reference=self.one_reference,
-        )
+        shared = self.shared_with(SynthConfig) | {"amplitudes": amplitudes}
+        return SynthConfig(**shared, num_defects=self.num_defects_range, mode=self.defect_mode)
+
+    def shared_with(self, config: type) -> dict[str, Any]:
+        """The options that this class of configs has under the same names."""
+        known = {each.name for each in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(config) if each.name in known}
 
 
 @dataclass(frozen=True, kw_only=True)

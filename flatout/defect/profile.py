@@ -45,10 +45,9 @@ class DefectTraining(ProfiledTraining):
 
     def decoding(self) -> Decoding:
         from flatout.defect.data.items import read_canonical
-        from flatout.defect.input import find_images
-        from flatout.defect.train import images_config
+        from flatout.defect.train import training_images
 
-        strips = find_images(images_config(self.options)).strips
+        strips = training_images(self.options).strips
         files = [strips.path(index) for index in range(min(FILES, len(strips)))]
         return Decoding(lambda path: read_canonical(path).transpose(1, 2, 0), files)
 

@@ -25,11 +25,13 @@ from flatout.defect.data.items import MAX_GREY, Strips
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
 from flatout.defect.evaluate.evaluate import EvaluatedImage, HeatMapper, MakeMap, evaluate_images
 from flatout.defect.evaluate.scores import DefectEvaluation
-from flatout.defect.input import ImagesConfig, InputConfig, SamplesConfig, find_images, make_recipe, open_input
+from flatout.defect.input import InputConfig, TrainingImages, find_images, open_input
 from flatout.defect.model import DefectNet, last_layer_problem
 from flatout.defect.options import RENAMED_OPTIONS, TrainOptions
+from flatout.defect.patches import Grid
+from flatout.defect.source import SampleRecipe
 from flatout.defect.step import DefectJob, StepConfig, StepwiseSchedule
-from flatout.defect.synth.pool import amplitudes_of
+from flatout.defect.synth.pool import amplitudes_of, make_kernels
 from flatout.defect.weights import load_network, weights_metadata
 from flatout.engine import DTYPES, Amp, Callback, Sections, default_amp, make_optimizer
 from flatout.errors import CheckpointError, DataError, counted
@@ -151,8 +153,8 @@ class DefectRecipe(Recipe):
         return default_amp(self.device) if self.options.amp == "auto" else self.options.amp
 
     def open_data(self) -> DataFacts:
-        self._images = find_images(images_config(self.options))
-        self._samples = make_recipe(samples_config(self.options), self._images)
+        self._images = training_images(self.options)
+        self._samples = sample_recipe(self.options, self._images)
         images = _list_validation_images(self.options) if self.options.use_mask and self.world.is_first else []
         self._validation_images = images if any(not image.is_good for image in images) else []
         # False on the other ranks, whose newest weights then count as the best; only the first rank keeps any.
@@ -176,16 +178,7 @@ class DefectRecipe(Recipe):
         return open_input(self._images, self._samples, config, self.device, self.world, self._run.stack)
 
     def job(self, model: Model) -> DefectJob:
-        options = self.options
-        config = StepConfig(
-            epochs=options.epochs,
-            gamma_start=options.gamma_start,
-            gamma_end=options.gamma_end,
-            alpha_background=options.alpha_background,
-            alpha_defect=options.alpha_defect,
-            channels_last=options.channels_last,
-        )
-        return DefectJob(config, self._keep_examples)
+        return DefectJob(StepConfig(**self.options.shared_with(StepConfig)), self._keep_examples)
 
     def schedule(self, model: Model, steps_per_epoch: int) -> StepwiseSchedule:
         return StepwiseSchedule(self.options.lr, self.options.epochs)
@@ -318,39 +311,36 @@ class DefectRecipe(Recipe):
         return self._validation_store[self._number[path]]
 
 
-def images_config(options: TrainOptions) -> ImagesConfig:
-    return ImagesConfig(
-        folder=options.training_dataset_path,
-        img_format=options.img_format,
+def training_images(options: TrainOptions) -> TrainingImages:
+    return find_images(
+        options.training_dataset_path,
+        options.img_format,
         hard_negatives=bool(options.hard_negative_ratio),
         hard_negative_folder=options.hard_negative_dir,
     )
 
 
-def samples_config(options: TrainOptions) -> SamplesConfig:
-    return SamplesConfig(
-        synth=options.synth(amplitudes_of(options.defect_mode, options.psf_type, options.amplitudes)),
-        seed=options.seed,
-        patch_px=options.patch,
-        min_patches=options.min_patches,
+def sample_recipe(options: TrainOptions, images: TrainingImages) -> SampleRecipe:
+    """Which patches are cropped, and what is painted into them."""
+    synth = options.synth(amplitudes_of(options.defect_mode, options.psf_type, options.amplitudes))
+    kernels = make_kernels(
+        synth.mode,
         psf_type=options.psf_type,
-        psf_pool_size=options.psf_pool_size,
+        pool_size=options.psf_pool_size,
+        seed=options.seed,
         board_shapes=options.board_shapes,
+    )
+    return SampleRecipe(
+        Grid.over(images.strips.shape_hw, options.patch, options.min_patches),
+        synth,
+        kernels,
+        num_images=images.num_images,
+        num_hard_negatives=images.num_hard_negatives,
     )
 
 
 def input_config(options: TrainOptions) -> InputConfig:
-    return InputConfig(
-        total_batch=options.bs,
-        epochs=options.epochs,
-        seed=options.seed,
-        group_images=options.group_images,
-        workers=options.num_workers,
-        prefetch_factor=options.prefetch_factor,
-        cache_size=options.cache_size,
-        device_strips=options.device_strips,
-        channels_last=options.channels_last,
-    )
+    return InputConfig(**options.shared_with(InputConfig), total_batch=options.bs, workers=options.num_workers)
 
 
 def _list_validation_images(options: TrainOptions) -> list[EvaluationImage]:

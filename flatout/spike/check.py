@@ -27,7 +27,7 @@ from flatout.spike.data.source import ClipSource, representation_of
 from flatout.spike.data.stream_files import stream_bytes
 from flatout.spike.data.stream_layout import Orientation, compare_with_frame, grey_at
 from flatout.spike.data.tree import ordered
-from flatout.spike.input import GIB, check_memory, loading_summary, plan_loader, training_source
+from flatout.spike.input import check_memory, loading_summary, plan_for, training_source
 
 if TYPE_CHECKING:
     from flatout.feed import Batch
@@ -135,15 +135,7 @@ def _tree(config: SpikeConfig, train: ClipSet) -> tuple[str, ...]:
 
 def _plan(config: SpikeConfig, clips: ClipSet, gpus: int) -> tuple[str, ...]:
     data, train = config.DATA, config.TRAIN
-    source = training_source(clips, config.DATA)
-    plan = plan_loader(
-        config.loader,
-        gpus=gpus,
-        batch=train.BATCH_SIZE,
-        val_batch=train.VAL_BATCH_SIZE,
-        sample_bytes=sum(field.sample_bytes for field in source.fields.values()),
-        cache_bytes=int(data.CACHE_SIZE_GB * GIB) if data.USE_RAM_CACHE else 0,
-    )
+    plan = plan_for(config, clips, gpus=gpus, batch=train.BATCH_SIZE)
     check_memory(plan)
     mode = "precomputed voxels" if data.USE_PRECOMPUTED_VOXELS else "live"
     return (
@@ -227,7 +219,7 @@ def _loader(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
     """Load the first batches of an epoch with the planned workers, and measure the speed."""
     source = training_source(clips, config.DATA)
     batch_size = min(config.TRAIN.BATCH_SIZE, len(source))
-    workers = plan_loader(config.loader, gpus=1, batch=batch_size, val_batch=1, sample_bytes=0, cache_bytes=0).workers
+    workers = plan_for(config, clips, gpus=1, batch=batch_size).workers
     plan = Plan(num_samples=len(source), batch_size=batch_size, seed=config.SEED)
     with Feed(source, plan, FeedConfig(workers=workers.train)) as feed:
         lines: list[str] = []

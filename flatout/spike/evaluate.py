@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -248,17 +249,12 @@ def tile_weights(n: int, tile: int, overlap: int) -> list[np.ndarray]:
     """Weights of each tile along an axis, float64 [t]: rising by (i + 1/2) / overlap on sides that have a neighbour."""
     starts = tile_starts(n, tile, overlap)
     length = min(n, tile)
-    weights = []
-    for number, start in enumerate(starts):
-        weight_t = np.ones(length)
-        if number > 0:
-            shared = starts[number - 1] + length - start
-            weight_t[:shared] *= (np.arange(shared) + 0.5) / shared if shared else 1
-        if number + 1 < len(starts):
-            shared = start + length - starts[number + 1]
-            if shared:
-                weight_t[length - shared :] *= ((np.arange(shared) + 0.5) / shared)[::-1]
-        weights.append(weight_t)
+    weights = [np.ones(length) for _ in starts]
+    for number, (start, after) in enumerate(pairwise(starts)):
+        if shared := start + length - after:
+            rising = (np.arange(shared) + 0.5) / shared
+            weights[number][length - shared :] *= rising[::-1]
+            weights[number + 1][:shared] *= rising
     return weights
 
 

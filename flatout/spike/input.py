@@ -11,9 +11,9 @@ Dimension key:  N clips   L frames of a clip   C bins   S side of a crop   P pix
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from flatout.feed import (
     FeedConfig,
     Output,
     Plan,
-    Shapes,
     Sources,
     Store,
     StoreConfig,
@@ -37,10 +36,10 @@ from flatout.feed import (
     shuffled_order,
 )
 from flatout.ranks import World
-from flatout.spike.config import DataConfig, LoaderConfig
+from flatout.spike.config import DataConfig, LoaderConfig, SpikeConfig
 from flatout.spike.data.clip_set import ClipSet
 from flatout.spike.data.frames import FrameItems, Frames, SpikeRepresentation
-from flatout.spike.data.source import ClipSource, representation_of
+from flatout.spike.data.source import ClipParameterSource, ClipSource, representation_of
 from flatout.spike.data.voxels import bin_edges
 from flatout.spike.step import StepPlan
 
@@ -78,10 +77,6 @@ class LoaderPlan:
         """Memory of the slots of all ranks; the workers of a rank share its slots, so their number does not matter."""
         return self.gpus * self.slots * self.batch * self.sample_bytes
 
-    @property
-    def total_bytes(self) -> int:
-        return self.prefetch_bytes + self.cache_bytes
-
 
 def plan_loader(
     config: LoaderConfig, *, gpus: int, batch: int, val_batch: int, sample_bytes: int, cache_bytes: int
@@ -105,6 +100,18 @@ def plan_loader(
         persistent=config.PERSISTENT_WORKERS,
         sample_bytes=sample_bytes,
         cache_bytes=cache_bytes,
+    )
+
+
+def plan_for(config: SpikeConfig, clips: ClipSet, *, gpus: int, batch: int) -> LoaderPlan:
+    """The plan of a training on these clips, with `batch` clips per micro-batch of a rank."""
+    return plan_loader(
+        config.loader,
+        gpus=gpus,
+        batch=batch,
+        val_batch=config.TRAIN.VAL_BATCH_SIZE,
+        sample_bytes=sum(field.sample_bytes for field in training_source(clips, config.DATA).fields.values()),
+        cache_bytes=int(config.DATA.CACHE_SIZE_GB * GIB) if config.DATA.USE_RAM_CACHE else 0,
     )
 
 
@@ -198,16 +205,13 @@ class FeedSettings:
     device: torch.device
 
 
-class ClipFeed:
-    """An open feed of clips. A context manager; `close()` may be called twice."""
+class ClipFeed(AbstractContextManager["ClipFeed"]):
+    """An open feed of clips; `close()` may be called twice."""
 
     def __init__(self, clips: ClipSet, batches: DeviceBatches, store: Store | None, stack: ExitStack) -> None:
         self.clips, self.batches, self.store = clips, batches, store
         self.feed = batches.feed
         self._stack = stack
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
@@ -289,7 +293,7 @@ def open_scoring_feed(
             batch_size=settings.batch if same_size else 1,
             shuffle=False,
             last="short",
-            shapes=None if same_size else _ShapeOfStep(source),
+            shapes=None if same_size else source.shapes_of_step,
         )
         feed = Feed(source, plan, _feed_config(settings, epochs=None))
         return ClipFeed(clips, DeviceBatches(feed, settings.device), store, stack.pop_all())
@@ -309,18 +313,19 @@ def open_resident_feed(
 ) -> ClipFeed:
     """As `open_training_feed`, with the same clips, but rendered on the device from frames and streams kept there."""
     from flatout.feed import DeviceFeed, DeviceStore
-    from flatout.spike.data.source import ClipParameterSource
 
     if config.CROP_SIZE is None:
         raise ConfigError("DEVICE_RESIDENT crops on the device: set CROP_SIZE.")
-    representation, clip_source = representation_of(config), training_source(clips, config)
-    render = ClipRenderer(clips, clip_source, representation, crop=config.CROP_SIZE)
+    representation = representation_of(config)
+    render = ClipRenderer(clips, training_source(clips, config), representation, crop=config.CROP_SIZE)
     with ExitStack() as stack:
         items = store or Store.open(FrameItems(clips), StoreConfig(place="off"))
         stack.enter_context(items)
         resident = DeviceStore(items, settings.device, batch_items=3 * clips.clip_length * settings.batch)
         plan = _training_plan(clips, settings, steps=steps, seed=seed, world=world)
-        numbers = ClipParameterSource(clips, clip_source, representation, crop=config.CROP_SIZE)
+        numbers = ClipParameterSource(
+            clips, Frames(clips, representation), representation, crop=config.CROP_SIZE, augment=config.AUGMENT
+        )
         few = replace(settings, workers=min(settings.workers, DEVICE_WORKERS))
         feed = Feed(numbers, plan, _feed_config(few, epochs=epochs), unreadable=resident.unreadable)
         return ClipFeed(clips, DeviceFeed(feed, resident, render, render.outputs), store, stack.pop_all())
@@ -336,16 +341,6 @@ def _training_plan(clips: ClipSet, settings: FeedSettings, *, steps: StepPlan, s
         rank=world.rank,
         num_ranks=world.size,
     )
-
-
-class _ShapeOfStep:
-    """Shapes of each step, for steps of one clip."""
-
-    def __init__(self, source: ClipSource) -> None:
-        self._source = source
-
-    def __call__(self, epoch: int, step: int) -> Shapes:
-        return self._source.shapes(step)
 
 
 def _feed_config(settings: FeedSettings, *, epochs: int | None) -> FeedConfig:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,9 @@ from flatout.spike.config import (
     load_config,
     plain_values,
 )
-from flatout.spike.data.clip_set import open_training
+from flatout.spike.data.clip_set import ClipSet, open_training
 from flatout.spike.evaluate import DeblurEvaluation, RestoredBatch, Restorer, evaluate
 from flatout.spike.input import (
-    GIB,
     ClipFeed,
     FeedSettings,
     LoaderPlan,
@@ -63,8 +63,7 @@ from flatout.spike.input import (
     open_scoring_feed,
     open_store,
     open_training_feed,
-    plan_loader,
-    training_source,
+    plan_for,
 )
 from flatout.spike.model import DeblurNet
 from flatout.spike.options import TrainOptions
@@ -147,7 +146,6 @@ class SpikeRecipe(Recipe):
     def __init__(self, options: RunOptions, world: World, device: torch.device, *, resume: Path | None = None) -> None:
         super().__init__(options, world, device, resume=resume)
         self.config: SpikeConfig = self.options.settings
-        self._clips: Any = None
 
     @classmethod
     def read_options(cls, folder: Path, asked: RunOptions) -> TrainOptions:
@@ -186,13 +184,13 @@ class SpikeRecipe(Recipe):
     # Parts of the training
 
     def open_data(self) -> DataFacts:
-        train, val = self._clip_sets()
+        train, val = self._clip_sets
         self.validates = val is not None and self.options.validate
         return DataFacts(train.fingerprint(), f"{train.where}: frames or streams")
 
     def build(self, run: RunContext, saved: Sections | None) -> Model:
         self._run = run
-        config, clips = self.config, self._clip_sets()[0]
+        config, clips = self.config, self._clip_sets[0]
         self._total_batch, epochs = config.TRAIN.BATCH_SIZE * self.world.size, self._epochs()
         if saved is not None:
             facts = saved["run"]
@@ -207,8 +205,8 @@ class SpikeRecipe(Recipe):
             )
         self._steps, self._num_epochs = self._plan_steps(self._total_batch // self.world.size), epochs
         self._loader = self._plan_loader()
-        facts = clips.sequences[0]
-        network = DeblurNet(config.MODEL, channels=config.DATA.channels, ratio=facts.rgb_hw[0] / facts.spike_hw[0])
+        first = clips.sequences[0]
+        network = DeblurNet(config.MODEL, channels=config.DATA.channels, ratio=first.rgb_hw[0] / first.spike_hw[0])
         count = sum(parameter.numel() for parameter in network.parameters())
         logger.info(
             "Network: %.2f M parameters, %s.", count / 1e6, "RGB + spikes" if config.MODEL.USE_SPIKE else "RGB only"
@@ -221,7 +219,7 @@ class SpikeRecipe(Recipe):
         return Model(network=network, optimizer=self._optimizer(network), average=average, epochs=epochs)
 
     def open_batches(self, model: Model) -> DeviceBatches:
-        clips, data, plan = self._clip_sets()[0], self.config.DATA, self._loader
+        clips, data, plan = self._clip_sets[0], self.config.DATA, self._loader
         # The first rank decodes the frames into the store, the others attach to it.
         if not self.world.is_first:
             self.world.wait_for_all()
@@ -348,33 +346,24 @@ class SpikeRecipe(Recipe):
 
     # Helpers
 
-    def _clip_sets(self) -> Any:
+    @cached_property
+    def _clip_sets(self) -> tuple[ClipSet, ClipSet | None]:
         """The clips to train on and to validate on; opened once."""
-        if self._clips is None:
-            self._clips = open_training(self.config.DATA)
-        return self._clips
+        return open_training(self.config.DATA)
 
     def _plan_steps(self, batch: int) -> StepPlan:
         accumulation = self.config.TRAIN.GRADIENT_ACCUMULATION_STEPS
-        return plan_steps(len(self._clip_sets()[0]), world=self.world.size, batch=batch, accumulation=accumulation)
+        return plan_steps(len(self._clip_sets[0]), world=self.world.size, batch=batch, accumulation=accumulation)
 
     def _epochs(self) -> int:
         train = self.config.TRAIN
         return train.EPOCHS or self._plan_steps(train.BATCH_SIZE).epochs_for(train.TOTAL_STEPS or 1)
 
     def _plan_loader(self) -> LoaderPlan:
-        config = self.config
-        clip_fields = training_source(self._clip_sets()[0], config.DATA).fields
-        plan = plan_loader(
-            config.loader,
-            gpus=self.world.size,
-            batch=self._total_batch // self.world.size,
-            val_batch=config.TRAIN.VAL_BATCH_SIZE,
-            sample_bytes=sum(field.sample_bytes for field in clip_fields.values()),
-            cache_bytes=int(config.DATA.CACHE_SIZE_GB * GIB) if config.DATA.USE_RAM_CACHE else 0,
-        )
+        gpus = self.world.size
+        plan = plan_for(self.config, self._clip_sets[0], gpus=gpus, batch=self._total_batch // gpus)
         if self.world.is_first:
-            for line in loading_summary(plan, config.LOG.LANG):
+            for line in loading_summary(plan, self.config.LOG.LANG):
                 logger.info("%s", line)
         check_memory(plan)
         return plan
@@ -388,7 +377,8 @@ class SpikeRecipe(Recipe):
         return torch.optim.AdamW(groups, lr=optim.LR, betas=optim.BETAS, fused=True)
 
     def _open_validation_feed(self, training: ClipFeed) -> ClipFeed:
-        clips, config, plan = self._clip_sets()[1], self.config, self._loader
+        clips, config, plan = self._clip_sets[1], self.config, self._loader
+        assert clips is not None
         used = training.store.statistics().nbytes if training.store is not None else 0
         store = open_store(clips, config.DATA, budget_bytes=plan.cache_bytes - used, workers=plan.workers.val)
         settings = FeedSettings(

@@ -23,12 +23,12 @@ from flatout.defect import step as job
 from flatout.defect.data.items import Strips
 from flatout.defect.demo_data import generate_strip, write_strip
 from flatout.defect.evaluate.scores import rank_scores
-from flatout.defect.input import GroupedOrder, find_images, make_recipe, open_input
+from flatout.defect.input import GroupedOrder, open_input
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
 from flatout.defect.source import PatchSource
 from flatout.defect.step import focal_loss
-from flatout.defect.train import images_config, input_config, samples_config, train
+from flatout.defect.train import input_config, sample_recipe, train, training_images
 from flatout.defect.weights import load_network
 from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted, ResourceError
 from flatout.feed import Plan
@@ -146,7 +146,7 @@ def test_grey_training_images_are_explained(tmp_path, caplog):
     good.mkdir(parents=True)
     for number in range(2):
         cv2.imwrite(str(good / f"{number}.png"), generate_strip(number, (80, 64))[0].astype(np.uint8))
-    find_images(images_config(TrainOptions(training_dataset_path=str(good), img_format="png_jpg")))
+    training_images(TrainOptions(training_dataset_path=str(good), img_format="png_jpg"))
     (message,) = caplog.messages
     assert message.startswith(f"{good / '0.png'}: its three planes are equal (a grey file fills all three)")
 
@@ -264,8 +264,8 @@ def test_a_grouped_order_visits_every_patch_once_and_one_group_at_a_time(group):
 def test_in_groups_every_file_is_read_once_an_epoch_if_one_group_fits(group, reads_per_file, data, monkeypatch):
     """Without groups the same cache keeps two of four files, and the others are read for each of their six patches."""
     options = small_options(data, data, group_images=group, cache_size=2)
-    images = find_images(images_config(options))
-    samples = make_recipe(samples_config(options), images)
+    images = training_images(options)
+    samples = sample_recipe(options, images)
     reads, decode = [], Strips.decode
     monkeypatch.setattr(Strips, "decode", lambda self, index: reads.append(index) or decode(self, index))
     with ExitStack() as stack:
@@ -324,8 +324,8 @@ def test_a_hundred_steps_teach_what_is_in_target_alone(tmp_path):
     for number in range(48):
         write_strip(tmp_path / f"fresh/train/good/{number:03}.tiff", generate_strip(5000 + number, (64, 64)))
     fresh = replace(options, training_dataset_path=str(tmp_path / "fresh"), defect_share=1.0)
-    images = find_images(images_config(fresh))
-    recipe = make_recipe(samples_config(fresh), images)
+    images = training_images(fresh)
+    recipe = sample_recipe(fresh, images)
     (batch,) = plain_batches(PatchSource(recipe, images.strips), Plan(num_samples=48, batch_size=48, shuffle=False), 0)
     with torch.inference_mode():
         heat = torch.softmax(network(torch.from_numpy(batch["images"]) / 255), 1)[:, 1].numpy()

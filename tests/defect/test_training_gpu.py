@@ -5,9 +5,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from flatout.defect.input import find_images, make_recipe, open_input
+from flatout.defect.input import open_input
 from flatout.defect.options import TrainOptions
-from flatout.defect.train import images_config, input_config, samples_config, train
+from flatout.defect.train import input_config, sample_recipe, train, training_images
 from flatout.ranks.world import World
 from tests.defect.small_runs import small_data, small_options
 
@@ -21,8 +21,8 @@ def test_batches_made_on_the_gpu_equal_those_of_workers_and_nothing_waits(settin
     batches = {}
     for side in ("off", "on"):
         options = small_options(data, tmp_path, device_strips=side, gpu_id=0, psf_pool_size=8, **settings)
-        images = find_images(images_config(options))
-        samples = make_recipe(samples_config(options), images)
+        images = training_images(options)
+        samples = sample_recipe(options, images)
         with ExitStack() as stack:
             source = open_input(images, samples, input_config(options), device, World(), stack)
             stream = source.epoch(1)

@@ -8,7 +8,7 @@ import pytest
 from flatout.spike.config import DataConfig
 from flatout.spike.data.clip_set import exact_step, num_origins, spike_span, validation_split
 from flatout.spike.data.stream_layout import StreamSettings, decide_layout
-from flatout.spike.data.tree import scored_windows, training_windows, usable_runs, windows_of
+from flatout.spike.data.tree import scored_windows, training_windows, usable_runs
 from tests.golden_cases import golden_cases
 
 
@@ -24,7 +24,7 @@ def gopro(path: Path):
 @pytest.mark.parametrize("case", golden_cases("spike/clip_index.json", named_cases))
 def test_windows_match_the_golden_ones(case):
     runs, length = usable_runs(case["blur"], case["sharp"], case["spike"]), case["clip_len"]
-    train = [window for run in runs for window in windows_of(run, training_windows(len(run), length), length)]
+    train = [run[first : first + length] for run in runs for first in training_windows(len(run), length)]
     assert train == case["train_windows"]
     scored = [(run, window) for run in runs for window in scored_windows(len(run), length)]
     assert [list(run[w.first : w.first + length]) for run, w in scored] == case["val_windows"]

@@ -20,7 +20,7 @@ from flatout.yolo.hyp import load_hyp
 from flatout.yolo.options import TestOptions
 from flatout.yolo.predict.detect import detect
 from flatout.yolo.predict.options import DetectOptions
-from flatout.yolo.train.prepare import StartConfig, make_network
+from flatout.yolo.train.prepare import make_network
 from flatout.yolo.weights import read_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,7 +108,7 @@ def test_the_error_for_a_missing_released_file_says_what_the_bare_name_means():
 
 def test_train_starts_from_them():
     hyp = load_hyp(shipped_folder("data") / "hyp.finetune.yaml")
-    start = make_network(StartConfig(weights=NAME), hyp, ["bolt", "nut", "washer"])
+    start = make_network(hyp, ["bolt", "nut", "washer"], weights=NAME)
     assert start.transfer is not None
     # All but weight, bias and implicit product of the three detection levels, which depend on the number of classes.
     assert (start.transfer.kept, start.transfer.total, len(start.transfer.mismatched)) == (335, 344, 9)

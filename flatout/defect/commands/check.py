@@ -1,6 +1,7 @@
 """flatout defect check: check every file of a data set before training."""
 
-import argparse
+from flatout.cli import parser_of, switch, value
+from flatout.errors import DataError
 
 DESCRIPTION = """\
 Check every image and mask of a data set for problems that would spoil a training: unreadable files, differing sizes,
@@ -15,34 +16,28 @@ examples:
 
 Exit code: 0 without errors (warnings are allowed), 3 with at least one error.
 """
+FLAGS = (
+    value("data", "folder of the training images, R/train/good, the root R of a data set, or pairs (docs/defect.md)"),
+    value(
+        "--img_format", "file format of the images (default: %(default)s)", default="tiff", choices=("tiff", "png_jpg")
+    ),
+    value(
+        "--patch_size",
+        "side of the patches that will be trained on; images must not be smaller (default: %(default)s)",
+        type=int,
+        default=128,
+        metavar="PX",
+    ),
+    switch("--all", "list every finding, not only the first five of each kind"),
+)
 
 
 def main(argv: list[str]) -> int:
     """Check a data set; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="flatout defect check",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "data",
-        help="folder of the training images, R/train/good, the root R of a data set, or pairs (docs/defect.md)",
-    )
-    parser.add_argument(
-        "--img_format", default="tiff", choices=("tiff", "png_jpg"),
-        help="file format of the images (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--patch_size", type=int, default=128, metavar="PX",
-        help="side of the patches that will be trained on; images must not be smaller (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--all", action="store_true", help="list every finding, not only the first five of each kind")
-    args = parser.parse_args(argv)
+    args = parser_of("flatout defect check", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     # Imported here so that help and argument errors do not load NumPy.
-    from flatout.defect.check import check_data_set, check_exit_code
+    from flatout.defect.check import check_data_set
 
     report = check_data_set(args.data, args.img_format, patch=args.patch_size)
     print("\n".join(report.lines(most=10**9 if args.all else 5)))
-    return check_exit_code(report)
+    return DataError.exit_code if report.is_bad else 0

@@ -1,9 +1,10 @@
 """flatout defect demo: generate strips, train on them and show the results."""
 
-import argparse
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from flatout.cli import parser_of, show_log, value
 
 if TYPE_CHECKING:
     from flatout.defect.options import TrainOptions
@@ -12,6 +13,16 @@ DESCRIPTION = """\
 Generate strips, train a network on them with painted defects, and show what it finds in strips it has not seen. Takes
 less than three minutes on two CPU cores, less than one on a GPU. Ctrl-C saves; the same command then continues.
 """
+FLAGS = (
+    value(
+        "--out",
+        "folder for the data, the run and the results (default: %(default)s)",
+        type=Path,
+        default=Path("runs/defect-demo"),
+        metavar="FOLDER",
+    ),
+    value("--gpu_id", "number of a GPU, or -1 for the CPU (default: a GPU if there is one)", type=int, metavar="N"),
+)
 
 
 class DemoSize(NamedTuple):
@@ -29,19 +40,8 @@ ON_GPU = DemoSize(images=48, patch=128, base_width=64, epochs=12)
 
 def main(argv: list[str]) -> int:
     """Run the demo; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="flatout defect demo", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/defect-demo"), metavar="FOLDER",
-        help="folder for the data, the run and the results (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--gpu_id", type=int, metavar="N", help="number of a GPU, or -1 for the CPU (default: a GPU if there is one)"
-    )
-    args = parser.parse_args(argv)
+    args = parser_of("flatout defect demo", DESCRIPTION, "", FLAGS, shortened=True).parse_args(argv)
     # Imported here so that help and argument errors do not load torch.
-    from flatout.cli import show_log
     from flatout.defect.commands.flags import VERDICT_FLAGS
     from flatout.defect.demo_data import DemoDataConfig, write_demo_data
     from flatout.defect.evaluate.sweep import sweep_table

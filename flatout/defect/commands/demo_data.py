@@ -1,7 +1,8 @@
 """flatout defect demo-data: generate a small data set to try things on."""
 
-import argparse
 from pathlib import Path
+
+from flatout.cli import parser_of, value
 
 DESCRIPTION = """\
 Generate strips with a sine texture, each as three noisy planes: defect-free strips for training, good and defective
@@ -14,32 +15,29 @@ examples:
 
 Exit code: 0, 2 wrong arguments or a folder with other files, 5 the disk is full.
 """
+FLAGS = (
+    value("folder", "folder to write to (default: %(default)s)", type=Path, nargs="?", default=Path("defect-demo")),
+    value("--images", "strips for training (default: %(default)s)", type=int, default=24, metavar="N"),
+    value(
+        "--valid",
+        "good strips for validation, and as many defective ones (default: %(default)s)",
+        type=int,
+        default=4,
+        metavar="N",
+    ),
+    value(
+        "--test",
+        "good strips for testing, and as many defective ones (default: %(default)s)",
+        type=int,
+        default=4,
+        metavar="N",
+    ),
+)
 
 
 def main(argv: list[str]) -> int:
     """Generate a data set; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="flatout defect demo-data",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("defect-demo"), help="folder to write to (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--images", type=int, default=24, metavar="N", help="strips for training (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--valid", type=int, default=4, metavar="N",
-        help="good strips for validation, and as many defective ones (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--test", type=int, default=4, metavar="N",
-        help="good strips for testing, and as many defective ones (default: %(default)s)",
-    )  # fmt: skip
-    args = parser.parse_args(argv)
+    args = parser_of("flatout defect demo-data", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     # Imported here so that help and argument errors do not load NumPy.
     from flatout.defect.demo_data import DemoDataConfig, write_demo_data
 

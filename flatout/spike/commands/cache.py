@@ -1,9 +1,7 @@
 """flatout spike cache: write voxels as files."""
 
-import argparse
-
-from flatout.cli import show_log
-from flatout.spike.commands.arguments import add_config, make_parser
+from flatout.cli import parser_of, show_log, value
+from flatout.spike.commands.arguments import CONFIG
 
 DESCRIPTION = """\
 Write the voxels of every frame to the folder VOXEL_CACHE_DIRNAME of its sequence: uint8 counts at spike resolution,
@@ -14,11 +12,15 @@ EPILOG = """\
 To train on them, set USE_PRECOMPUTED_VOXELS: true.
 Exit code: 0, 2 wrong config, 3 unusable data.
 """
+FLAGS = (
+    *CONFIG,
+    value("--splits", "splits to write (default: TRAIN_SPLIT and the validation split)", nargs="+", metavar="SPLIT"),
+)
 
 
 def main(argv: list[str]) -> int:
     """Write voxels; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout spike cache", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     show_log()
     # Imported here so that help and argument errors do not load NumPy.
     from flatout.spike.config import load_config
@@ -31,12 +33,3 @@ def main(argv: list[str]) -> int:
         size = sum(path.stat().st_size for path in paths)
         print(f"{split}: {len(paths)} voxels, {size / 1e6:.1f} MB")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("cache", DESCRIPTION, EPILOG)
-    add_config(parser)
-    parser.add_argument(
-        "--splits", nargs="+", metavar="SPLIT", help="splits to write (default: TRAIN_SPLIT and the validation split)"
-    )
-    return parser

@@ -1,9 +1,7 @@
 """flatout spike check: check configuration, data, loader and network before training."""
 
-import argparse
-
-from flatout.cli import show_log
-from flatout.spike.commands.arguments import add_config, make_parser
+from flatout.cli import parser_of, show_log, value
+from flatout.spike.commands.arguments import CONFIG
 
 DESCRIPTION = """\
 Check a configuration before training: installed packages, the data tree, the loader plan and its memory, how spike
@@ -14,11 +12,15 @@ EPILOG = """\
 Replaces test_dataloader_config, test_realtime_loading, test_training_loader and check_status of the original guide.
 Exit code: 0 if every check passes, 2 for an invalid YAML file, 3 otherwise.
 """
+FLAGS = (
+    *CONFIG,
+    value("--gpus", "number of GPUs to plan the loader for (default: %(default)s)", type=int, default=1, metavar="N"),
+)
 
 
 def main(argv: list[str]) -> int:
     """Check; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout spike check", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     show_log()
     # Imported here so that help and argument errors do not load NumPy.
     from flatout.findings import is_bad
@@ -30,12 +32,3 @@ def main(argv: list[str]) -> int:
         print(as_text(finding), flush=True)
         findings.append(finding)
     return 3 if is_bad(findings) else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("check", DESCRIPTION, EPILOG)
-    add_config(parser)
-    parser.add_argument(
-        "--gpus", type=int, default=1, metavar="N", help="number of GPUs to plan the loader for (default: %(default)s)"
-    )
-    return parser

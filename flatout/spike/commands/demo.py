@@ -1,10 +1,9 @@
 """flatout spike demo: simulate data, train, and show frames before and after."""
 
-import argparse
 from pathlib import Path
 
-from flatout.cli import show_log
-from flatout.spike.commands.arguments import VERDICT_FLAGS, add_device, make_parser
+from flatout.cli import parser_of, show_log, value
+from flatout.spike.commands.arguments import DEVICE, VERDICT_FLAGS
 
 DESCRIPTION = """\
 Simulate a small data set, train a small deblurring network on it from scratch, and write images that show blurry,
@@ -14,11 +13,21 @@ then continues.
 EPILOG = """\
 Exit code: 0, 2 a folder with other files, 75 interrupted and saved.
 """
+FLAGS = (
+    value(
+        "--out",
+        "folder for the data and the run (default: %(default)s)",
+        type=Path,
+        default=Path("runs/demo-spike"),
+        metavar="FOLDER",
+    ),
+    DEVICE,
+)
 
 
 def main(argv: list[str]) -> int:
     """Run the demo; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout spike demo", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     show_log()
     # Imported here so that help and argument errors do not load torch.
     from flatout.profiler import EngineObservation
@@ -43,13 +52,3 @@ def main(argv: list[str]) -> int:
         print(f"  {path}")
     print(observation.report(result.folder))
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("demo", DESCRIPTION, EPILOG)
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/demo-spike"), metavar="FOLDER",
-        help="folder for the data and the run (default: %(default)s)",
-    )  # fmt: skip
-    add_device(parser)
-    return parser

@@ -1,10 +1,9 @@
 """flatout spike predict: deblur a folder of frames."""
 
-import argparse
 from pathlib import Path
 
-from flatout.cli import show_log
-from flatout.spike.commands.arguments import add_config, add_device, make_parser
+from flatout.cli import parser_of, show_log, switch, value
+from flatout.spike.commands.arguments import DEVICE, OTHER_CONFIG
 
 DESCRIPTION = """\
 Deblur a folder of frames with a folder of spike files of the same names. Large frames are processed in overlapping
@@ -16,11 +15,44 @@ examples:
 
 Exit code: 0, 2 wrong arguments, 3 unusable data, 4 unusable weights.
 """
+FLAGS = (
+    value("--weights", "weights: best.pt or last.pt of a training", type=Path, required=True, metavar="FILE"),
+    value("--input_blur", "folder of blurry frames", type=Path, required=True, metavar="DIR"),
+    value(
+        "--input_spike",
+        "folder of spike streams (.dat, .npz, .npy, .h5), or of precomputed voxels if the config has "
+        "USE_PRECOMPUTED_VOXELS: true",
+        type=Path,
+        required=True,
+        metavar="DIR",
+    ),
+    value("--output", "folder to write sharp frames to", type=Path, required=True, metavar="DIR"),
+    value(
+        "--geometry",
+        "width and height of spike frames, as in 400x250 (default: from the config, else from config.yaml beside "
+        "the spikes, else 640x360)",
+        default="",
+        metavar="WxH",
+    ),
+    *OTHER_CONFIG,
+    DEVICE,
+    switch("--side_by_side", "also write images with the blurry and the restored frame"),
+    switch("--video", "also write the restored frames as a video, restored.avi"),
+    value("--tile_size", "side of a tile in pixels (default: TEST.TILE_SIZE, which is 256)", type=int, metavar="PX"),
+    value(
+        "--tile_overlap",
+        "pixels that neighbouring tiles share (default: TEST.TILE_OVERLAP, which is 32)",
+        type=int,
+        metavar="PX",
+    ),
+    switch("--enable_tiling", "accepted, but has no effect: frames larger than a tile are always tiled"),
+    switch("--disable_tiling", "process whole frames in one pass, whatever their size"),
+)
 
 
 def main(argv: list[str]) -> int:
     """Deblur; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout spike predict", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     tiles = {"TILE_SIZE": 0 if args.disable_tiling else args.tile_size, "TILE_OVERLAP": args.tile_overlap}
     show_log()
     # Imported here so that help and argument errors do not load torch.
@@ -38,43 +70,3 @@ def main(argv: list[str]) -> int:
     )
     print(f"{done.frames} frames in {done.folder}, {done.frames / done.seconds:.2f} frames/s")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("predict", DESCRIPTION, EPILOG)
-    parser.add_argument(
-        "--weights", type=Path, required=True, metavar="FILE", help="weights: best.pt or last.pt of a training"
-    )
-    parser.add_argument("--input_blur", type=Path, required=True, metavar="DIR", help="folder of blurry frames")
-    parser.add_argument(
-        "--input_spike", type=Path, required=True, metavar="DIR",
-        help="folder of spike streams (.dat, .npz, .npy, .h5), or of precomputed voxels if the config has "
-        "USE_PRECOMPUTED_VOXELS: true",
-    )  # fmt: skip
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write sharp frames to")
-    parser.add_argument(
-        "--geometry", default="", metavar="WxH",
-        help="width and height of spike frames, as in 400x250 (default: from the config, else from config.yaml beside "
-        "the spikes, else 640x360)",
-    )  # fmt: skip
-    add_config(parser, required=False)
-    add_device(parser)
-    parser.add_argument(
-        "--side_by_side", action="store_true", help="also write images with the blurry and the restored frame"
-    )
-    parser.add_argument("--video", action="store_true", help="also write the restored frames as a video, restored.avi")
-    parser.add_argument(
-        "--tile_size", type=int, metavar="PX", help="side of a tile in pixels (default: TEST.TILE_SIZE, which is 256)"
-    )
-    parser.add_argument(
-        "--tile_overlap", type=int, metavar="PX",
-        help="pixels that neighbouring tiles share (default: TEST.TILE_OVERLAP, which is 32)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--enable_tiling", action="store_true",
-        help="accepted, but has no effect: frames larger than a tile are always tiled",
-    )  # fmt: skip
-    parser.add_argument(
-        "--disable_tiling", action="store_true", help="process whole frames in one pass, whatever their size"
-    )
-    return parser

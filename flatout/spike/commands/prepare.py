@@ -1,11 +1,9 @@
 """flatout spike prepare: arrange the files of a data set as training expects them."""
 
-import argparse
 from pathlib import Path
 
-from flatout.cli import show_log
+from flatout.cli import parser_of, show_log, switch, value
 from flatout.errors import ConfigError
-from flatout.spike.commands.arguments import make_parser
 
 DESCRIPTION = """\
 Write a data set in the layout that training expects: for every sequence the folders blur, sharp and spike side by side,
@@ -24,11 +22,66 @@ examples:
 Exit code: 0, 2 wrong arguments, 3 a root is missing, no sequence was found, or --check found a stream that does not
 match its frame.
 """
+RAW = "data/raw/gopro_spike"
+FLAGS = (
+    value(
+        "--spike_root",
+        "root of the spike files (default: %(default)s)",
+        type=Path,
+        default=Path(f"{RAW}/GOPRO_Large_spike_seq"),
+        metavar="DIR",
+    ),
+    value(
+        "--blur_root",
+        "root of the blurry and sharp frames (default: %(default)s)",
+        type=Path,
+        default=Path(f"{RAW}/GOPRO_Large"),
+        metavar="DIR",
+    ),
+    value(
+        "--output",
+        "folder to write to (default: %(default)s)",
+        type=Path,
+        default=Path("data/processed/gopro_spike_unified"),
+        metavar="DIR",
+    ),
+    switch("--use_symlinks", "link folders instead of copying them"),
+    value(
+        "--blur_dir",
+        "GoPro-Spike: folder of the blurry frames; published numbers use blur (default: %(default)s)",
+        default="blur",
+        choices=("blur", "blur_gamma"),
+    ),
+    value("--splits", "splits to prepare (default: train test)", nargs="+", default=["train", "test"], metavar="SPLIT"),
+    value(
+        "--exposure",
+        "X4K1000FPS-Spike: spike frames per blurry frame, 33 or 65 (default: %(default)s)",
+        type=int,
+        default=33,
+        metavar="N",
+    ),
+    switch("--check", "compare one stream of every sequence with its frame"),
+    value(
+        "--geometry",
+        "width and height of spike frames, as in 400x250, written beside every sequence (default: from "
+        "config.yaml beside the spikes, else 640x360)",
+        default="",
+        metavar="WxH",
+    ),
+    value("--spike_hw", "the same as --geometry WxH", type=int, nargs=2, metavar=("H", "W")),
+    value(
+        "--val_ratio",
+        "also make a split val from this share of the training sequences, as links",
+        type=float,
+        metavar="R",
+    ),
+    value("--seed", "seed of the choice by --val_ratio (default: %(default)s)", type=int, default=42, metavar="N"),
+)
 
 
 def main(argv: list[str]) -> int:
     """Prepare; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout spike prepare", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     if args.val_ratio is not None and not 0 < args.val_ratio < 1:
         raise ConfigError(f"--val_ratio {args.val_ratio}: it must be between 0 and 1.")
     if args.spike_hw is not None and min(args.spike_hw) < 1:
@@ -41,18 +94,9 @@ def main(argv: list[str]) -> int:
     from flatout.spike.data.prepare import PrepareConfig, make_validation, prepare
 
     spike_hw = parse_geometry(args.geometry) if args.geometry else args.spike_hw and tuple(args.spike_hw)
-    done = prepare(
-        PrepareConfig(
-            spike_root=args.spike_root,
-            blur_root=args.blur_root,
-            output=args.output,
-            use_symlinks=args.use_symlinks,
-            blur_dir=args.blur_dir,
-            splits=tuple(args.splits),
-            exposure=args.exposure,
-            spike_hw=spike_hw,
-        )
-    )
+    keys = ("spike_root", "blur_root", "output", "use_symlinks", "blur_dir", "exposure")
+    given = {key: getattr(args, key) for key in keys}
+    done = prepare(PrepareConfig(**given, splits=tuple(args.splits), spike_hw=spike_hw))
     for split, sequences in done.created.items():
         for name, frames in sequences.items():
             print(f"{split}/{name}: {frames.frames} frames, {frames.usable} usable")
@@ -91,48 +135,3 @@ def _check(output: Path, splits: list[str], spike_hw: tuple[int, int] | None) ->
             text = problem or f"fits its frame (correlation {found.correlation['identity']:.2f}, gain {found.gain:.2f})"
             print(f"{split}/{facts.name}: {text}")
     return 3 if bad else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("prepare", DESCRIPTION, EPILOG)
-    raw = "data/raw/gopro_spike"
-    parser.add_argument(
-        "--spike_root", type=Path, default=Path(f"{raw}/GOPRO_Large_spike_seq"), metavar="DIR",
-        help="root of the spike files (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--blur_root", type=Path, default=Path(f"{raw}/GOPRO_Large"), metavar="DIR",
-        help="root of the blurry and sharp frames (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--output", type=Path, default=Path("data/processed/gopro_spike_unified"), metavar="DIR",
-        help="folder to write to (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--use_symlinks", action="store_true", help="link folders instead of copying them")
-    parser.add_argument(
-        "--blur_dir", choices=("blur", "blur_gamma"), default="blur",
-        help="GoPro-Spike: folder of the blurry frames; published numbers use blur (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--splits", nargs="+", default=["train", "test"], metavar="SPLIT",
-        help="splits to prepare (default: train test)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--exposure", type=int, default=33, metavar="N",
-        help="X4K1000FPS-Spike: spike frames per blurry frame, 33 or 65 (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--check", action="store_true", help="compare one stream of every sequence with its frame")
-    parser.add_argument(
-        "--geometry", default="", metavar="WxH",
-        help="width and height of spike frames, as in 400x250, written beside every sequence (default: from "
-        "config.yaml beside the spikes, else 640x360)",
-    )  # fmt: skip
-    parser.add_argument("--spike_hw", nargs=2, type=int, metavar=("H", "W"), help="the same as --geometry WxH")
-    parser.add_argument(
-        "--val_ratio", type=float, metavar="R",
-        help="also make a split val from this share of the training sequences, as links",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=int, default=42, metavar="N", help="seed of the choice by --val_ratio (default: %(default)s)"
-    )
-    return parser

@@ -1,10 +1,9 @@
 """flatout spike reconstruct: images from spikes alone."""
 
-import argparse
 from pathlib import Path
 
-from flatout.cli import show_log
-from flatout.spike.commands.arguments import add_range, add_stream, make_parser, stream_settings, view_settings
+from flatout.cli import parser_of, show_log, value
+from flatout.spike.commands.arguments import RANGE, STREAM, stream_settings, view_settings
 
 DESCRIPTION = """\
 Reconstruct images from spikes alone, without a network: one image of the middle of every stream, images every N spike
@@ -18,11 +17,31 @@ examples:
 
 Exit code: 0, 2 wrong arguments, 3 unusable streams, 5 a codec or package is missing.
 """
+FLAGS = (
+    value("source", "a spike stream, or a folder of streams", type=Path, metavar="FILE|FOLDER"),
+    value("output", "folder to write to", type=Path, metavar="OUT"),
+    value(
+        "--method",
+        "texture from playback or from intervals (default: %(default)s)",
+        default="tfp",
+        dest="show",
+        choices=("tfp", "tfi"),
+    ),
+    value(
+        "--video",
+        "write a video of each stream instead of images: mp4, avi or gif (without a value: mp4)",
+        nargs="?",
+        choices=("mp4", "avi", "gif"),
+        const="mp4",
+    ),
+    *RANGE,
+    *STREAM,
+)
 
 
 def main(argv: list[str]) -> int:
     """Reconstruct; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout spike reconstruct", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     show_log()
     # Imported here so that help and argument errors do not load NumPy.
     from flatout.spike.view import reconstruct
@@ -31,20 +50,3 @@ def main(argv: list[str]) -> int:
     done = reconstruct(args.source, args.output, view_settings(args), video=video, **stream_settings(args))
     print(f"{done.images} images in {done.path}, gain {done.gain:.2f}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("reconstruct", DESCRIPTION, EPILOG)
-    parser.add_argument("source", type=Path, metavar="FILE|FOLDER", help="a spike stream, or a folder of streams")
-    parser.add_argument("output", type=Path, metavar="OUT", help="folder to write to")
-    parser.add_argument(
-        "--method", dest="show", choices=("tfp", "tfi"), default="tfp",
-        help="texture from playback or from intervals (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--video", nargs="?", const="mp4", choices=("mp4", "avi", "gif"),
-        help="write a video of each stream instead of images: mp4, avi or gif (without a value: mp4)",
-    )  # fmt: skip
-    add_range(parser)
-    add_stream(parser)
-    return parser

@@ -1,11 +1,9 @@
 """flatout spike simulate: make a training set from your own video."""
 
-import argparse
 from pathlib import Path
 
-from flatout.cli import show_log
+from flatout.cli import parser_of, show_log, value
 from flatout.errors import ConfigError
-from flatout.spike.commands.arguments import make_parser
 
 DESCRIPTION = """\
 Make a training set from a video, a folder of frames, or a folder of videos or of folders of frames: blurry frames by
@@ -24,11 +22,103 @@ for each of them.
 
 Exit code: 0, 2 wrong arguments or a folder with other files, 3 unusable video.
 """
+FLAGS = (
+    value("source", "a video, a folder of frames, or a folder of either", type=Path, metavar="VIDEO|FOLDER"),
+    value("output", "folder to write the training set to", type=Path, metavar="OUT"),
+    value("--exposure", "frames of the video per exposure (default: %(default)s)", type=int, default=1, metavar="N"),
+    value(
+        "--stride",
+        "frames of the video from one exposure to the next (default: EXPOSURE, without a pause)",
+        type=int,
+        metavar="N",
+    ),
+    value(
+        "--interpolate",
+        "sub-frames per frame of the video; 1: no interpolation (default: %(default)s)",
+        type=int,
+        default=8,
+        metavar="N",
+    ),
+    value(
+        "--interpolation",
+        "how sub-frames are made: by optical flow, or by blending (default: %(default)s)",
+        default="flow",
+        choices=("flow", "blend"),
+    ),
+    value("--hold", "spike frames per sub-frame (default: %(default)s)", type=int, default=7, metavar="N"),
+    value(
+        "--threshold",
+        "light that makes a pixel fire, in full scale per spike frame: white fires at a rate of 1 / X "
+        "(default: %(default)s)",
+        type=float,
+        default=2.0,
+        metavar="X",
+    ),
+    value(
+        "--reset",
+        "what firing does to the charge of a pixel: subtract the threshold, or set it to zero (default: %(default)s)",
+        default="subtract",
+        choices=("subtract", "zero"),
+    ),
+    value(
+        "--noise",
+        "shot noise: relative deviation of the light of one spike, 1 / sqrt(photons) (default: %(default)s)",
+        type=float,
+        default=0.0,
+        metavar="X",
+    ),
+    value(
+        "--mismatch",
+        "fixed-pattern noise: relative deviation of the threshold between pixels (default: %(default)s)",
+        type=float,
+        default=0.0,
+        metavar="X",
+    ),
+    value(
+        "--dark",
+        "dark current: light that a pixel sees in the dark, in full scale (default: %(default)s)",
+        type=float,
+        default=0.0,
+        metavar="X",
+    ),
+    value(
+        "--gamma",
+        "light = stored value ** X, for blur and spikes; 2.2 averages linear light (default: %(default)s, as in "
+        "GoPro's folder blur)",
+        type=float,
+        default=1.0,
+        metavar="X",
+    ),
+    value(
+        "--size",
+        "size of frames, like 640x360 (default: as in the video, cropped to whole bytes of spikes)",
+        default="",
+        metavar="WxH",
+    ),
+    value(
+        "--spike-scale",
+        "pixels of a frame per spike pixel, along each axis (default: %(default)s)",
+        type=int,
+        default=2,
+        metavar="N",
+    ),
+    value("--sequence-length", "most frames per sequence (default: %(default)s)", type=int, default=100, metavar="N"),
+    value(
+        "--test-share",
+        "share of the videos that is the split test, or of the end of each if they are few (default: %(default)s)",
+        type=float,
+        default=0.2,
+        metavar="R",
+    ),
+    value("--max-frames", "frames to read of each video (default: all)", type=int, metavar="N"),
+    value("--seed", "seed of the simulation (default: %(default)s)", type=int, default=0, metavar="N"),
+    value("--workers", "processes that share the sequences (default: one per core)", type=int, metavar="N"),
+)
 
 
 def main(argv: list[str]) -> int:
     """Simulate a training set; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout spike simulate", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     if args.workers is not None and args.workers < 1:
         raise ConfigError(f"--workers {args.workers}: it must be 1 or more.")
     show_log()
@@ -52,68 +142,3 @@ def main(argv: list[str]) -> int:
     print(f"{done.folder}: {done.frames} frames of {config.spike_frames} spike frames, sequences: {counts}{speed}")
     print(f"Train on it: flatout spike train --config {done.yaml}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("simulate", DESCRIPTION, EPILOG)
-    add = parser.add_argument
-    add("source", type=Path, metavar="VIDEO|FOLDER", help="a video, a folder of frames, or a folder of either")
-    add("output", type=Path, metavar="OUT", help="folder to write the training set to")
-    add("--exposure", type=int, default=1, metavar="N", help="frames of the video per exposure (default: %(default)s)")
-    add(
-        "--stride", type=int, metavar="N",
-        help="frames of the video from one exposure to the next (default: EXPOSURE, without a pause)",
-    )  # fmt: skip
-    add(
-        "--interpolate", type=int, default=8, metavar="N",
-        help="sub-frames per frame of the video; 1: no interpolation (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--interpolation", choices=("flow", "blend"), default="flow",
-        help="how sub-frames are made: by optical flow, or by blending (default: %(default)s)",
-    )  # fmt: skip
-    add("--hold", type=int, default=7, metavar="N", help="spike frames per sub-frame (default: %(default)s)")
-    add(
-        "--threshold", type=float, default=2.0, metavar="X",
-        help="light that makes a pixel fire, in full scale per spike frame: white fires at a rate of 1 / X "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--reset", choices=("subtract", "zero"), default="subtract",
-        help="what firing does to the charge of a pixel: subtract the threshold, or set it to zero "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--noise", type=float, default=0.0, metavar="X",
-        help="shot noise: relative deviation of the light of one spike, 1 / sqrt(photons) (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--mismatch", type=float, default=0.0, metavar="X",
-        help="fixed-pattern noise: relative deviation of the threshold between pixels (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--dark", type=float, default=0.0, metavar="X",
-        help="dark current: light that a pixel sees in the dark, in full scale (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--gamma", type=float, default=1.0, metavar="X",
-        help="light = stored value ** X, for blur and spikes; 2.2 averages linear light (default: %(default)s, as in "
-        "GoPro's folder blur)",
-    )  # fmt: skip
-    add(
-        "--size", default="", metavar="WxH",
-        help="size of frames, like 640x360 (default: as in the video, cropped to whole bytes of spikes)",
-    )  # fmt: skip
-    add(
-        "--spike-scale", type=int, default=2, metavar="N",
-        help="pixels of a frame per spike pixel, along each axis (default: %(default)s)",
-    )  # fmt: skip
-    add("--sequence-length", type=int, default=100, metavar="N", help="most frames per sequence (default: %(default)s)")
-    add(
-        "--test-share", type=float, default=0.2, metavar="R",
-        help="share of the videos that is the split test, or of the end of each if they are few (default: %(default)s)",
-    )  # fmt: skip
-    add("--max-frames", type=int, metavar="N", help="frames to read of each video (default: all)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the simulation (default: %(default)s)")
-    add("--workers", type=int, metavar="N", help="processes that share the sequences (default: one per core)")
-    return parser

@@ -1,10 +1,9 @@
 """flatout spike test: score weights on a split."""
 
-import argparse
 from pathlib import Path
 
-from flatout.cli import show_log
-from flatout.spike.commands.arguments import add_config, add_device, make_parser
+from flatout.cli import parser_of, show_log, value
+from flatout.spike.commands.arguments import DEVICE, OTHER_CONFIG
 
 DESCRIPTION = """\
 Score weights on a split: PSNR and SSIM per frame, computed as in papers, every frame once, together with the scores of
@@ -17,11 +16,23 @@ examples:
 
 Exit code: 0, 2 wrong config, 3 unusable data, 4 unusable weights.
 """
+FLAGS = (
+    value("--weights", "weights: best.pt or last.pt of a training", type=Path, required=True, metavar="FILE"),
+    *OTHER_CONFIG,
+    DEVICE,
+    value("--split", "split to score (default: the validation split)"),
+    value(
+        "--output",
+        "folder to write the scores to, and images of blurry, restored and true frames side by side",
+        type=Path,
+        metavar="DIR",
+    ),
+)
 
 
 def main(argv: list[str]) -> int:
     """Score weights; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout spike test", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     show_log()
     # Imported here so that help and argument errors do not load torch.
     from flatout.spike.config import load_config
@@ -36,18 +47,3 @@ def main(argv: list[str]) -> int:
         f"psnr_y {found.ref_psnr_y:.2f}, ssim_y {found.ref_ssim_y:.4f}"
     )
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("test", DESCRIPTION, EPILOG)
-    parser.add_argument(
-        "--weights", type=Path, required=True, metavar="FILE", help="weights: best.pt or last.pt of a training"
-    )
-    add_config(parser, required=False)
-    add_device(parser)
-    parser.add_argument("--split", help="split to score (default: the validation split)")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR",
-        help="folder to write the scores to, and images of blurry, restored and true frames side by side",
-    )  # fmt: skip
-    return parser

@@ -102,18 +102,19 @@ class Frames:
 
     def __init__(self, clips: "ClipSet", representation: SpikeRepresentation, store: Store | None = None) -> None:
         self._clips, self._representation, self._store = clips, representation, store
+        self._files = FrameItems(clips)
 
     def image(self, frame: int, part: Part) -> np.ndarray:
         """A frame, uint8 RGB [H, W, 3]; may be read-only."""
         number = PARTS.index(part) * len(self._clips.frames) + frame
         # A store records the stage "decode" itself when it has to decode.
         with clock.stage("frames" if self._store is not None else "decode"):
-            image = self._store[number] if self._store is not None else read_frame(self._path(frame, part))
+            image = self._store[number] if self._store is not None else read_frame(self._files.path(number))
         expected = self._clips.sequences[self._clips.frames[frame].sequence].rgb_hw
         if image.shape[:2] != expected:
             raise DecodeError(
-                f"{self._path(frame, part)} has {image.shape[0]} x {image.shape[1]} pixels, but the first frame of its "
-                f"sequence has {expected[0]} x {expected[1]}."
+                f"{self._files.path(number)} has {image.shape[0]} x {image.shape[1]} pixels, but the first frame of "
+                f"its sequence has {expected[0]} x {expected[1]}."
             )
         return image
 
@@ -147,10 +148,6 @@ class Frames:
             ) from error
         except StreamError as error:
             raise DecodeError(str(error)) from error
-
-    def _path(self, frame: int, part: Part) -> str:
-        each = self._clips.frames[frame]
-        return each.blur if part == "blur" else each.sharp
 
 
 def read_frame(path: str) -> np.ndarray:

@@ -100,6 +100,10 @@ class ClipSource:
         """Shapes, for a clip, of the fields whose size depends on the sequence."""
         return {name: self._fields(self._clips.sequence_of(clip))[name].shape for name in (*PARTS, "spikes")}
 
+    def shapes_of_step(self, epoch: int, step: int) -> dict[str, tuple[int, ...]]:
+        """The same for steps of one clip, in order."""
+        return self.shapes(step)
+
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         """`clip` int64 [M], `origin` int64 [M, 2] in RGB pixels, `transform` bool [M, 4]."""
         uniform_M6 = keyed_uniform(seed, epoch, positions, NUM_DRAWS)
@@ -197,14 +201,13 @@ def _num_origins(facts: SequenceFacts, crop: int) -> tuple[int, int]:
 # For rendering on the GPU: workers only draw parameters. This module must not import torch.
 
 
-class ClipParameterSource:
+class ClipParameterSource(ClipSource):
     """Source of the parameters from which the device renders clips; draws exactly as `ClipSource` does."""
 
     def __init__(
-        self, clips: ClipSet, clip_source: ClipSource, representation: SpikeRepresentation, *, crop: int
+        self, clips: ClipSet, frames: Frames, representation: SpikeRepresentation, *, crop: int, augment: AugmentConfig
     ) -> None:
-        self._clips, self._clip_source, self._representation, self._crop = clips, clip_source, representation, crop
-        self._files = FrameItems(clips)
+        super().__init__(clips, frames, representation, crop=crop, augment=augment)
         length, channels = clips.clip_length, representation.channels
         self.fields = {
             "items": Field((3 * length,), np.int64),
@@ -215,25 +218,6 @@ class ClipParameterSource:
             "spike_frames": Field((length, channels), np.float32),
             "score": Field((length,), np.uint8),
         }
-
-    def __len__(self) -> int:
-        return len(self._clips)
-
-    def where(self, index: int) -> str:
-        return self._clips.name_of(index)
-
-    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
-        return self._clip_source.draw(seed, epoch, positions, indices)
-
-    @property
-    def num_items(self) -> int:
-        return self._clip_source.num_items
-
-    def where_item(self, item: int) -> str:
-        return self._clip_source.where_item(item)
-
-    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
-        return self._clip_source.substitute(indices, draws, unreadable)
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         for row, index in enumerate(draws["clip"].tolist()):

@@ -8,7 +8,7 @@ Dimension key:  H W spike frame
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -154,10 +154,7 @@ def _candidates(
         return (misread, packed)
     if content == "binary":
         return (plain, packed)
-    return tuple(
-        layout and Layout(layout.format, layout.frames, layout.height, layout.width, layout.flipud, "all_zero")
-        for layout in (packed, plain)
-    )
+    return tuple(layout and replace(layout, warning="all_zero") for layout in (packed, plain))
 
 
 def _packed(size: int, height: int, width: int, settings: StreamSettings) -> Layout | None:

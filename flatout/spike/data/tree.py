@@ -61,12 +61,6 @@ def scored_windows(run_length: int, clip_length: int) -> list[ScoredWindow]:
     return windows
 
 
-def windows_of(run: Sequence[str], firsts: Sequence[int] | range, clip_length: int) -> Iterator[list[str]]:
-    """The stems of each window."""
-    for first in firsts:
-        yield list(run[first : first + clip_length])
-
-
 def _are_numbers(stems: Collection[str]) -> bool:
     return all(stem.isascii() and stem.isdigit() for stem in stems)
 

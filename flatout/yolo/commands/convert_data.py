@@ -1,8 +1,8 @@
 """`flatout yolo convert-data`: write a data set in another label format."""
 
-import argparse
 from typing import TYPE_CHECKING, Literal
 
+from flatout.cli import parser_of, show_log, switch, value
 from flatout.errors import counted
 
 if TYPE_CHECKING:
@@ -37,13 +37,23 @@ is missing.
 Exit codes: 0 done, 2 wrong arguments or a folder with other files, 3 unusable data, 5 not enough disk space, 75
 interrupted.
 """
+FLAGS = (
+    value("data", "data YAML, annotation file or folder to read", metavar="DATA"),
+    value("out", "output folder: a new one, or one to complete", metavar="OUT"),
+    value("--to", "label format to write", choices=FORMATS, required=True),
+    value(
+        "--images",
+        "copy the images, or make links to them, which need no space (default: %(default)s)",
+        default="copy",
+        choices=("copy", "link"),
+    ),
+    switch("--labels-only", "write only labels and classes.txt, and no data YAML"),
+)
 
 
 def main(argv: list[str]) -> int:
     """Convert a data set; returns the exit code."""
-    args = _parser().parse_args(argv)
-    from flatout.cli import show_log
-
+    args = parser_of("flatout yolo convert-data", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     # Imported late, so that help and usage errors do not wait for NumPy.
     from flatout.yolo import convert_data
 
@@ -61,26 +71,3 @@ def as_text(done: "ConvertedSet") -> str:
     dropped = f", {counted(done.num_dropped, 'label')} left out" if done.num_dropped else ""
     contents = f"{counted(done.num_images, 'image')}{kept}, {counted(done.num_labels, 'label')}"
     return f"{done.data or done.folder}: {contents}{left_out}{dropped}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout yolo convert-data",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("data", metavar="DATA", help="data YAML, annotation file or folder to read")
-    parser.add_argument("out", metavar="OUT", help="output folder: a new one, or one to complete")
-    parser.add_argument("--to", choices=FORMATS, required=True, help="label format to write")
-    parser.add_argument(
-        "--images",
-        choices=("copy", "link"),
-        default="copy",
-        help="copy the images, or make links to them, which need no space (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--labels-only", action="store_true", help="write only labels and classes.txt, and no data YAML"
-    )
-    return parser

@@ -5,7 +5,7 @@ otherwise `--de`, `--wo`, `--p`, `--f` and `--bu`, which people type, would beco
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flatout.cli import TRAINING_EXIT_CODES, Flag, FlagParser, flags_of, switch, value
@@ -366,12 +366,11 @@ _REASONS = {
 
 def refuse_unsupported(options: TrainOptions) -> None:
     """ConfigError that lists every unsupported flag in use."""
-    if refusals := list(_refusals(options)):
-        raise ConfigError("\n".join(refusals))
-
-
-def _refusals(options: TrainOptions) -> Iterator[str]:
     defaults = TrainOptions()
-    for name, reason in _REASONS.items():
-        if getattr(options, name) != getattr(defaults, name):
-            yield f"--{name.replace('_', '-')} is not supported: {reason}. Leave the flag out."
+    refusals = [
+        f"--{name.replace('_', '-')} is not supported: {reason}. Leave the flag out."
+        for name, reason in _REASONS.items()
+        if getattr(options, name) != getattr(defaults, name)
+    ]
+    if refusals:
+        raise ConfigError("\n".join(refusals))

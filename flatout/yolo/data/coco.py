@@ -136,20 +136,25 @@ def annotation_folder(entry: Path) -> Path:
 
 def load_json(path: str) -> dict[str, Any]:
     """The content of a COCO file; DataError if the file is something else."""
-    try:
-        if os.path.getsize(path) > MAX_BYTES:
-            raise DataError(f"{path}: the file is larger than {MAX_BYTES >> 30} GiB. Is it the right file?")
-        with open(path, "rb") as file:
-            content = json.load(file)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}. Check its path and permissions.") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Write it again.") from None
+    content = read_json(path)
     if not isinstance(content, dict) or not {"images", "annotations", "categories"} <= set(content):
         raise DataError(
             f"{path}: not a COCO file, which has the keys images, annotations and categories. Is it the right file?"
         )
     return content
+
+
+def read_json(path: str) -> Any:
+    """The content of any JSON file; DataError if it cannot be read, or is larger than annotation files are."""
+    try:
+        if os.path.getsize(path) > MAX_BYTES:
+            raise DataError(f"{path}: the file is larger than {MAX_BYTES >> 30} GiB. Is it the right file?")
+        with open(path, "rb") as file:
+            return json.load(file)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}. Check its path and permissions.") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Write it again.") from None
 
 
 def listed(content: dict[str, Any], key: str, path: str) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ Dimension key:  n labels of one image   P points of a polygon
 
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -111,21 +112,12 @@ def parse_labels(content: bytes) -> ImageLabels:
     if not content.startswith(BOM) and (fast := _only_boxes(text)):
         return fast
     rows, polygons, problems = [], [], []
-    seen: dict[bytes, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        label = _parse_line(line.split())
+    for number, label in _parsed_lines(text):
         if isinstance(label, Problem):
             problems.append(label._replace(line=number))
-            continue
-        row, points = label
-        first = seen.setdefault(row.tobytes() + points.tobytes(), number)
-        if first != number:
-            problems.append(Problem("label-duplicate", number, f"the same label as line {first}"))
-            continue
-        rows.append(row)
-        polygons.append(points)
+        else:
+            rows.append(label[0])
+            polygons.append(label[1])
     num_dropped = sum(map(drops_a_label, problems))
     problems += _harmless_problems(text, content, rows, polygons)
     has_polygon = any(len(points) for points in polygons)
@@ -136,21 +128,10 @@ def parse_labels(content: bytes) -> ImageLabels:
 def label_line_numbers(content: bytes) -> list[int]:
     """The line number of each label that `parse_labels` returns for a file of YOLO text, from 1."""
     try:
-        lines = decode_text(content).splitlines()
+        text = decode_text(content)
     except ValueError:
         return []
-    numbers = []
-    seen: set[bytes] = set()
-    for number, line in enumerate(lines, 1):
-        label = _parse_line(line.split()) if line.strip() else None
-        if label is None or isinstance(label, Problem):
-            continue
-        row, points = label
-        key = row.tobytes() + points.tobytes()
-        if key not in seen:
-            seen.add(key)
-            numbers.append(number)
-    return numbers
+    return [number for number, label in _parsed_lines(text) if not isinstance(label, Problem)]
 
 
 def parse_labels_strictly(content: bytes) -> ImageLabels:
@@ -214,6 +195,20 @@ def _only_boxes(text: str) -> ImageLabels | None:
     return ImageLabels(boxes, [], [])
 
 
+def _parsed_lines(text: str) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray] | Problem]]:
+    """Number and content of every line that is not blank, as `_parse_line` gives it; a repeated label is a problem."""
+    seen: dict[bytes, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        label = _parse_line(line.split())
+        if not isinstance(label, Problem):
+            first = seen.setdefault(label[0].tobytes() + label[1].tobytes(), number)
+            if first != number:
+                label = Problem("label-duplicate", 0, f"the same label as line {first}")
+        yield number, label
+
+
 def _parse_line(words: list[str]) -> tuple[np.ndarray, np.ndarray] | Problem:
     """Class and box [5] with polygon points [P, 2], or the problem, whose line number the caller fills in."""
     numbers = _numbers(words)
@@ -227,12 +222,10 @@ def _parse_line(words: list[str]) -> tuple[np.ndarray, np.ndarray] | Problem:
         )
     if len(numbers) == BOX_FIELDS:
         return _box(numbers)
+    if len(numbers) < 7:  # a class and three points
+        return Problem("label-columns", 0, f'{len(numbers)} columns: a box has 5, "class cx cy w h"')
     if len(numbers) % 2 == 0:
-        if len(numbers) > BOX_FIELDS + 1:
-            return Problem("label-polygon-odd", 0, f"{len(numbers) - 1} coordinates: a polygon needs x and y pairs")
-        return Problem("label-columns", 0, f'{len(numbers)} columns: a box has 5, "class cx cy w h"')
-    if len(numbers) < 7:
-        return Problem("label-columns", 0, f'{len(numbers)} columns: a box has 5, "class cx cy w h"')
+        return Problem("label-polygon-odd", 0, f"{len(numbers) - 1} coordinates: a polygon needs x and y pairs")
     return _polygon(numbers)
 
 

@@ -347,47 +347,43 @@ def unpack(content: bytes | memoryview) -> ScanTable:
 def table_of(scanned: Sequence[ScannedImage]) -> ScanTable:
     """The table of some scanned images."""
     image_N = np.zeros(len(scanned), IMAGE_RECORD)
-    problems: dict[int, list[Problem]] = {}
-    boxes, points, num_points = [np.zeros((0, 5), np.float32)], [np.zeros((0, 2), np.float32)], []
     for row, one in enumerate(scanned):
-        labels, header = one.labels, one.header
-        num_labels = len(labels.class_box_n5)
         image_N[row] = (
-            *(min(side, MAX_SIDE_PX) for side in header.size_wh),
-            num_labels,
+            *(min(side, MAX_SIDE_PX) for side in one.header.size_wh),
+            len(one.labels.class_box_n5),
             REASONS.index(one.reason),
             LABEL_FILES.index(one.label_file),
-            FORMATS.index(header.format),
-            header.orientation,
-            min(header.bits, 255),
-            min(header.channels, 255),
-            min(labels.num_dropped, MAX_DROPPED),
+            FORMATS.index(one.header.format),
+            one.header.orientation,
+            min(one.header.bits, 255),
+            min(one.header.channels, 255),
+            min(one.labels.num_dropped, MAX_DROPPED),
         )
-        boxes.append(labels.class_box_n5)
-        points += labels.polygons
-        num_points += [len(each) for each in labels.polygons] or [0] * num_labels
-        if own := [*one.problems, *labels.problems]:
-            problems[row] = own
-    return ScanTable(image_N, np.concatenate(boxes), np.array(num_points, np.int32), np.concatenate(points), problems)
+    problems = [[*one.problems, *one.labels.problems] for one in scanned]
+    return _table(image_N, [one.labels for one in scanned], problems)
 
 
 def with_labels(table: ScanTable, labels: Sequence[ImageLabels]) -> ScanTable:
     """The same images with the given labels; images that cannot be used get none."""
-    used = table.used_N.tolist()
-    given = [each if used[row] else ImageLabels(NO_BOXES, [], []) for row, each in enumerate(labels)]
+    given = [each if used else NO_LABELS for each, used in zip(labels, table.used_N.tolist(), strict=True)]
     image_N = table.image_N.copy()
     image_N["num_labels"] = [len(each.class_box_n5) for each in given]
     image_N["num_dropped"] = [min(each.num_dropped, MAX_DROPPED) for each in given]
     image_N["label_file"] = np.where(image_N["num_labels"] > 0, LABEL_FILES.index("found"), LABEL_FILES.index("empty"))
     image_N["label_file"][~table.used_N] = 0
-    num_points = [len(points) for each in given for points in each.polygons or [NO_POINTS] * len(each.class_box_n5)]
-    problems = {row: [*table.problems.get(row, ()), *each.problems] for row, each in enumerate(given)}
+    problems = [[*table.problems.get(row, ()), *each.problems] for row, each in enumerate(given)]
+    return _table(image_N, given, problems)
+
+
+def _table(image_N: np.ndarray, labels: Sequence[ImageLabels], problems: Sequence[list[Problem]]) -> ScanTable:
+    """Join the labels and problems of each image."""
+    num_points = [len(points) for each in labels for points in each.polygons or [NO_POINTS] * len(each.class_box_n5)]
     return ScanTable(
         image_N,
-        np.concatenate([NO_BOXES, *(each.class_box_n5 for each in given)]),
+        np.concatenate([NO_BOXES, *(each.class_box_n5 for each in labels)]),
         np.array(num_points, np.int32),
-        np.concatenate([NO_POINTS, *(points for each in given for points in each.polygons)]),
-        {row: own for row, own in problems.items() if own},
+        np.concatenate([NO_POINTS, *(points for each in labels for points in each.polygons)]),
+        {row: own for row, own in enumerate(problems) if own},
     )
 
 

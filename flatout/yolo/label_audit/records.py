@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,7 @@ class Record:
     """The suggested change; None where label files are not YOLO text."""
 
     def as_plain(self) -> dict[str, Any]:
-        plain = {key: value for key, value in vars(self).items() if key != "fix"}
-        return plain | {"score": round(self.score, 4), "fix": None if self.fix is None else self.fix.as_plain()}
+        return asdict(self) | {"score": round(self.score, 4)}
 
     @property
     def place(self) -> str:

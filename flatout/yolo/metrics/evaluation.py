@@ -35,10 +35,6 @@ class Curves:
     """As a function of the recall."""
 
     @property
-    def points_X(self) -> np.ndarray:
-        return np.linspace(0, 1, CURVE_POINTS)
-
-    @property
     def best_point(self) -> int:
         """Index of the confidence at which the mean F1 of all classes is largest (the first if there are several)."""
         return int(self.f1_CX.mean(0).argmax()) if len(self.f1_CX) else 0

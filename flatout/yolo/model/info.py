@@ -117,14 +117,10 @@ def _pairs(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> int
 
 def layer_table(network: Network) -> str:
     """One line per row: index, from, repeats, parameters, module, arguments."""
-    spec = network.spec
     lines = [f"{'':>4}{'from':>18}{'n':>4}{'params':>12}  {'module':<12} arguments"]
-    rows: tuple[Row | Head, ...] = (*spec.rows, spec.head)
-    for row, layer in zip(rows, network.model, strict=True):
-        origin, number, module, args = row.written
-        count = sum(parameter.numel() for parameter in layer.parameters())
-        shown = ", ".join(map(str, args))
-        lines.append(f"{row.index:>4}{_short(origin):>18}{number:>4}{count:>12}  {module:<12} {shown}")
+    for row in _rows(network):
+        numbers = f"{row['index']:>4}{_short(row['from']):>18}{row['number']:>4}{row['parameters']:>12}"
+        lines.append(f"{numbers}  {row['module']:<12} {', '.join(map(str, row['args']))}")
     return "\n".join(lines)
 
 

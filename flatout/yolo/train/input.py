@@ -8,10 +8,10 @@ device    files --decode once--> store on the device; worker: draws and boxes --
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self, Union
+from typing import Union
 
 import numpy as np
 import torch
@@ -77,7 +77,7 @@ class InputConfig:
         return replace(self.augment, mosaic=0.0) if self.rect else self.augment
 
 
-class TrainingInput:
+class TrainingInput(AbstractContextManager["TrainingInput"]):
     """An open input. A context manager; `close()` may be called twice."""
 
     def __init__(self, batches: DeviceBatches, settings: InputSettings, stack: ExitStack) -> None:
@@ -97,9 +97,6 @@ class TrainingInput:
         """Draw images by these weights from the beginning of `epoch` on; ends the current pass."""
         self.batches.epoch(epoch)
         self.feed.set_weights(weights_N)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

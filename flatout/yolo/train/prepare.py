@@ -8,7 +8,6 @@ Dimension key:  N images   T targets   A anchors   L levels of the head   2 widt
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ def check_anchors(head: Detect, images: ImageSet, *, size: int, threshold: float
     plain_T2 = boxes_at_size(size_wh_T2, box_wh_T2, size)
     factor_N = rng.uniform(1 - JITTER, 1 + JITTER, len(images))
     jittered_T2 = plain_T2 * np.repeat(factor_N, np.diff(images.labels.first_N))[:, None]
-    anchors_A2 = _anchors_px(head)
+    anchors_A2 = head.anchor_grid.cpu().numpy().reshape(-1, 2).astype(np.float64)
     fit = fit_of(anchors_A2, jittered_T2, threshold=threshold)
     logger.info("Anchors: %.2f match each target, best possible recall %.4f.", fit.above_threshold, fit.best_recall)
     if fit.best_recall >= MIN_RECALL:
@@ -88,11 +87,6 @@ def set_anchors(head: Detect, anchors_A2: np.ndarray) -> None:
     head.anchors.copy_(anchors_LA2 / stride_L.view(-1, 1, 1))
 
 
-def _anchors_px(head: Detect) -> np.ndarray:
-    pixels: np.ndarray = head.anchor_grid.cpu().numpy().reshape(-1, 2).astype(np.float64)
-    return pixels
-
-
 def _boxes(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
     """Image size and relative box size of every label."""
     per_image_N = np.diff(images.labels.first_N)
@@ -120,28 +114,26 @@ def class_names(data: DataSet, *, single_cls: bool) -> list[str]:
     return ["item"] if single_cls and len(data.names) != 1 else list(data.names)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartConfig:
-    """Weights, model config and heads that a network is built from."""
+def make_network(
+    hyp: Hyp,
+    names: Sequence[str],
+    *,
+    weights: str = "",
+    cfg: str = "",
+    transfer: bool = False,
+    heads: WantedHeads | None = None,
+) -> TrainingStart:
+    """A new network, with every tensor of the weights that fits; on the CPU, in float32.
 
-    weights: str = ""
-    """A file, or a name of shipped weights; empty: from scratch."""
-    cfg: str = ""
-    """Model config; empty: the one inside the weights."""
-    transfer: bool = False
-    """Take the tensors of the weights that fit, anchors included, and nothing else."""
-    heads: WantedHeads = field(default_factory=WantedHeads)
-
-
-def make_network(config: StartConfig, hyp: Hyp, names: Sequence[str]) -> TrainingStart:
-    """A new network, with every tensor of the weights that fits; on the CPU, in float32."""
-    weights = find_weights(config.weights)
-    cfg = find_cfg(config.cfg, weights=weights)
-    heads = chosen_heads(config.heads, num_classes=len(names))
+    `weights` is a file, or a name of shipped weights; empty: from scratch. `cfg` is the model config; empty: the one
+    inside the weights. `transfer`: take the tensors of the weights that fit, anchors included, and nothing else.
+    """
+    file = find_weights(weights)
+    choice = chosen_heads(heads or WantedHeads(), num_classes=len(names))
     start = start_network(
-        cfg, weights, nc=len(names), anchors=hyp.anchors, heads=heads, keeps_anchors=config.transfer
-    )  # fmt: skip
-    if config.transfer:
+        find_cfg(cfg, weights=file), file, nc=len(names), anchors=hyp.anchors, heads=choice, keeps_anchors=transfer
+    )
+    if transfer:
         start = start._replace(weights=None)
     start.network.names = list(names)
     logger.info("%s", describe(start.network).line())
@@ -285,29 +277,22 @@ MAX_IMAGES = 32
 """Images decoded in that time, at most."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreflightConfig:
-    """How a training will read its images."""
+def remarks(
+    images: ImageSet, augment: AugmentConfig, *, size: int, keeps_images: bool, workers: int, ranks: int
+) -> Iterator[str]:
+    """Remarks on memory and decoding speed for the preflight line; a shortage is also logged as a warning.
 
-    size: int
-    keeps_images: bool
-    """Decode once and keep the images in memory; else decode in every epoch."""
-    workers: int
-    """Workers of each rank."""
-    ranks: int = 1
-
-
-def remarks(images: ImageSet, augment: AugmentConfig, config: PreflightConfig) -> Iterator[str]:
-    """Remarks on memory and decoding speed for the preflight line; a shortage is also logged as a warning."""
+    `keeps_images`: images are decoded once and kept in memory, else decoded in every epoch, by `workers` of each rank.
+    """
     if isinstance(images, TileSet):
         free, needed = in_units(machine.memory().free), in_units(WholeImages(images.whole).num_bytes)
         yield f"memory {free} free, {needed} for decoded images, or on disk if that is too much"
         yield _shm()
         return
-    yield _memory(images, config)
+    yield _memory(images, size, keeps_images=keeps_images)
     yield _shm()
-    if not config.keeps_images:
-        yield _decoding(images, augment, config.workers, ranks=config.ranks)
+    if not keeps_images:
+        yield _decoding(images, augment, workers, ranks=ranks)
 
 
 def reads_per_sample(augment: AugmentConfig) -> float:
@@ -315,13 +300,13 @@ def reads_per_sample(augment: AugmentConfig) -> float:
     return (1 + 3 * augment.mosaic) * (1 + augment.mosaic * augment.mixup)
 
 
-def _memory(images: ImageSet, config: PreflightConfig) -> str:
+def _memory(images: ImageSet, size: int, *, keeps_images: bool) -> str:
     free = machine.memory().free
     if free < LOW_MEMORY_BYTES:
         logger.warning("Only %s of memory is free: workers may be killed. Close other programs first.", in_units(free))
-    if not config.keeps_images:
+    if not keeps_images:
         return f"memory {in_units(free)} free"
-    needed = decoded_bytes(images.size_wh_N2, config.size)
+    needed = decoded_bytes(images.size_wh_N2, size)
     share = STORE_SHARE * free / max(1, needed)
     if share < 1:
         logger.warning(

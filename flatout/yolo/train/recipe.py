@@ -9,7 +9,7 @@ top to bottom, as `flatout/runs/recipe.py` describes. The work itself is done by
 import logging
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ from flatout.yolo.label_audit.passes import PassConfig, pass_during_training
 from flatout.yolo.label_audit.rank import gather_evidence
 from flatout.yolo.label_audit.set_boxes import labels_as_boxes
 from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, write_statistics
+from flatout.yolo.load_network import TrainingStart
 from flatout.yolo.metrics import LOSSES, YOLOV7_LOSSES, YOLOV7_RESULTS, zero_scores
 from flatout.yolo.metrics.coco import is_requested
 from flatout.yolo.model.network import Network
@@ -72,7 +73,7 @@ from flatout.yolo.train.input import (
     open_images,
     open_input,
 )
-from flatout.yolo.train.prepare import PreflightConfig, remarks
+from flatout.yolo.train.prepare import remarks
 from flatout.yolo.train.step import (
     BatchPlots,
     DetectionJob,
@@ -196,7 +197,7 @@ class YoloRecipe(Recipe):
         options, hyp = self.options, self.hyp
         names = prepare.class_names(self.data, single_cls=options.single_cls)
         if saved is None:
-            start = prepare.make_network(start_config(options), hyp, names)
+            start = new_network(options, hyp, names)
         else:
             start = prepare.rebuild_network(saved["weights"], names)
             # A run keeps its seed when it continues on another number of ranks, where YOLOv7 would use another seed.
@@ -270,13 +271,14 @@ class YoloRecipe(Recipe):
         return ComputeSettings(amp=self.amp, graphs=self.options.as_graphs)
 
     def preflight(self, model: Model) -> Iterator[str]:
-        config = PreflightConfig(
+        return remarks(
+            self._images.train,
+            self.hyp.augment(),
             size=self._size,
             keeps_images=self._keeps_images,
             workers=num_workers(self.options.workers, self.world.batch_per_rank(self.options.batch_size), self.world),
             ranks=self.world.size,
         )
-        return remarks(self._images.train, self.hyp.augment(), config)
 
     def num_kept_states(self, model: Model) -> int:
         return sum(keeps_checkpoint(epoch, model.epochs) for epoch in range(model.epochs))
@@ -556,10 +558,9 @@ class YoloRecipe(Recipe):
             self._input.set_weights(self._image_weights(np.array(maps)), epoch)
 
 
-def start_config(options: TrainOptions) -> prepare.StartConfig:
-    return prepare.StartConfig(
-        weights=options.weights, cfg=options.cfg, transfer=options.transfer_weights, heads=wanted_heads(options)
-    )
+def new_network(options: TrainOptions, hyp: Hyp, names: Sequence[str]) -> TrainingStart:
+    heads, transfer = wanted_heads(options), options.transfer_weights
+    return prepare.make_network(hyp, names, weights=options.weights, cfg=options.cfg, transfer=transfer, heads=heads)
 
 
 def wanted_heads(options: TrainOptions) -> WantedHeads:
@@ -623,8 +624,7 @@ def _compile_report(options: TrainOptions) -> str:
     world = read_world(options.local_rank)
     recipe = YoloRecipe(options, world, run.device_of(options.device, world))
     names = prepare.class_names(recipe.data, single_cls=options.single_cls)
-    start = prepare.make_network(start_config(options), recipe.hyp, names)
-    network: Network = start.network.to(recipe.device).train()
+    network: Network = new_network(options, recipe.hyp, names).network.to(recipe.device).train()
     size = round_up_img_size(options.img_size[0], prepare.grid_of(network))
     return explain(network, torch.zeros(options.batch_size, 3, size, size, device=recipe.device))
 

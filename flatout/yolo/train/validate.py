@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class ValidationConfig:
     """Detect by tiles, and score whole images; there are no losses then."""
 
 
-class Validation:
+class Validation(AbstractContextManager["Validation"]):
     """Evaluates networks on the validation images. A context manager: the images and workers stay between calls."""
 
     def __init__(
@@ -66,9 +66,6 @@ class Validation:
         self._loss, self._run = loss, run
         self._stack = ExitStack()
         self._input: ValidationInput | TiledInput | None = None
-
-    def __enter__(self) -> "Validation":
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()

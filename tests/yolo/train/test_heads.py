@@ -20,8 +20,7 @@ from flatout.yolo.multihead.layer import MultiHeadDetectAttention
 from flatout.yolo.multihead.training import chosen_heads, read_head_params
 from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.train import train
-from flatout.yolo.train.prepare import make_network
-from flatout.yolo.train.recipe import start_config, wanted_heads
+from flatout.yolo.train.recipe import new_network, wanted_heads
 from flatout.yolo.train.step import DetectionLoss
 from flatout.yolo.weights import read_weights
 from tests.yolo.head_batches import make_groups
@@ -75,7 +74,7 @@ def test_transferred_weights_contain_everything_but_the_heads(heads, tmp_path, c
         caplog.clear()
         with caplog.at_level(logging.INFO, "flatout"):
             options = replace(heads, cfg=cfg, weights=str(weights), transfer_weights=True)
-            start = make_network(start_config(options), tiny_hyp(), NAMES)
+            start = new_network(options, tiny_hyp(), NAMES)
         assert "Transferred 332/350 items" in caplog.text
         assert start.weights is None, "neither momentum nor epochs are taken over"
         trained = read_weights(weights).for_training()
@@ -103,7 +102,7 @@ def test_all_heads_learn(loss_ota):
 
 
 def test_heads_without_a_file_are_blocks_of_classes_and_may_have_attention(options):
-    network = make_network(start_config(replace(options, heads=2, head_attention=True)), tiny_hyp(), NAMES).network
+    network = new_network(replace(options, heads=2, head_attention=True), tiny_hyp(), NAMES).network
     assert isinstance(network.head, MultiHeadDetectAttention)
     assert [group.classes for group in network.head.groups.heads] == [(0, 1, 2), (3, 4, 5)]
 

@@ -186,13 +186,12 @@ def validation_input(
     size: int,
     device: str | torch.device,
     config: DeviceInputConfig | None = None,
-    store: DeviceStore | None = None,
     rect: RectBatches | None = None,
 ) -> DeviceInput:
     """Letterboxed batches on `device`, from `images` resized for validation at `size`, in the shapes of `rect`."""
     config = config or DeviceInputConfig()
     out_wh_N2 = None if rect is None else batch_shapes(rect)
-    store = store or image_store(image_set, images, size=size, device=device, plan=plan, config=config)
+    store = image_store(image_set, images, size=size, device=device, plan=plan, config=config)
     source = ValidationParameters(image_set, size=size, out_wh_N2=out_wh_N2, streamed=store.streamed_items())
     render = renderer_for(device, mixup=False, recolor=False, subsampled=config.subsampled)
     feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan), unreadable=store.unreadable)

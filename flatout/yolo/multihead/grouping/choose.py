@@ -17,7 +17,7 @@ import numpy as np
 
 from flatout.errors import ConfigError, DataError
 from flatout.safefiles import write_file
-from flatout.yolo.data.coco import MAX_BYTES, categories_by_id
+from flatout.yolo.data.coco import categories_by_id, read_json
 from flatout.yolo.data.data_yaml import DataSet, Split, require_valid
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
@@ -65,7 +65,7 @@ def open_source(given: str, *, split: Split = "train") -> Source:
     if path.suffix.lower() in TABLES:
         return _source_of_confusion(read_confusion(path), given)
     if path.suffix.lower() == ".json":
-        content = _load_json(path)
+        content = read_json(given)
         is_coco = isinstance(content, dict) and "annotations" in content
         return (
             _source_of_coco(content, given)
@@ -136,18 +136,6 @@ def _source_of_coco(content: dict[str, Any], where: str) -> Source:
         return BoxTable(table_T4[:, 0].astype(np.int64), table_T4[:, 1].astype(np.int64), table_T4[:, 2:])
 
     return Source(where, tuple(str(category["name"]) for category in categories), read)
-
-
-def _load_json(path: Path) -> Any:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path}: larger than {MAX_BYTES >> 30} GiB. Is this the right file?")
-        with path.open("rb") as file:
-            return json.load(file)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}. Check its path and permissions.") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Write it again.") from None
 
 
 # Grouping
