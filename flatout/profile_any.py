@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from flatout.errors import CTRL_C_CODE, ConfigError, FlatoutError, MissingFileError
 
@@ -142,9 +142,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _main() -> NoReturn:
-    sys.exit(main())
-
-
 if __name__ == "__main__":
-    _main()
+    sys.exit(main())

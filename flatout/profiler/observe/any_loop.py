@@ -395,7 +395,6 @@ class LoopWorkers(WorkerObserver):
         self._before: dict[int, ProbedTotals] = {}
         self._open: list[int] = []  # workers of each pass that is running
         self._most_open = 0
-        self.num_unobserved = 0
 
     def tables_of(self, loader: Any) -> WorkerTables:
         if id(loader) not in self._tables:

@@ -99,12 +99,6 @@ class WorkerTable:
             self._earlier = int(row["cpu_ns"]), int(row["wanted_ns"])
         return self._totals
 
-    def update_cpu_times(self) -> None:
-        if self._totals is not None:
-            cpu_ns, wanted_ns = self._earlier
-            self._cpu["cpu_ns"] = cpu_ns + time.process_time_ns()
-            self._cpu["wanted_ns"] = wanted_ns + worker_registry.wanted_ns("thread-self")
-
     def timed(self, name: str, work: Callable[[], Any]) -> Any:
         """The result of `work`, run as stage `name`."""
         totals = self.totals()
@@ -118,7 +112,9 @@ class WorkerTable:
             self._cpu["first_ns"] += time.perf_counter_ns() - began_ns
             self._cpu["num_first"] += 1
         if name == "collate":  # once per batch is enough
-            self.update_cpu_times()
+            cpu_ns, wanted_ns = self._earlier
+            self._cpu["cpu_ns"] = cpu_ns + time.process_time_ns()
+            self._cpu["wanted_ns"] = wanted_ns + worker_registry.wanted_ns("thread-self")
         return result
 
     def _timed_here(self, name: str, work: Callable[[], Any]) -> Any:

@@ -7,7 +7,7 @@ host and GPU: copies that block, reads that wait, and kernels so small that laun
 from collections.abc import Iterator
 
 from flatout.clock import is_pause, label_of
-from flatout.profiler.measurement import HotLine, WaitSite
+from flatout.profiler.measurement import HotLine
 from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction
 from flatout.profiler.verdict.remedy import Bottleneck
 from flatout.profiler.verdict.rules_code import LOGGING, backward_of, code_bottlenecks, driving_functions
@@ -59,7 +59,9 @@ def _heavy_loss(n: StepNumbers) -> Iterator[Bottleneck]:
     if assign_ms:
         evidence.append(f"assignment alone {assign_ms:.0f} ms")
     evidence += _load_evidence(n)
-    evidence += [f"{_waits_per_step(n, site)} at {site.where}  {site.text}".rstrip() for site in _worst_sites(n, 3)]
+    kind = "host-device waits" if n.m.has_device else "reads of single values"
+    worst = sorted(n.m.waits, key=lambda site: -site.per_step)[:3]
+    evidence += [f"{site.per_step:,.0f} {kind} per step at {site.where}  {site.text}".rstrip() for site in worst]
     yield n.bottleneck(
         cause=ASSIGNER,
         sentence=(
@@ -257,14 +259,6 @@ def _near(where: str, other: str, lines: int = 3) -> bool:
     file, _, line = where.rpartition(":")
     other_file, _, other_line = other.rpartition(":")
     return file == other_file and abs(int(line) - int(other_line)) <= lines
-
-
-def _worst_sites(n: StepNumbers, num: int) -> list[WaitSite]:
-    return sorted(n.m.waits, key=lambda site: -site.per_step)[:num]
-
-
-def _waits_per_step(n: StepNumbers, site: WaitSite) -> str:
-    return f"{site.per_step:,.0f} {'host-device waits' if n.m.has_device else 'reads of single values'} per step"
 
 
 def _load_evidence(n: StepNumbers) -> list[str]:
