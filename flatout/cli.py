@@ -83,14 +83,8 @@ def dispatch_or_help(argv: list[str], commands: Mapping[str, Command], *, prog: 
     """Run the command that `argv` names; returns its exit code. Without one, print the help of `prog` and return 0."""
     if argv and not argv[0].startswith("-"):
         return dispatch(argv, commands, prog=prog)
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        usage=f"{prog} [-h] COMMAND [ARGUMENT ...]",
-        description=description,
-        epilog=f"{listing(commands)}\n\n`{prog} COMMAND --help` shows the help of a command.{other_names(commands)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    epilog = f"{listing(commands)}\n\n`{prog} COMMAND --help` shows the help of a command.{other_names(commands)}"
+    parser = parser_of(prog, description, epilog, (), usage=f"{prog} [-h] COMMAND [ARGUMENT ...]")
     parser.parse_args(argv)
     parser.print_help()
     return 0
@@ -186,14 +180,16 @@ def parser_of(
     flags: Iterable[Flag],
     groups: Mapping[str, Iterable[Flag]] | None = None,
     *,
+    usage: str | None = None,
     shortened: bool = False,
 ) -> argparse.ArgumentParser:
     """The parser of a command with a few flags; `groups` are further ones by title. `shortened`: may be abbreviated.
 
-    A name without dashes is that of an argument by its position.
+    A name without dashes is that of an argument by its position. `usage` replaces the list of all flags.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
+        usage=usage,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
