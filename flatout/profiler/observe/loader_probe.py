@@ -90,9 +90,8 @@ class WorkerTable:
             return None
         if self._totals is None:
             row = self.tables.rows()[info.id]
-            self._totals = TracedTotals(row["stages"], self.tables.rows()["timeline"][info.id : info.id + 1])
-            lines = _LineTable(row["lines"])
-            Sampler(lines.add, label=lambda: _current_stage(self._totals))
+            totals = self._totals = TracedTotals(row["stages"], self.tables.rows()["timeline"][info.id : info.id + 1])
+            Sampler(_LineTable(row["lines"]).add, label=lambda: getattr(totals.innermost, "name", None))
             self._cpu = row
             self._is_first = True
             # Without persistent workers, every epoch starts new processes, whose CPU times begin at zero.
@@ -130,10 +129,6 @@ class WorkerTable:
             row["wanted_ns"] += worker_registry.wanted_ns("thread-self") - ran_ns
             self._batch_began = None
         return result
-
-
-def _current_stage(totals: clock.Totals | None) -> str | None:
-    return None if totals is None or totals.innermost is None else totals.innermost.name
 
 
 class _LineTable:
@@ -200,15 +195,9 @@ class TimedStream(_DatasetProxy):
             yield sample
 
 
-class TimedCollate:
-    """Wrapper that times a collate function."""
-
-    def __init__(self, collate: Callable[[Any], Any], worker_table: WorkerTable) -> None:
-        self._collate = collate
-        self._worker_table = worker_table
-
-    def __call__(self, samples: Any) -> Any:
-        return self._worker_table.timed("collate", lambda: self._collate(samples))
+def timed_collate(collate: Callable[[Any], Any], worker_table: WorkerTable, samples: Any) -> Any:
+    """The result of a collate function, which is timed."""
+    return worker_table.timed("collate", lambda: collate(samples))
 
 
 def line_samples(after: np.ndarray) -> Counter[tuple[Line, str | None]]:

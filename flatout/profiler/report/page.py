@@ -116,7 +116,8 @@ def _boxes(events: Sequence[Event], begin_ns: int, span_ns: int, y: float, first
 def _grid(span_ns: int, height: float) -> str:
     """Grid lines with labels at round numbers of milliseconds."""
     span_ms = span_ns / 1e6
-    step_ms = next(step for step in _round_steps() if span_ms / step <= 10)
+    round_ms = (digit * 10.0**power for power in range(-3, 8) for digit in (1, 2, 5))
+    step_ms = next(step for step in round_ms if span_ms / step <= 10)
     lines = []
     for line in range(int(span_ms / step_ms) + 1):
         x = LEFT + (WIDTH - LEFT) * line * step_ms / span_ms
@@ -125,10 +126,6 @@ def _grid(span_ns: int, height: float) -> str:
         if x + 3 + LETTER * len(label) < WIDTH:  # omit labels that would be cut off
             lines.append(f'<text x="{x + 3:.1f}" y="11">{label}</text>')
     return "".join(lines)
-
-
-def _round_steps() -> list[float]:
-    return [digit * 10.0**power for power in range(-3, 8) for digit in (1, 2, 5)]
 
 
 # Page

@@ -31,12 +31,6 @@ class StepNumbers:
     def step_ms(self) -> float:
         return float(np.mean(self.m.wall_ms))
 
-    @cached_property
-    def spread(self) -> float:
-        """Half of the range from p10 to p90 of the steps, relative to their mean."""
-        p10, p90 = np.quantile(self.m.wall_ms, (0.1, 0.9))
-        return float(p90 - p10) / 2 / self.step_ms
-
     @property
     def images(self) -> float:
         return self.m.images

@@ -49,10 +49,6 @@ class HotCode:
     """Name of the function; empty: a single line."""
 
     @property
-    def is_function(self) -> bool:
-        return bool(self.function)
-
-    @property
     def hottest(self) -> HotLine:
         return max(self.lines, key=lambda line: line.ms)
 
@@ -193,11 +189,11 @@ def _kind_of_code(code: HotCode) -> str | None:
     if MAKING_BATCHES.search(code.function):
         return "input"
     # Before loops: statistics are often computed in one, and the remedy is to write them less often.
-    if LOGGING.search(code.words) or (code.is_function and any(line.writes for line in code.lines)):
+    if LOGGING.search(code.words) or (code.function and any(line.writes for line in code.lines)):
         return "logging"
     if code.is_loop:
         return "python loop"
-    return "slow code" if code.is_function or not LOSS.search(code.words) else None
+    return "slow code" if code.function or not LOSS.search(code.words) else None
 
 
 _SENTENCES = {

@@ -82,8 +82,7 @@ def _heavy_loss(n: StepNumbers) -> Iterator[Bottleneck]:
 
 def _loops_on_host(n: StepNumbers, loss_ms: float) -> bool:
     """Whether the loss shows signs of a loop: an assignment stage, values read one by one, or a GPU that idles."""
-    reads = sum(site.per_step for site in n.m.waits)
-    return n.host_ms("assign") > 0 or reads >= LOOPED_READS or n.device_idle_ms > 0.5 * loss_ms
+    return n.host_ms("assign") > 0 or n.num_waits >= LOOPED_READS or n.device_idle_ms > 0.5 * loss_ms
 
 
 def _large_loss(n: StepNumbers, loss_ms: float) -> Bottleneck:
