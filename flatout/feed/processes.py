@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import logging
+import math
 import os
 import pickle
 import select
@@ -464,14 +465,14 @@ class ForkedProcess:
             finally:
                 os._exit(0)  # buffers and exit handlers belong to the parent
 
-    def wait(self, timeout: float | None = None) -> int:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def wait(self, timeout: float = math.inf) -> int:
+        deadline = time.monotonic() + timeout
         while True:
-            pid, status = os.waitpid(self._pid, 0 if deadline is None else os.WNOHANG)
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status)
-            if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("forkserver", timeout or 0)
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("forkserver", timeout)
             time.sleep(0.005)
 
     def kill(self) -> None:
