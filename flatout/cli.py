@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, field, fields
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -273,7 +274,7 @@ class FlagParser(argparse.ArgumentParser):
         """`about` returns an explanation for an unknown flag, or None."""
         # A usage line with eighty flags would be unreadable.
         usage = f"{prog} [-h] [FLAG ...]"
-        super().__init__(prog, usage, description=description, epilog=epilog, formatter_class=_Layout)
+        super().__init__(prog, usage, description=description, epilog=epilog, formatter_class=_LAYOUT)
         self._in_full: set[str] = set()
         self._explain = about
 
@@ -344,8 +345,5 @@ FLAG_HABITS = {"model": "weights", "imgsz": "img-size", "batch": "batch-size"}
 """Names of settings in other programs -> our flags."""
 
 
-class _Layout(argparse.RawDescriptionHelpFormatter):
-    """A help formatter with a wide first column, so that most flags take only one or two lines."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32)
+_LAYOUT = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32)
+"""Help with a wide first column, so that most flags take only one or two lines."""
