@@ -9,8 +9,9 @@ Files:
 
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
-from flatout.cli import JOBS, parser_of, value
+from flatout.cli import JOBS, Flag, parser_of, value
 
 _EXAMPLES = """\
 examples:
@@ -55,18 +56,24 @@ SCRIPT_FLAGS = (
 
 def main(argv: Sequence[str]) -> int:
     """Print the script; returns the exit code."""
-    at = argv.index("--") if "--" in argv else len(argv)
     about = "Print a script with which a rented machine trains, and continues after a preemption."
-    usage = "flatout bootstrap [FLAG ...] -- COMMAND OF FLATOUT"
-    parser = parser_of("flatout bootstrap", about, _EXAMPLES, SCRIPT_FLAGS, usage=usage, shortened=True)
-    options = parser.parse_args(argv[:at])
+    options, command = read_flags(argv, "flatout bootstrap", "[FLAG ...]", about, _EXAMPLES, SCRIPT_FLAGS)
     from flatout.bootstrap.script import BootstrapConfig, script_of
 
-    command = argv[at + 1 :]
-    script = script_of(BootstrapConfig(command=command, **vars(options)))
+    script = script_of(BootstrapConfig(command=command, **options))
     check_flags(command)
     print(script, end="")
     return 0
+
+
+def read_flags(
+    argv: Sequence[str], prog: str, usage: str, about: str, examples: str, flags: Sequence[Flag]
+) -> tuple[dict[str, Any], list[str]]:
+    """The values of the flags before `--`, and the command of flatout after it."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    usage = f"{prog} {usage} -- COMMAND OF FLATOUT"
+    parser = parser_of(prog, about, examples, flags, usage=usage, shortened=True)
+    return vars(parser.parse_args(argv[:at])), list(argv[at + 1 :])
 
 
 def check_flags(command: Sequence[str]) -> None:

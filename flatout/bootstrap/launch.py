@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from flatout.bootstrap import SCRIPT_FLAGS, check_flags
-from flatout.cli import parser_of, value
+from flatout.bootstrap import SCRIPT_FLAGS, check_flags, read_flags
+from flatout.cli import value
 
 _EXAMPLES = """\
 examples:
@@ -48,17 +48,13 @@ FLAGS = (
 
 def main(argv: Sequence[str]) -> int:
     """Print the manifest; returns the exit code."""
-    at = argv.index("--") if "--" in argv else len(argv)
     about = "Print a manifest with which a scheduler or a cloud trains, and continues after a preemption."
-    usage = "flatout launch --print TARGET [FLAG ...] -- COMMAND OF FLATOUT"
-    parser = parser_of("flatout launch", about, _EXAMPLES, FLAGS, usage=usage, shortened=True)
-    options = vars(parser.parse_args(argv[:at]))
+    options, command = read_flags(argv, "flatout launch", "--print TARGET [FLAG ...]", about, _EXAMPLES, FLAGS)
     from flatout.bootstrap.manifests import LaunchConfig, manifest_of
     from flatout.bootstrap.script import BootstrapConfig
 
     target = options.pop("print")
     own = {name: options.pop(name) for name in ("name", "nodes", "gpu", "image", "cpus")}
-    command = list(argv[at + 1 :])
     text = manifest_of(target, LaunchConfig(train=BootstrapConfig(command=command, **options), **own))
     check_flags(command)
     print(text, end="")

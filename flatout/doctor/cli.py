@@ -57,7 +57,7 @@ def diagnose(facts: Facts) -> dict[str, list[Finding]]:
         ],
         "software": host.check_software(facts.software),
         "torch and GPUs": gpu.check_torch_and_gpus(facts.torch, facts.driver),
-        "images": images.check_decoders(facts.images),
+        "images": [images.check_opencv(facts.images), images.check_jpeg(facts.images)],
         "disk": [host.check_disk(facts.disk)],
     }
 
