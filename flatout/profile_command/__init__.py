@@ -46,12 +46,12 @@ profile.json (the numbers) and trace.json (open it at https://ui.perfetto.dev). 
 def fraction(text: str) -> float:
     """'5%' or '5' as 0.05."""
     try:
-        value = float(text.strip().removesuffix("%")) / 100
+        share = float(text.strip().removesuffix("%")) / 100
     except ValueError:
-        value = -1.0
-    if not 0 <= value < 100:
+        share = -1.0
+    if not 0 <= share < 100:
         raise argparse.ArgumentTypeError(f"{text!r} is not a percentage, such as 5%")
-    return value
+    return share
 
 
 FLAGS = (
