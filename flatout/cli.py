@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, field, fields
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -83,14 +84,8 @@ def dispatch_or_help(argv: list[str], commands: Mapping[str, Command], *, prog: 
     """Run the command that `argv` names; returns its exit code. Without one, print the help of `prog` and return 0."""
     if argv and not argv[0].startswith("-"):
         return dispatch(argv, commands, prog=prog)
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        usage=f"{prog} [-h] COMMAND [ARGUMENT ...]",
-        description=description,
-        epilog=f"{listing(commands)}\n\n`{prog} COMMAND --help` shows the help of a command.{other_names(commands)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    epilog = f"{listing(commands)}\n\n`{prog} COMMAND --help` shows the help of a command.{other_names(commands)}"
+    parser = parser_of(prog, description, epilog, (), usage=f"{prog} [-h] COMMAND [ARGUMENT ...]")
     parser.parse_args(argv)
     parser.print_help()
     return 0
@@ -186,14 +181,16 @@ def parser_of(
     flags: Iterable[Flag],
     groups: Mapping[str, Iterable[Flag]] | None = None,
     *,
+    usage: str | None = None,
     shortened: bool = False,
 ) -> argparse.ArgumentParser:
     """The parser of a command with a few flags; `groups` are further ones by title. `shortened`: may be abbreviated.
 
-    A name without dashes is that of an argument by its position.
+    A name without dashes is that of an argument by its position. `usage` replaces the list of all flags.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
+        usage=usage,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -277,7 +274,7 @@ class FlagParser(argparse.ArgumentParser):
         """`about` returns an explanation for an unknown flag, or None."""
         # A usage line with eighty flags would be unreadable.
         usage = f"{prog} [-h] [FLAG ...]"
-        super().__init__(prog, usage, description=description, epilog=epilog, formatter_class=_Layout)
+        super().__init__(prog, usage, description=description, epilog=epilog, formatter_class=_LAYOUT)
         self._in_full: set[str] = set()
         self._explain = about
 
@@ -348,8 +345,5 @@ FLAG_HABITS = {"model": "weights", "imgsz": "img-size", "batch": "batch-size"}
 """Names of settings in other programs -> our flags."""
 
 
-class _Layout(argparse.RawDescriptionHelpFormatter):
-    """A help formatter with a wide first column, so that most flags take only one or two lines."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32)
+_LAYOUT = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32)
+"""Help with a wide first column, so that most flags take only one or two lines."""

@@ -13,8 +13,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from flatout.cli import Flag, parser_of, switch, value
 from flatout.errors import CTRL_C_CODE, ConfigError, FlatoutError, MissingFileError
 
 if TYPE_CHECKING:
@@ -30,6 +31,16 @@ The report comes when the script ends, after --steps, or on Ctrl-C. Files writte
 browser), profile.json (the numbers; compare two with `flatout profile --compare A B`) and trace.json. Exit code: that
 of the script; 0 with --stop; 2 for wrong arguments; 130 after Ctrl-C. Of several ranks, the first is watched."""
 
+USAGE = "python -m flatout.profile_any [--steps N [--stop]] [--out FOLDER] [-m] SCRIPT [ARGUMENT ...]"
+FLAGS = (
+    value("script", "the training script, or with -m the module, to run"),
+    value("arguments", "its own arguments, passed on as they are", nargs=argparse.REMAINDER),
+    Flag("-m", "SCRIPT is a module, as in `python -m SCRIPT`", {"dest": "module", "action": "store_true"}),
+    value("--steps", "steps to time, 3 or more (default: all of them)", type=int),
+    switch("--stop", "end the script after --steps instead of training on"),
+    value("--out", "folder to write to (default: %(default)s)", type=Path, default=Path("profile")),
+)
+
 
 class _Stopped(BaseException):
     """Ends the script after its report; no `except Exception` of the script may catch it."""
@@ -37,7 +48,7 @@ class _Stopped(BaseException):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the script under a watch; returns its exit code."""
-    args = _parser().parse_args(argv)
+    args = parser_of("python -m flatout.profile_any", __doc__, EPILOG, FLAGS, usage=USAGE).parse_args(argv)
     try:
         _check(args)
     except FlatoutError as error:
@@ -124,27 +135,5 @@ def _check(args: argparse.Namespace) -> None:
         raise MissingFileError(f"profile_any: there is no script {args.script}. Options of profile_any come before it.")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m flatout.profile_any",
-        usage="python -m flatout.profile_any [--steps N [--stop]] [--out FOLDER] [-m] SCRIPT [ARGUMENT ...]",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("script", help="the training script, or with -m the module, to run")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments, passed on as they are")
-    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in `python -m SCRIPT`")
-    parser.add_argument("--steps", type=int, help="steps to time, 3 or more (default: all of them)")
-    parser.add_argument("--stop", action="store_true", help="end the script after --steps instead of training on")
-    parser.add_argument("--out", type=Path, default=Path("profile"), help="folder to write to (default: %(default)s)")
-    return parser
-
-
-def _main() -> NoReturn:
-    sys.exit(main())
-
-
 if __name__ == "__main__":
-    _main()
+    sys.exit(main())

@@ -194,25 +194,16 @@ for _kind, _pattern, _first_characters in (
     _StrictLoader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z"), list(_first_characters))
 
 
-def _int(text: str) -> int:
-    base = {"0x": 16, "0o": 8}.get(text[:2], 10)
-    return int(text, base)
-
-
 def _float(text: str) -> float:
     # Python spells them without the dot: inf, nan.
     return float(re.sub(r"\.(?=[a-zA-Z])", "", text))
 
 
-def _bool(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
 _SCALARS: dict[str, Callable[[str], Yaml]] = {
     _TAG + "str": str,
-    _TAG + "int": _int,
+    _TAG + "int": lambda text: int(text, {"0x": 16, "0o": 8}.get(text[:2], 10)),
     _TAG + "float": _float,
-    _TAG + "bool": _bool,
+    _TAG + "bool": lambda text: {"true": True, "false": False}[text.lower()],
     _TAG + "null": lambda text: None,
 }
 

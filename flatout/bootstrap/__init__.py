@@ -7,11 +7,11 @@ Files:
     manifests  Manifests with which schedulers and clouds train with flatout
 """
 
-import argparse
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
-from flatout.cli import JOBS
+from flatout.cli import JOBS, Flag, parser_of, value
 
 _EXAMPLES = """\
 examples:
@@ -27,18 +27,53 @@ once the training is finished. It contains no keys: set them as environment vari
 docs/rented-gpu.md
 """
 
+SCRIPT_FLAGS = (
+    value(
+        "--mirror",
+        "copy checkpoints to s3://bucket/folder; another machine continues from there",
+        default="",
+        metavar="URL",
+    ),
+    value("--fetch", "commands that fetch the data, run once after the installation", default="", metavar="SHELL"),
+    value(
+        "--at-end",
+        "commands to run at the end, such as stopping the machine; $FLATOUT_EXIT is the exit code",
+        default="",
+        metavar="SHELL",
+    ),
+    value("--work", "folder for all files (default: /workspace/flatout, else ~/flatout)", default="", metavar="FOLDER"),
+    value(
+        "--package",
+        "what pip installs, required: git+https://..., a wheel or its URL, 'flatout[EXTRA] @ URL'; the bare name, "
+        "which is not ours on the package index, is refused",
+        default="",
+        metavar="SPEC",
+    ),
+    value("--gpus", "GPUs to train on together, or all; 0: the CPU (default: 1)", default="1", metavar="N"),
+)
+"""The flags of an on-start script, which are the fields of BootstrapConfig."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Print the script; returns the exit code."""
-    at = argv.index("--") if "--" in argv else len(argv)
-    options = _parser().parse_args(argv[:at])
+    about = "Print a script with which a rented machine trains, and continues after a preemption."
+    options, command = read_flags(argv, "flatout bootstrap", "[FLAG ...]", about, _EXAMPLES, SCRIPT_FLAGS)
     from flatout.bootstrap.script import BootstrapConfig, script_of
 
-    command = argv[at + 1 :]
-    script = script_of(BootstrapConfig(command=command, **vars(options)))
+    script = script_of(BootstrapConfig(command=command, **options))
     check_flags(command)
     print(script, end="")
     return 0
+
+
+def read_flags(
+    argv: Sequence[str], prog: str, usage: str, about: str, examples: str, flags: Sequence[Flag]
+) -> tuple[dict[str, Any], list[str]]:
+    """The values of the flags before `--`, and the command of flatout after it."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    usage = f"{prog} {usage} -- COMMAND OF FLATOUT"
+    parser = parser_of(prog, about, examples, flags, usage=usage, shortened=True)
+    return vars(parser.parse_args(argv[:at])), list(argv[at + 1 :])
 
 
 def check_flags(command: Sequence[str]) -> None:
@@ -46,35 +81,3 @@ def check_flags(command: Sequence[str]) -> None:
     job, *words = command
     if job in JOBS and words[:1] == ["train"]:
         import_module(JOBS[job]).COMMAND.parser(f"flatout {job} train").parse_typed(words[1:])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout bootstrap",
-        usage="flatout bootstrap [FLAG ...] -- COMMAND OF FLATOUT",
-        description="Print a script with which a rented machine trains, and continues after a preemption.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_script_flags(parser)
-    return parser
-
-
-def add_script_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of an on-start script, which are the fields of BootstrapConfig."""
-    flags = {
-        "mirror": ("URL", "copy checkpoints to s3://bucket/folder; another machine continues from there"),
-        "fetch": ("SHELL", "commands that fetch the data, run once after the installation"),
-        "at-end": ("SHELL", "commands to run at the end, such as stopping the machine; $FLATOUT_EXIT is the exit code"),
-        "work": ("FOLDER", "folder for all files (default: /workspace/flatout, else ~/flatout)"),
-        "package": (
-            "SPEC",
-            "what pip installs, required: git+https://..., a wheel or its URL, 'flatout[EXTRA] @ URL'; the bare name, "
-            "which is not ours on the package index, is refused",
-        ),
-    }
-    for name, (metavar, help_text) in flags.items():
-        parser.add_argument(f"--{name}", default="", metavar=metavar, help=help_text)
-    parser.add_argument(
-        "--gpus", default="1", metavar="N", help="GPUs to train on together, or all; 0: the CPU (default: 1)"
-    )

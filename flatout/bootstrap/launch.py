@@ -1,9 +1,9 @@
 """The command `flatout launch`: print a manifest with which a scheduler or a cloud trains."""
 
-import argparse
 from collections.abc import Sequence
 
-from flatout.bootstrap import add_script_flags, check_flags
+from flatout.bootstrap import SCRIPT_FLAGS, check_flags, read_flags
+from flatout.cli import value
 
 _EXAMPLES = """\
 examples:
@@ -25,41 +25,37 @@ targets:
 All of them install, fetch the data, train, and continue after a preemption. They contain no keys. More: docs/launch.md
 """
 
+FLAGS = (
+    value(
+        "--print",
+        "one of the targets below",
+        required=True,
+        choices=("sky", "k8s", "kubeflow", "slurm", "ray", "modal"),
+        metavar="TARGET",
+    ),
+    *SCRIPT_FLAGS,
+    value("--name", "name of the job (default: flatout)", default="flatout"),
+    value("--nodes", "machines to train on together (default: 1)", type=int, default=1, metavar="N"),
+    value("--gpu", "type of GPU, for sky and modal (default: H100)", default="H100", metavar="TYPE"),
+    value(
+        "--image",
+        "container image with Python 3.11 or newer, for k8s and kubeflow (default: pytorch/pytorch:latest)",
+        default="pytorch/pytorch:latest",
+    ),
+    value("--cpus", "cores for each GPU (default: 8)", type=int, default=8, metavar="N"),
+)
+
 
 def main(argv: Sequence[str]) -> int:
     """Print the manifest; returns the exit code."""
-    at = argv.index("--") if "--" in argv else len(argv)
-    options = vars(_parser().parse_args(argv[:at]))
+    about = "Print a manifest with which a scheduler or a cloud trains, and continues after a preemption."
+    options, command = read_flags(argv, "flatout launch", "--print TARGET [FLAG ...]", about, _EXAMPLES, FLAGS)
     from flatout.bootstrap.manifests import LaunchConfig, manifest_of
     from flatout.bootstrap.script import BootstrapConfig
 
     target = options.pop("print")
     own = {name: options.pop(name) for name in ("name", "nodes", "gpu", "image", "cpus")}
-    command = list(argv[at + 1 :])
     text = manifest_of(target, LaunchConfig(train=BootstrapConfig(command=command, **options), **own))
     check_flags(command)
     print(text, end="")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout launch",
-        usage="flatout launch --print TARGET [FLAG ...] -- COMMAND OF FLATOUT",
-        description="Print a manifest with which a scheduler or a cloud trains, and continues after a preemption.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    targets = ("sky", "k8s", "kubeflow", "slurm", "ray", "modal")
-    parser.add_argument("--print", required=True, choices=targets, metavar="TARGET", help="one of the targets below")
-    add_script_flags(parser)
-    parser.add_argument("--name", default="flatout", help="name of the job (default: flatout)")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines to train on together (default: 1)")
-    parser.add_argument("--gpu", default="H100", metavar="TYPE", help="type of GPU, for sky and modal (default: H100)")
-    parser.add_argument(
-        "--image",
-        default="pytorch/pytorch:latest",
-        help="container image with Python 3.11 or newer, for k8s and kubeflow (default: pytorch/pytorch:latest)",
-    )
-    parser.add_argument("--cpus", type=int, default=8, metavar="N", help="cores for each GPU (default: 8)")
-    return parser

@@ -251,12 +251,11 @@ class Axes:
         if x_ticks:
             self._plot_columns(whole_x)
         self._plot_rows()
+        middle = (frame.left + frame.right) / 2
         if title:
-            middle = (frame.left + frame.right) / 2
             canvas.text(title, middle, frame.top - 9, px=TITLE_PX, anchor="middle", bold=True)
         if x_label:
-            below = frame.bottom + 33
-            canvas.text(x_label, (frame.left + frame.right) / 2, below, px=LABEL_PX, anchor="middle")
+            canvas.text(x_label, middle, frame.bottom + 33, px=LABEL_PX, anchor="middle")
         if y_label:
             canvas.rising_text(y_label, frame.left - 38, (frame.top + frame.bottom) / 2, px=LABEL_PX)
 

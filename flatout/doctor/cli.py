@@ -1,6 +1,5 @@
 """The command line of `flatout doctor`, and its report as text or JSON."""
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -8,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from flatout.cli import parser_of, switch, value
 from flatout.clock import machine
 from flatout.doctor import gpu, host, images
 from flatout.findings import LEVELS, Finding, exit_code
@@ -57,7 +57,7 @@ def diagnose(facts: Facts) -> dict[str, list[Finding]]:
         ],
         "software": host.check_software(facts.software),
         "torch and GPUs": gpu.check_torch_and_gpus(facts.torch, facts.driver),
-        "images": images.check_decoders(facts.images),
+        "images": [images.check_opencv(facts.images), images.check_jpeg(facts.images)],
         "disk": [host.check_disk(facts.disk)],
     }
 
@@ -83,12 +83,16 @@ examples:
 
 exit code: 0, or 5 if a finding is bad
 """
+FLAGS = (
+    switch("--json", "print one JSON document instead of text"),
+    value("--disk", "also time the disk that holds this folder", type=Path, metavar="FOLDER"),
+)
 COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "bad": "bold red"}
 
 
 def main(argv: list[str]) -> int:
     """Print what the doctor finds; returns 0, or 5 (ResourceError) if any finding is bad."""
-    args = _parser().parse_args(argv)
+    args = parser_of("flatout doctor", DESCRIPTION, EPILOG, FLAGS, shortened=True).parse_args(argv)
     facts = examine(args.disk)
     sections = diagnose(facts)
     code = exit_code(_all(sections))
@@ -144,15 +148,3 @@ def _show(report: str) -> None:
     for level, colour in COLOURS.items():
         text.highlight_regex(rf"(?m)^  {level}\b", colour)
     Console(soft_wrap=True).print(text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout doctor",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-    parser.add_argument("--disk", type=Path, metavar="FOLDER", help="also time the disk that holds this folder")
-    return parser

@@ -75,11 +75,6 @@ def jpeg_library(build_information: str) -> str | None:
     return found[1] if found else None
 
 
-def check_decoders(facts: DecoderFacts) -> list[Finding]:
-    """Findings about OpenCV and about JPEG decoding."""
-    return [check_opencv(facts), check_jpeg(facts)]
-
-
 def check_opencv(facts: DecoderFacts) -> Finding:
     """Finding about OpenCV: flatout is tested with 4.x from 4.10 on, and pinned to 4.14."""
     if facts.opencv is None:

@@ -129,7 +129,8 @@ class CheckpointStore:
                 continue
             if skipped:
                 self._newest_is_bad = True
-                logger.warning("%s Continuing from %s: %s.", skipped[0], path, self._lost_steps(checkpoint))
+                lost = describe_loss(read_note(self._position), _position_in(checkpoint.sections))
+                logger.warning("%s Continuing from %s: %s.", skipped[0], path, lost)
             return checkpoint
         if not any(map(os.path.lexists, (self.newest, self.previous))):
             return None
@@ -222,9 +223,6 @@ class CheckpointStore:
         """Write the position to a file of its own, so that it is known even if the checkpoint is damaged."""
         with suppress(OSError):
             self._position.write_text(json.dumps(_position_in(sections)))
-
-    def _lost_steps(self, checkpoint: Checkpoint) -> str:
-        return describe_loss(read_note(self._position), _position_in(checkpoint.sections))
 
 
 def describe_loss(newest: Mapping[str, Any], kept: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ MAX_GRAPHS = 4
 
 Inputs = Mapping[str, Tensor]
 StepFunction = Callable[[Inputs], Tensor]
+Signature = frozenset[tuple[str, tuple[int, ...], torch.dtype]]
 
 
 class Padding(NamedTuple):
@@ -53,7 +54,6 @@ class GraphedStep:
         result is not read after this one has run.
         """
         self._paddings = paddings
-        self._signature = signature_of(inputs, paddings)
         self._inputs = {name: _buffer(tensor, paddings.get(name)) for name, tensor in inputs.items()}
         self._load(inputs)
         self._graph = torch.cuda.CUDAGraph()
@@ -65,10 +65,6 @@ class GraphedStep:
     def pool(self) -> Any:
         """The memory pool, to be shared with further graphs."""
         return self._graph.pool()
-
-    def matches(self, inputs: Inputs) -> bool:
-        """Whether these inputs have the captured signature; `fits` checks the number of rows."""
-        return signature_of(inputs, self._paddings) == self._signature
 
     def __call__(self, inputs: Inputs) -> Tensor:
         self._load(inputs)
@@ -97,29 +93,28 @@ class Graphs:
     before."""
 
     def __post_init__(self) -> None:
-        self._graphs: list[GraphedStep] = []
-        self._num_runs: Counter[str] = Counter()
+        self._graphs: dict[Signature, GraphedStep] = {}
+        self._num_runs: Counter[Signature] = Counter()
 
     def find(self, inputs: Inputs) -> GraphedStep | None:
         """The graph for these inputs, captured once their signature was seen often enough; None: run eagerly."""
         if not self.enabled or not fits(inputs, self.paddings):
             return None
-        for graph in self._graphs:
-            if graph.matches(inputs):
-                return graph
-        signature = str(signature_of(inputs, self.paddings))
+        signature = signature_of(inputs, self.paddings)
+        if signature in self._graphs:
+            return self._graphs[signature]
         self._num_runs[signature] += 1
         if self._num_runs[signature] <= EAGER_RUNS or len(self._graphs) == MAX_GRAPHS:
             return None
-        return self._capture(inputs)
+        return self._capture(signature, inputs)
 
     def clear(self) -> None:
         """Drop all graphs, because the step computes something else from now on."""
         self._graphs.clear()
         self._num_runs.clear()
 
-    def _capture(self, inputs: Inputs) -> GraphedStep | None:
-        pool = self._graphs[0].pool if self._graphs else None
+    def _capture(self, signature: Signature, inputs: Inputs) -> GraphedStep | None:
+        pool = next(iter(self._graphs.values())).pool if self._graphs else None
         try:
             graph = GraphedStep(self.step, inputs, self.paddings, pool=pool)
         except RuntimeError as error:
@@ -134,7 +129,7 @@ class Graphs:
                 str(error).splitlines()[0],
             )
             return None
-        self._graphs.append(graph)
+        self._graphs[signature] = graph
         return graph
 
 
@@ -143,11 +138,11 @@ def fits(inputs: Inputs, paddings: Mapping[str, Padding]) -> bool:
     return all(len(inputs[name]) <= padding.capacity for name, padding in paddings.items())
 
 
-def signature_of(inputs: Inputs, paddings: Mapping[str, Padding]) -> dict[str, tuple[object, ...]]:
+def signature_of(inputs: Inputs, paddings: Mapping[str, Padding]) -> Signature:
     """Shapes and dtypes of inputs; for ragged inputs, the shape of one row."""
-    return {
-        name: (tuple(tensor.shape)[1 if name in paddings else 0 :], tensor.dtype) for name, tensor in inputs.items()
-    }
+    return frozenset(
+        (name, tuple(tensor.shape)[1 if name in paddings else 0 :], tensor.dtype) for name, tensor in inputs.items()
+    )
 
 
 def _buffer(tensor: Tensor, padding: Padding | None) -> Tensor:

@@ -13,7 +13,6 @@ Order, randomness and resume are the same as on the host: a renderer gets source
 randomness of its own, so its output is a function of (seed, epoch, step).
 """
 
-import itertools
 import logging
 import math
 import time
@@ -127,9 +126,7 @@ class DeviceBatches:
 
     def _wrapped(self, host_pass: HostPass) -> DevicePass:
         """Batches on the CPU, without a copy: tensors are views of the slot."""
-        for turn in itertools.count():
-            if (lease := host_pass.take()) is None:
-                return
+        for turn, lease in enumerate(iter(host_pass.take, None)):
             views = {name: torch.from_numpy(array) for name, array in lease.batch.fields.items()}
             yield _device_batch(lease.batch, self._finish(turn, lease.batch, views))
             host_pass.give_back(lease)

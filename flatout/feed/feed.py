@@ -58,7 +58,7 @@ class Feed:
         self.source = source
         self.plan = plan
         self.config = config or FeedConfig()
-        self._num_workers = self.config.num_workers
+        self.num_workers = self.config.num_workers
         self._epoch, self._next_step = 0, 0
         self._epochs = EpochPlans(plan)
         self._unreadable = dict(unreadable or {})
@@ -88,18 +88,17 @@ class Feed:
         if self._runtime is not None and self._runtime.stream.is_broken:
             self.close()
         fresh = self._runtime is None
-        if self._runtime is None:
-            self._runtime = FeedRuntime(self.source, self.plan, self.config, self._num_workers)
+        runtime = self._runtime = self._runtime or FeedRuntime(self.source, self.plan, self.config, self.num_workers)
         try:
             if fresh:
-                self._runtime.supervisor.exclude(self._unreadable, deadly=False)
-                self._runtime.supervisor.exclude(self._quarantine, deadly=True)
-            self._runtime.backend.start_workers()
+                runtime.supervisor.exclude(self._unreadable, deadly=False)
+                runtime.supervisor.exclude(self._quarantine, deadly=True)
+            runtime.backend.start_workers()
         except BaseException:
             self.close()
             raise
         if fresh:
-            self._runtime.meter.restart()  # the start of the workers does not count as waiting
+            runtime.meter.restart()  # the start of the workers does not count as waiting
 
     def close(self) -> None:
         """Stop the workers and free the memory. May be called twice."""
@@ -226,10 +225,6 @@ class Feed:
             "file" if len(bad) == 1 else "files",
             "; ".join(f"{where(item)} ({cause})" for item, cause in bad.items()),
         )
-
-    @property
-    def num_workers(self) -> int:
-        return self._num_workers
 
     @property
     def worker_pids(self) -> dict[int, int]:

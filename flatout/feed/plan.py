@@ -247,7 +247,8 @@ class EpochPlan:
     def __init__(self, plan: Plan, epoch: int, order_N: np.ndarray) -> None:
         self._plan = plan
         self._epoch = epoch
-        self._order_N = order_N
+        self.order = order_N
+        """Sample indices in the order of the epoch, int64 [N]."""
         per_step = plan.batch_size * plan.num_ranks
         # An incomplete last step counts unless it is dropped.
         self.num_steps = len(order_N) // per_step if plan.last == "drop" else -(-len(order_N) // per_step)
@@ -258,18 +259,13 @@ class EpochPlan:
                 "Use a smaller batch, or last='short' or last='pad'."
             )
 
-    @property
-    def order(self) -> np.ndarray:
-        """Sample indices in the order of the epoch, int64 [N]."""
-        return self._order_N
-
     def step(self, step: int) -> Step:
         """This rank's share of step `step`.
 
         Step-major: a step trains on the same samples however many ranks share it, so the loss curve does not change
         with the number of GPUs. The samples of a short last step are divided evenly.
         """
-        plan, num_samples = self._plan, len(self._order_N)
+        plan, num_samples = self._plan, len(self.order)
         per_step = plan.batch_size * plan.num_ranks
         begin, end = step * per_step, (step + 1) * per_step
         if end > num_samples and plan.last == "short":
@@ -279,11 +275,11 @@ class EpochPlan:
             positions = begin + plan.rank * plan.batch_size + np.arange(plan.batch_size)
         num_valid = int((positions < num_samples).sum())
         shapes = plan.shapes(self._epoch, step) if plan.shapes else {}
-        return Step(self._epoch, step, self._order_N[positions % num_samples], positions, num_valid, shapes)
+        return Step(self._epoch, step, self.order[positions % num_samples], positions, num_valid, shapes)
 
     def digest(self) -> str:
         """Short hash of the order: two runs with the same digest show the same samples."""
-        return hashlib.sha256(np.ascontiguousarray(self._order_N, np.int64).tobytes()).hexdigest()[:16]
+        return hashlib.sha256(np.ascontiguousarray(self.order, np.int64).tobytes()).hexdigest()[:16]
 
 
 class EpochPlans:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import logging
+import math
 import os
 import pickle
 import select
@@ -85,62 +86,6 @@ class WorkerBackend:
         """Stop everything. May be called twice."""
 
 
-class WorkerPipes:
-    """Pipes between the owner and its workers: tokens to the workers of each lane, reports from all of them."""
-
-    def __init__(self, num_lanes: int) -> None:
-        pipes = [os.pipe() for _ in range(num_lanes)]
-        self.token_readers, self.token_writers = (tuple(ends) for ends in zip(*pipes, strict=True))
-        for end in self.token_writers:
-            os.set_blocking(end, False)
-        self.report_reader, self.report_writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.report_reader.setblocking(False)
-
-    def read_reports(self) -> list[Report]:
-        """All reports that have arrived."""
-        reports = []
-        while True:
-            try:
-                reports.append(pickle.loads(self.report_reader.recv(1 << 18)))
-            except BlockingIOError:
-                return reports
-
-    def announce(self, num_tasks: int, lane: int = 0) -> None:
-        self._put(WORK * num_tasks, lane)
-
-    def announce_again(self, num_unclaimed: Sequence[int]) -> None:
-        """Top up each pipe to one token per unclaimed task; an extra token only wakes a worker for nothing."""
-        for lane, num_tasks in enumerate(num_unclaimed):
-            self.announce(max(0, num_tasks - self._num_tokens(lane)), lane)
-
-    def stop_workers(self, num_workers: int) -> None:
-        for lane in range(len(self.token_writers)):
-            self._put(QUIT * num_workers, lane)  # a lane with a single worker needs fewer; see `drain_tokens`
-
-    def drain_tokens(self) -> None:
-        """Empty the pipes; no worker may be reading them."""
-        for lane, end in enumerate(self.token_readers):
-            if num_tokens := self._num_tokens(lane):
-                os.read(end, num_tokens)
-
-    def _put(self, tokens: bytes, lane: int) -> None:
-        # Tokens that do not fit are repeated by `announce_again`. Waiting for room here could deadlock with workers
-        # that wait for their reports to be read.
-        with contextlib.suppress(BlockingIOError):
-            os.write(self.token_writers[lane], tokens)
-
-    def _num_tokens(self, lane: int) -> int:
-        return int.from_bytes(fcntl.ioctl(self.token_readers[lane], termios.FIONREAD, bytes(4)), sys.byteorder)
-
-    def close(self) -> None:
-        """May be called twice; nothing is announced any more."""
-        for fd in (*self.token_readers, *self.token_writers):
-            os.close(fd)
-        self.token_readers = self.token_writers = ()
-        self.report_reader.close()
-        self.report_writer.close()
-
-
 class InlineBackend(WorkerBackend):
     """No workers: tasks run in the thread that waits for their reports."""
 
@@ -156,21 +101,65 @@ class InlineBackend(WorkerBackend):
         return reports, []
 
 
-class _PipedBackend(WorkerBackend):
-    """Base of backends that wake their workers through pipes."""
+class PipedBackend(WorkerBackend):
+    """Base of backends with pipes to their workers: tokens to the workers of each lane, reports from all of them."""
 
     def __init__(self, ring: Ring, source: Source, settings: WorkerSettings) -> None:
         self._ring, self._source, self._settings = ring, source, settings
-        self._pipes = WorkerPipes(ring.spec.num_lanes)
+        pipes = [os.pipe() for _ in range(ring.spec.num_lanes)]
+        self._token_readers, self._token_writers = (tuple(ends) for ends in zip(*pipes, strict=True))
+        for end in self._token_writers:
+            os.set_blocking(end, False)
+        self._report_reader, self._report_writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._report_reader.setblocking(False)
+
+    def _read_reports(self) -> list[Report]:
+        """All reports that have arrived."""
+        reports = []
+        while True:
+            try:
+                reports.append(pickle.loads(self._report_reader.recv(1 << 18)))
+            except BlockingIOError:
+                return reports
 
     def announce(self, num_tasks: int, lane: int = 0) -> None:
-        self._pipes.announce(num_tasks, lane)
+        self._put(WORK * num_tasks, lane)
 
     def announce_again(self, num_unclaimed: Sequence[int]) -> None:
-        self._pipes.announce_again(num_unclaimed)
+        """Top up each pipe to one token per unclaimed task; an extra token only wakes a worker for nothing."""
+        for lane, num_tasks in enumerate(num_unclaimed):
+            self.announce(max(0, num_tasks - self._num_tokens(lane)), lane)
+
+    def _quit(self, num_workers: int) -> None:
+        """Have this many workers of each lane end."""
+        for lane in range(len(self._token_writers)):
+            self._put(QUIT * num_workers, lane)  # a lane with a single worker needs fewer; see `_drain_tokens`
+
+    def _drain_tokens(self) -> None:
+        """Empty the pipes; no worker may be reading them."""
+        for lane, end in enumerate(self._token_readers):
+            if num_tokens := self._num_tokens(lane):
+                os.read(end, num_tokens)
+
+    def _put(self, tokens: bytes, lane: int) -> None:
+        # Tokens that do not fit are repeated by `announce_again`. Waiting for room here could deadlock with workers
+        # that wait for their reports to be read.
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._token_writers[lane], tokens)
+
+    def _num_tokens(self, lane: int) -> int:
+        return int.from_bytes(fcntl.ioctl(self._token_readers[lane], termios.FIONREAD, bytes(4)), sys.byteorder)
+
+    def close(self) -> None:
+        """May be called twice; nothing is announced any more."""
+        for fd in (*self._token_readers, *self._token_writers):
+            os.close(fd)
+        self._token_readers = self._token_writers = ()
+        self._report_reader.close()
+        self._report_writer.close()
 
 
-class ThreadBackend(_PipedBackend):
+class ThreadBackend(PipedBackend):
     """Workers as threads of this process: nothing to pickle, but only faster if the source releases the GIL."""
 
     def __init__(self, ring: Ring, source: Source, settings: WorkerSettings) -> None:
@@ -181,30 +170,30 @@ class ThreadBackend(_PipedBackend):
         if self._threads:
             return
         for worker in range(self._ring.spec.num_workers):
-            tokens = self._pipes.token_readers[worker % len(self._pipes.token_readers)]
-            args = (worker, self._ring, self._source, self._settings, tokens, self._pipes.report_writer)
+            tokens = self._token_readers[worker % len(self._token_readers)]
+            args = (worker, self._ring, self._source, self._settings, tokens, self._report_writer)
             thread = threading.Thread(target=work, args=args, name=f"flatout-feed-{worker}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[WorkerEnded]]:
-        wait_readable([self._pipes.report_reader], timeout_s)
-        return self._pipes.read_reports(), []
+        wait_readable([self._report_reader], timeout_s)
+        return self._read_reports(), []
 
     def stop_workers(self) -> None:
-        self._pipes.stop_workers(len(self._threads))
+        self._quit(len(self._threads))
         for thread in self._threads:
             thread.join()
         self._threads = []
 
     def close(self) -> None:
-        self._pipes.stop_workers(len(self._threads))
+        self._quit(len(self._threads))
         deadline = time.monotonic() + 1
         for thread in self._threads:
             thread.join(timeout=max(0, deadline - time.monotonic()))
         # While a thread still reads a descriptor, closing it could let its number be reused for another file.
         if not any(thread.is_alive() for thread in self._threads):
-            self._pipes.close()
+            super().close()
 
 
 def wait_readable(sockets: Sequence[socket.socket], timeout_s: float) -> set[int]:
@@ -230,7 +219,7 @@ def describe_exit(status: int) -> str:
     return known.get(-status, f"signal {-status}")
 
 
-class ProcessBackend(_PipedBackend):
+class ProcessBackend(PipedBackend):
     """Workers as processes, forked by a forkserver that is a fresh interpreter or a fork of this process."""
 
     can_be_killed = True
@@ -264,10 +253,10 @@ class ProcessBackend(_PipedBackend):
             self._receive(timeout_s=1)
 
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[WorkerEnded]]:
-        self._receive(timeout_s, also=self._pipes.report_reader)
+        self._receive(timeout_s, also=self._report_reader)
         # Ended workers first, then the reports: these then include everything that a worker sent before it ended.
         ended, self._ended = self._ended, []
-        return self._pipes.read_reports(), ended
+        return self._read_reports(), ended
 
     def restart(self, worker: int) -> None:
         assert self._control is not None
@@ -284,7 +273,7 @@ class ProcessBackend(_PipedBackend):
 
     def stop_workers(self) -> None:
         # Count those still starting too: a worker that was just replaced may not have been reported yet.
-        self._pipes.stop_workers(len(self._pids) + len(self._awaited))
+        self._quit(len(self._pids) + len(self._awaited))
         deadline = time.monotonic() + END_TIMEOUT_S
         while self._pids or self._awaited:
             self._receive(timeout_s=min(1, END_TIMEOUT_S))
@@ -292,7 +281,7 @@ class ProcessBackend(_PipedBackend):
                 for worker in self._pids:
                     self.kill(worker)
         self._ended.clear()
-        self._pipes.drain_tokens()
+        self._drain_tokens()
 
     def close(self) -> None:
         if self._control is not None:
@@ -301,7 +290,7 @@ class ProcessBackend(_PipedBackend):
                 self._control.shutdown(socket.SHUT_RDWR)
             self._control.close()
             self._control = None
-        self._pipes.close()
+        super().close()
         self._reap_forkserver()
 
     def _start_forkserver(self) -> None:
@@ -311,7 +300,7 @@ class ProcessBackend(_PipedBackend):
                 "Put the training code under `if __name__ == '__main__':`"
             )
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        reports, tokens = self._pipes.report_writer.fileno(), self._pipes.token_readers
+        reports, tokens = self._report_writer.fileno(), self._token_readers
         fds = (theirs.fileno(), self._ring.arena.fd, reports, *tokens)
         try:
             if self._start_method == "fork":
@@ -358,8 +347,8 @@ class ProcessBackend(_PipedBackend):
         ignore_signals()
         # The trainer's ends: if they stayed open here, workers would not notice the trainer's death.
         self._control.close()
-        self._pipes.report_reader.close()
-        for end in self._pipes.token_writers:
+        self._report_reader.close()
+        for end in self._token_writers:
             os.close(end)
         Forkserver(self._source, self._ring.spec, self._settings, fds).serve()
 
@@ -464,14 +453,14 @@ class ForkedProcess:
             finally:
                 os._exit(0)  # buffers and exit handlers belong to the parent
 
-    def wait(self, timeout: float | None = None) -> int:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def wait(self, timeout: float = math.inf) -> int:
+        deadline = time.monotonic() + timeout
         while True:
-            pid, status = os.waitpid(self._pid, 0 if deadline is None else os.WNOHANG)
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status)
-            if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("forkserver", timeout or 0)
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("forkserver", timeout)
             time.sleep(0.005)
 
     def kill(self) -> None:

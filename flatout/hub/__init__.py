@@ -7,10 +7,10 @@ Files:
     hugging    Repositories of the Hugging Face Hub, through their own package
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from flatout.cli import parser_of, switch, value
 from flatout.errors import ConfigError
 from flatout.hub.catalogue import downloaded as downloaded
 
@@ -26,10 +26,21 @@ Files are kept in ~/.cache/flatout/weights (or $FLATOUT_CACHE/weights), where `-
 command continues an interrupted download. A catalogue is a YAML file of entries `NAME: {url: ..., sha256: ...}`.
 """
 
+FLAGS = (
+    value("action", "what to do", choices=("get", "list", "push")),
+    value("what", "name, URL or hf://OWNER/REPO/FILE; for push, a file", nargs="?", metavar="WEIGHTS"),
+    value("to", "for push: hf://OWNER/REPO", nargs="?", metavar="WHERE"),
+    value("--sha256", "hash that the file must have; without one it is only printed", metavar="HEX"),
+    value("--catalogue", "YAML file with names (default: weights.yaml here)", type=Path, metavar="FILE"),
+    value("--out", "where to write the file (default: the cache)", type=Path, metavar="FILE"),
+    switch("--force", "download it again although it is there"),
+)
+
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    args = _parser().parse_args(argv)
+    about = "Download weights by name or URL, list them, or upload them to the Hugging Face Hub."
+    args = parser_of("flatout weights", about, _EXAMPLES, FLAGS, shortened=True).parse_args(argv)
     from flatout.hub import catalogue
 
     if args.action == "list":
@@ -49,24 +60,3 @@ def main(argv: Sequence[str]) -> int:
     path = catalogue.get(args.what, sha256=args.sha256, file=args.catalogue, out=args.out, force=args.force)
     print(f"{path}: ready. Use it with --weights {path.stem if args.out is None else path}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout weights",
-        description="Download weights by name or URL, list them, or upload them to the Hugging Face Hub.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("action", choices=("get", "list", "push"), help="what to do")
-    parser.add_argument(
-        "what", nargs="?", metavar="WEIGHTS", help="name, URL or hf://OWNER/REPO/FILE; for push, a file"
-    )
-    parser.add_argument("to", nargs="?", metavar="WHERE", help="for push: hf://OWNER/REPO")
-    parser.add_argument("--sha256", metavar="HEX", help="hash that the file must have; without one it is only printed")
-    parser.add_argument(
-        "--catalogue", type=Path, metavar="FILE", help="YAML file with names (default: weights.yaml here)"
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the file (default: the cache)")
-    parser.add_argument("--force", action="store_true", help="download it again although it is there")
-    return parser

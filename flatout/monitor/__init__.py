@@ -15,6 +15,7 @@ import secrets
 import socket
 from pathlib import Path
 
+from flatout.cli import parser_of, value
 from flatout.errors import ConfigError
 
 
@@ -60,27 +61,20 @@ def _found(paths: list[Path], runs: list[Path]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout monitor",
-        description=__doc__.partition("\n\nFiles:")[0],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    flags = (
+        value(
+            "runs",
+            "run folders to compare, or a folder of runs, of which the newest is shown (default: runs)",
+            type=Path,
+            nargs="*",
+            default=[Path("runs")],
+            metavar="RUN",
+        ),
+        value("--port", "port to listen on (default: any free one)", type=int, default=0),
     )
+    parser = parser_of("flatout monitor", __doc__.partition("\n\nFiles:")[0], "", flags, shortened=True)
+    about = "cost of an hour of this machine, to show that of the run"
     parser.add_argument(
-        "runs",
-        type=Path,
-        nargs="*",
-        default=[Path("runs")],
-        metavar="RUN",
-        help="run folders to compare, or a folder of runs, of which the newest is shown (default: runs)",
-    )
-    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
-    parser.add_argument(
-        "--price",
-        "--price-per-hour",
-        dest="price_per_hour",
-        type=float,
-        default=None,
-        metavar="PER_HOUR",
-        help="cost of an hour of this machine, to show that of the run",
+        "--price", "--price-per-hour", dest="price_per_hour", type=float, metavar="PER_HOUR", help=about
     )
     return parser

@@ -41,11 +41,11 @@ def run_state(folder: Path, *, price_per_hour: float | None = None, now_s: float
     record = read_json(folder / "run.json")
     holder = read_json(folder / ".lock")
     rows = read_rows(folder / "log.jsonl") or read_csv(folder / "results.csv")
-    changed_s = last_change_s(folder)
+    times_s = _times_s(folder)
+    started_s, changed_s = min(times_s, default=None), max(times_s, default=None)
     config = record.get("config", {}) if isinstance(record.get("config"), dict) else {}
     state = state_of(record, holder)
     seconds = [row["seconds"] for row in rows if "seconds" in row]
-    started_s = _started_s(folder)
     return {
         "name": folder.name,
         "state": state,
@@ -214,18 +214,13 @@ def warnings_of(folder: Path, rows: Sequence[Row]) -> list[str]:
 
 def last_change_s(folder: Path) -> float | None:
     """Time of the last change of any file in the folder."""
-    times = [_mtime_s(path) for path in _files(folder)]
-    return max((time_s for time_s in times if time_s), default=None)
+    return max(_times_s(folder), default=None)
 
 
-def _started_s(folder: Path) -> float | None:
-    times = [_mtime_s(path) for path in _files(folder)]
-    return min((time_s for time_s in times if time_s), default=None)
-
-
-def _files(folder: Path) -> list[Path]:
+def _times_s(folder: Path) -> list[float]:
+    """When each file of the folder was changed last."""
     try:
-        return [*folder.iterdir(), *folder.glob("*/*")]
+        return [time_s for path in (*folder.iterdir(), *folder.glob("*/*")) if (time_s := _mtime_s(path))]
     except OSError:
         return []
 

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 
-from flatout.cli import JOBS
+from flatout.cli import JOBS, parser_of, switch, value
 from flatout.errors import ConfigError, Interrupted
 from flatout.runs import TrainCommand
 
@@ -27,6 +27,9 @@ MIN_STEPS = 3
 """Equal to flatout.profiler.observe.observation.MIN_TIMED_STEPS; repeated here so that --help does not load it."""
 
 COMPARE_USAGE = "flatout profile --compare A B [--fail-if-slower PERCENT]"
+USAGE = f"""\
+flatout profile JOB [--steps N] [--apply] [--quick] [--out FOLDER] [FLAGS OF flatout JOB train ...]
+       {COMPARE_USAGE}"""
 
 EPILOG = """examples:
   flatout profile yolo --data demo-data/demo.yaml --cfg cfg/training/yolov7-tiny.yaml --img 320 --batch 16
@@ -40,12 +43,47 @@ profile.json (the numbers) and trace.json (open it at https://ui.perfetto.dev). 
 9 if --fail-if-slower finds B slower; otherwise that of the training."""
 
 
+def fraction(text: str) -> float:
+    """'5%' or '5' as 0.05."""
+    try:
+        share = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage, such as 5%")
+    return share
+
+
+FLAGS = (
+    value("job", f"the training to profile: {', '.join(JOBS)}"),
+    value("--steps", "steps to time, 3 or more (default: %(default)s)", type=int, default=20, metavar="N"),
+    switch("--apply", "switch the best remedy on, measure again, keep or revert"),
+    switch("--quick", "skip the short runs that measure limits and try flags"),
+    value("--out", "folder to write to (default: %(default)s)", type=Path, default=Path("profile"), metavar="FOLDER"),
+)
+COMPARE_FLAGS = (
+    value(
+        "--compare",
+        "compare two saved profiles (folders or profile.json files) instead of measuring",
+        type=Path,
+        nargs=2,
+        metavar=("A", "B"),
+    ),
+    value(
+        "--fail-if-slower",
+        "with --compare: exit code 9 if B takes more than PERCENT longer per image than A, such as 5%%",
+        type=fraction,
+        metavar="PERCENT",
+    ),
+)
+
+
 def main(argv: list[str]) -> int:
     """Profile a training; returns the exit code."""
     if any(word.split("=")[0] in ("--compare", "--fail-if-slower") for word in argv) and not {"-h", "--help"} & {*argv}:
         return _compare(argv)
-    parser = _parser()
-    args, rest = parser.parse_known_args(argv)
+    about, flags = __doc__.partition("\n\nFiles:")[0], (*FLAGS, *COMPARE_FLAGS)
+    args, rest = parser_of("flatout profile", about, EPILOG, flags, usage=USAGE).parse_known_args(argv)
     if args.steps < MIN_STEPS:
         raise ConfigError(
             f"flatout profile: --steps {args.steps} is too few for a conclusion. Use --steps {MIN_STEPS} or more."
@@ -62,9 +100,7 @@ def main(argv: list[str]) -> int:
 
 
 def _compare(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="flatout profile", usage=COMPARE_USAGE, allow_abbrev=False)
-    _add_compare_flags(parser)
-    args = parser.parse_args(argv)
+    args = parser_of("flatout profile", "", "", COMPARE_FLAGS, usage=COMPARE_USAGE).parse_args(argv)
     if args.compare is None:
         raise ConfigError("flatout profile: --fail-if-slower needs --compare A B, the two profiles to compare.")
     from flatout.profile_command.compare import compare
@@ -107,53 +143,3 @@ def _refuse_unwritable(folder: Path) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"--out {folder} cannot be written: {existing} is not a writable folder. Choose another one.")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flatout profile",
-        usage="flatout profile JOB [--steps N] [--apply] [--quick] [--out FOLDER] [FLAGS OF flatout JOB train ...]\n"
-        f"       {COMPARE_USAGE}",
-        description=__doc__.partition("\n\nFiles:")[0],
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("job", help=f"the training to profile: {', '.join(JOBS)}")
-    parser.add_argument(
-        "--steps", type=int, default=20, metavar="N", help="steps to time, 3 or more (default: %(default)s)"
-    )
-    parser.add_argument("--apply", action="store_true", help="switch the best remedy on, measure again, keep or revert")
-    parser.add_argument("--quick", action="store_true", help="skip the short runs that measure limits and try flags")
-    parser.add_argument(
-        "--out", type=Path, default=Path("profile"), metavar="FOLDER", help="folder to write to (default: %(default)s)"
-    )
-    _add_compare_flags(parser)
-    return parser
-
-
-def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--compare",
-        nargs=2,
-        type=Path,
-        metavar=("A", "B"),
-        help="compare two saved profiles (folders or profile.json files) instead of measuring",
-    )
-    parser.add_argument(
-        "--fail-if-slower",
-        type=fraction,
-        metavar="PERCENT",
-        help="with --compare: exit code 9 if B takes more than PERCENT longer per image than A, such as 5%%",
-    )
-
-
-def fraction(text: str) -> float:
-    """'5%' or '5' as 0.05."""
-    try:
-        value = float(text.strip().removesuffix("%")) / 100
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage, such as 5%")
-    return value

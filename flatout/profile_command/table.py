@@ -11,6 +11,7 @@ from flatout.profiler import (
     Ledger,
     Profile,
     between_lines,
+    ledger_head,
     runs_of,
     shown_rows,
     speed_of_light_lines,
@@ -36,15 +37,7 @@ def show(profile: Profile, console: Console | None = None) -> None:
 def ledger_table(ledger: Ledger, width: int = 120) -> Table:
     """One row per stage, with a bar for its share; in a narrow terminal bars are shorter, or left out."""
     bar = min(BAR, max(0, width - WITHOUT_BAR))
-    table = Table(
-        title=(
-            f"{ledger.num_steps} steps of {ledger.images:g} images: {ledger.step_ms:.1f} ms per step "
-            f"(p10 {ledger.p10_ms:.1f}, p90 {ledger.p90_ms:.1f}), {ledger.images_per_s:,.1f} img/s"
-        ),
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-    )
+    table = Table(title=ledger_head(ledger), title_justify="left", box=None, pad_edge=False)
     table.add_column("", overflow="fold")
     for name in ("ms/step", "share", "us/image", "runs"):
         table.add_column(name, justify="right", no_wrap=True)

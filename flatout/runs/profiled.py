@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -151,9 +152,7 @@ class ReplayedPass:
 
     def __init__(self, run: HostPass) -> None:
         self.runtime: FeedRuntime = run.runtime
-        self._leases: list[Lease] = []
-        while len(self._leases) < KEPT and (lease := run.take()) is not None:
-            self._leases.append(lease)
+        self._leases = list(islice(iter(run.take, None), KEPT))
         self._number = 0
 
     def is_ready(self) -> bool:

@@ -53,7 +53,7 @@ def replacing(path: Path, *, needed_bytes: int) -> Iterator[Sink]:
     path = path.resolve()
     hidden = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
-        _check_room(path, needed_bytes)
+        check_room(path, needed_bytes)
         with hidden.open("xb") as file:
             yield from _written_and_synced(file)
         hidden.replace(path)
@@ -86,7 +86,8 @@ def _written_and_synced(file: IO[bytes]) -> Iterator[Sink]:
     os.fsync(file.fileno())
 
 
-def _check_room(path: Path, needed_bytes: int) -> None:
+def check_room(path: Path, needed_bytes: int) -> None:
+    """OSError if the disk of a new file has less room than it needs."""
     if needed_bytes > shutil.disk_usage(path.parent).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -16,7 +16,7 @@ import pytest
 
 from flatout.errors import ChildLostError
 from flatout.feed import Feed, FeedConfig, Field, Plan, processes, supervisor
-from flatout.feed.processes import WorkerPipes
+from flatout.feed.processes import PipedBackend
 from flatout.feed.ring import UNKNOWN, Ring, RingSpec, Task
 from tests.feed.comparing import digest, digests
 from tests.feed.injections import (
@@ -200,14 +200,14 @@ def test_a_token_lost_with_a_dying_worker_strands_no_task_if_tasks_are_announced
     tmp_path: Path, monkeypatch, announced_again: bool
 ):
     if not announced_again:
-        monkeypatch.setattr(WorkerPipes, "announce_again", lambda pipes, num_unclaimed: None)
+        monkeypatch.setattr(PipedBackend, "announce_again", lambda backend, num_unclaimed: None)
     go = tmp_path / "go"
     # Both workers are blocked in their first sample while one token is removed, as by a worker that dies between
     # reading it and claiming a task.
     with feed_with({0: partial(wait_for, go), 1: partial(wait_for, go)}, micro_batch=1) as feed:
         batches = iter(feed)
         backend: Any = feed._started.backend
-        os.read(backend._pipes.token_readers[0], 1)
+        os.read(backend._token_readers[0], 1)
         go.touch()
         seen: list[str] = []
         waiting = threading.Thread(target=lambda: seen.extend(digests(batches)), daemon=True)

@@ -227,16 +227,10 @@ def _array_leaf(values: Sequence[Any]) -> Leaf | str:
     for value in values:
         if not isinstance(value, np.ndarray) or value.dtype != first.dtype or value.shape != first.shape:
             return "its shape or dtype changes from sample to sample"
-    dtype = numpy_to_torch(first.dtype)
-    return f"torch has no dtype {first.dtype}" if dtype is None else Leaf("ndarray", _name(dtype), first.shape)
-
-
-def numpy_to_torch(dtype: np.dtype) -> torch.dtype | None:
-    """The same dtype in torch, None if there is none."""
     try:
-        return torch.from_numpy(np.empty(0, dtype)).dtype
+        return Leaf("ndarray", _name(torch.from_numpy(np.empty(0, first.dtype)).dtype), first.shape)
     except (TypeError, ValueError):
-        return None
+        return f"torch has no dtype {first.dtype}"
 
 
 def _tensor_text(tensor: Any) -> str:

@@ -148,7 +148,8 @@ class Loader(DataLoader[T_co]):
 
     def __iter__(self) -> Any:
         if self.num_workers == 0:
-            return super().__iter__() if self.join_fn is None else _joined(super().__iter__(), self.join_fn)
+            join_fn, whole_batches = self.join_fn, super().__iter__()
+            return whole_batches if join_fn is None else (join_fn([batch]) for batch in whole_batches)
         if self.pin_memory and not self._pins_memory:
             warnings.warn("pin_memory=True has no effect: there is no CUDA device.", stacklevel=2)
         keys = iter(self.batch_sampler if self.batch_sampler is not None else self.sampler)
@@ -174,7 +175,7 @@ class Loader(DataLoader[T_co]):
             self._assembler,
             length=self.__len__,
             timeout_s=self.timeout,
-            finish_batch=pin_batch if self._pins_memory else _identity,
+            finish_batch=pin_batch if self._pins_memory else lambda batch: batch,
             on_parts=self._adapt_micro_batch,
             on_end=self._on_pass_end,
         )
@@ -313,11 +314,3 @@ _EXHAUSTED = object()
 
 def _draw_seed(generator: torch.Generator | None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-
-
-def _joined(parts: Iterator[Any], join_fn: Callable[[list[Any]], Any]) -> Iterator[Any]:
-    return (join_fn([part]) for part in parts)
-
-
-def _identity(batch: Any) -> Any:
-    return batch

@@ -75,19 +75,18 @@ class Assembler:
         heads = [self._head(part) for part in parts]
         whole = parts[0].kind == PartKind.COLLATED and self._join_fn is None
         leaves = next((head.leaves for head in heads if head.leaves), ())
-        leaf_tensors = _LeafTensors(
-            body, [leaf for leaf in leaves if leaf is not None], 1 if whole else num_rows, copy_tensors
-        )
+        in_place = [leaf for leaf in leaves if leaf is not None]
+        tensors, arrays = _leaf_tensors(body, in_place, 1 if whole else num_rows, copy_tensors)
         begins = range(0, max(1, num_rows), micro_batch)
         if whole:
-            batch = _filled(parts[0].content, lambda number: leaf_tensors.tensors[number][0], heads[0])
+            batch = _filled(parts[0].content, lambda number: tensors[number][0], heads[0])
         elif parts[0].kind == PartKind.COLLATED:
-            batch = self._joined(parts, heads, leaf_tensors, begins)
+            batch = self._joined(parts, heads, tensors, begins)
         elif all(part.kind == PartKind.ROWS for part in parts):
-            batch = _collated(parts, heads[0], leaf_tensors)
+            batch = _collated(parts, heads[0], tensors)
         else:
-            batch = default_collate(_samples(parts, heads, leaf_tensors, begins))
-        return Assembled(batch, leaf_tensors.arrays)
+            batch = default_collate(_samples(parts, heads, tensors, begins))
+        return Assembled(batch, arrays)
 
     def _head(self, part: BatchPart) -> PartHead:
         if part.head not in self._heads:
@@ -104,26 +103,25 @@ class Assembler:
             self._logged.add(sentence)
             logger.log(level, "Loader: %s.", sentence)
 
-    def _joined(
-        self, parts: Sequence[BatchPart], heads: list[PartHead], leaf_tensors: "_LeafTensors", begins: range
-    ) -> Any:
+    def _joined(self, parts: Sequence[BatchPart], heads: list[PartHead], tensors: list[Tensor], begins: range) -> Any:
         assert self._join_fn is not None
 
         def micro_batch(part: BatchPart, head: PartHead, begin: int) -> Any:
             rows = slice(begin, begin + begins.step)
-            return _filled(part.content, lambda number: leaf_tensors.tensors[number][rows], head)
+            return _filled(part.content, lambda number: tensors[number][rows], head)
 
         return self._join_fn(list(map(micro_batch, parts, heads, begins)))
 
 
-class _LeafTensors:
-    """The leaves of one batch as tensors [N, *shape]."""
-
-    def __init__(self, body: np.ndarray, leaves: list[Leaf], num_rows: int, copy_tensors: bool) -> None:
-        placed = place(leaves, num_rows)
-        views = [view(body, offset, leaf, num_rows) for leaf, offset in zip(leaves, placed.offsets, strict=True)]
-        self.tensors = [tensor.clone() if copy_tensors else tensor for tensor, _ in views]
-        self.arrays = [] if copy_tensors else [array for _, array in views]
+def _leaf_tensors(
+    body: np.ndarray, leaves: list[Leaf], num_rows: int, copy_tensors: bool
+) -> tuple[list[Tensor], list[np.ndarray]]:
+    """The leaves of one batch as tensors [N, *shape], and the arrays behind those that are views of the body."""
+    offsets = place(leaves, num_rows).offsets
+    views = [view(body, offset, leaf, num_rows) for leaf, offset in zip(leaves, offsets, strict=True)]
+    if copy_tensors:
+        return [tensor.clone() for tensor, _ in views], []
+    return [tensor for tensor, _ in views], [array for _, array in views]
 
 
 def _filled(content: bytes, tensor_of: Callable[[int], Tensor], head: PartHead) -> Any:
@@ -140,10 +138,10 @@ def _filled(content: bytes, tensor_of: Callable[[int], Tensor], head: PartHead) 
     return load_filled(content, fill)
 
 
-def _collated(parts: Sequence[BatchPart], head: PartHead, leaf_tensors: _LeafTensors) -> Any:
+def _collated(parts: Sequence[BatchPart], head: PartHead, tensors: list[Tensor]) -> Any:
     """A batch under the default collate whose rows are all in place."""
-    tensors = iter(leaf_tensors.tensors)
-    in_place = {number: next(tensors) for number, leaf in enumerate(head.leaves) if leaf is not None}
+    numbers = (number for number, leaf in enumerate(head.leaves) if leaf is not None)
+    in_place = dict(zip(numbers, tensors, strict=True))
     pickled_values = [pickle.loads(part.content) for part in parts] if len(in_place) < len(head.leaves) else []
 
     def fill(hole: Hole) -> Any:
@@ -156,7 +154,7 @@ def _collated(parts: Sequence[BatchPart], head: PartHead, leaf_tensors: _LeafTen
     return load_filled(head.skeleton, fill)
 
 
-def _samples(parts: Sequence[BatchPart], heads: list[PartHead], leaf_tensors: _LeafTensors, begins: range) -> list[Any]:
+def _samples(parts: Sequence[BatchPart], heads: list[PartHead], tensors: list[Tensor], begins: range) -> list[Any]:
     """The original samples of a batch whose parts differ in structure."""
     samples: list[Any] = []
     for part, head, begin in zip(parts, heads, begins, strict=True):
@@ -165,12 +163,12 @@ def _samples(parts: Sequence[BatchPart], heads: list[PartHead], leaf_tensors: _L
             samples += content
         else:
             num_rows = min(begins.step, begins.stop - begin)
-            samples += (_row(head, content, leaf_tensors, begin + row, row) for row in range(num_rows))
+            samples += (_row(head, content, tensors, begin + row, row) for row in range(num_rows))
     return samples
 
 
 def _row(
-    head: PartHead, pickled_values: dict[int, list[Any]], leaf_tensors: _LeafTensors, row: int, row_of_part: int
+    head: PartHead, pickled_values: dict[int, list[Any]], tensors: list[Tensor], row: int, row_of_part: int
 ) -> Any:
     places = {number: place for place, number in enumerate(n for n, leaf in enumerate(head.leaves) if leaf is not None)}
 
@@ -178,7 +176,7 @@ def _row(
         leaf = head.leaves[hole.number]
         if leaf is None:
             return pickled_values[hole.number][row_of_part]
-        return row_value(leaf, leaf_tensors.tensors[places[hole.number]], row)
+        return row_value(leaf, tensors[places[hole.number]], row)
 
     return load_filled(head.skeleton, fill)
 

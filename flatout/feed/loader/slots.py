@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from flatout.feed.ring import Arena, KernelLock, pack
+from flatout.feed.ring import Arena, KernelLock
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +35,13 @@ class SlotBuffers:
     def __init__(self, arena: Arena, table_offset: int, num_slots: int) -> None:
         self.table_offset = table_offset
         self._arena = arena
-        layout = pack([("table", TABLE_DTYPE, (num_slots,))])
-        self._table = layout.views(arena.extent(table_offset, layout.nbytes))["table"]
+        self._table = arena.extent(table_offset, num_slots * TABLE_DTYPE.itemsize).view(TABLE_DTYPE)
         self._lock = KernelLock(arena.fd)
 
     @classmethod
     def create(cls, arena: Arena, num_slots: int) -> "SlotBuffers":
         """New buffers, all of them empty."""
-        return cls(arena, arena.grow(pack([("table", TABLE_DTYPE, (num_slots,))]).nbytes), num_slots)
+        return cls(arena, arena.grow(num_slots * TABLE_DTYPE.itemsize), num_slots)
 
     # Called by the trainer, while the slot is not in use
 

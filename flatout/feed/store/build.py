@@ -5,16 +5,18 @@ the number of workers, so a given budget always holds the same subset.
 """
 
 import fcntl
+import heapq
 import json
 import logging
 import os
 import socket
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -149,19 +151,11 @@ def build(items: Items, writer: StoreWriter, config: FeedConfig, advance: Advanc
     _warn_of_unreadable(items, unreadable)
 
 
-def _in_order(items: Items, known: dict[int, Decoded], config: FeedConfig) -> Iterator[tuple[int, Decoded | str]]:
-    """Every item with its decoded data, or the reason why it cannot be decoded."""
+def _in_order(items: Items, known: dict[int, Decoded], config: FeedConfig) -> Iterable[tuple[int, Decoded | str]]:
+    """Every item with its decoded data, or the reason why it cannot be decoded; `known` are in order themselves."""
     rest = np.array([index for index in range(len(items)) if index not in known], np.int64)
     expected_bytes = max([BATCH_BYTES // MAX_PER_BATCH, *(len(data) * 5 // 4 for _, data in known.values())])
-    given = 0
-    for index, outcome in _decoded(items, rest, expected_bytes, config):
-        while given < index:
-            yield given, known.pop(given)
-            given += 1
-        yield index, outcome
-        given = index + 1
-    for index in range(given, len(items)):
-        yield index, known.pop(index)
+    return heapq.merge(known.items(), _decoded(items, rest, expected_bytes, config), key=itemgetter(0))
 
 
 def _decoded(
@@ -192,8 +186,7 @@ def _probed(items: Items) -> dict[int, Decoded]:
     for index in np.unique(np.linspace(0, len(items) - 1, ITEMS_PROBED).astype(int)).tolist():
         # Not swallowed: the feed decodes the item again, and the error is then reported with it.
         with suppress(Exception):
-            entry, data = source.decoded(index)
-            found[index] = entry, data
+            found[index] = source.decoded(index)
     return found
 
 

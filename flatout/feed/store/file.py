@@ -308,7 +308,7 @@ class StoreWriter:
     def __init__(self, fd: int, *, num_items: int, limit_bytes: int) -> None:
         self._fd = fd
         self._limit_bytes = limit_bytes
-        self._begin = self._end = data_offset(num_items)
+        self._begin = self.nbytes = data_offset(num_items)
         self.index = np.zeros(num_items, ENTRY)
         self.stopped_by = ""
         if self._begin > limit_bytes:
@@ -324,7 +324,7 @@ class StoreWriter:
 
         True also for an item larger than the whole store, which is left out.
         """
-        offset = -(-self._end // ALIGNMENT) * ALIGNMENT
+        offset = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
         if self._begin + len(data) > self._limit_bytes:
             return True  # too large even for an empty store; other items may still fit
         if offset + len(data) > self._limit_bytes:
@@ -338,23 +338,19 @@ class StoreWriter:
             return False
         self.index[index] = entry
         self.index["offset"][index] = offset
-        self._end = offset + len(data)
+        self.nbytes = offset + len(data)
         return True
 
     def leave_out(self, index: int) -> None:
         """Mark an item as not decodable."""
         self.index["state"][index] = UNREADABLE
 
-    @property
-    def nbytes(self) -> int:
-        return self._end
-
     def finish(self, *, state: str, budget_bytes: int) -> None:
         """Write the header and index, which makes the file a valid store; for the arguments see StoreHeader."""
-        os.ftruncate(self._fd, self._end)
+        os.ftruncate(self._fd, self.nbytes)
         # A complete store does not depend on its budget, so that two builders produce the same bytes.
         budget_bytes = budget_bytes if self.stopped_by else 0
-        header = StoreHeader(state, len(self.index), self._end, budget_bytes, self.stopped_by)
+        header = StoreHeader(state, len(self.index), self.nbytes, budget_bytes, self.stopped_by)
         _write_all(self._fd, np.frombuffer(head_and_index(header, self.index), np.uint8), 0)
 
 

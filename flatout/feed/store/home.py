@@ -220,7 +220,7 @@ def _locked_part(path: Path) -> Iterator[int]:
             yield fd
             return
         finally:
-            _remove_same(path, fd)
+            remove_same(path, fd)
             os.close(fd)
 
 
@@ -232,14 +232,14 @@ def _remove_if_left_behind(path: Path) -> None:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _remove_same(path, fd)
+        remove_same(path, fd)
     except OSError:
         return  # its writer is alive
     finally:
         os.close(fd)
 
 
-def _remove_same(path: Path, fd: int) -> None:
+def remove_same(path: Path, fd: int) -> None:
     """Remove `path` if it still is the file behind `fd`."""
     with suppress(OSError):
         if os.path.samestat(os.stat(path), os.fstat(fd)):

@@ -10,6 +10,7 @@ import logging
 import mmap
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from flatout.feed.store.file import STORED, UNREADABLE, StoreFile, StoreFileError
-from flatout.feed.store.home import FdAddress
+from flatout.feed.store.home import FdAddress, remove_same
 
 logger = logging.getLogger(__name__)
 
@@ -199,11 +200,7 @@ class ResidentCache(ItemCache):
             index,
             self._path,
         )
-        try:
-            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fd)):
-                self._path.unlink()
-        except OSError:
-            return  # already removed, or no permission: then the next run finds the damage again
+        remove_same(self._path, self._file.fd)  # without permission, the next run finds the damage again
 
 
 class CheckFlags:
@@ -211,6 +208,7 @@ class CheckFlags:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self.close = weakref.finalize(self, os.close, fd)
         self.flag_N = np.frombuffer(mmap.mmap(fd, 0, flags=mmap.MAP_SHARED), np.uint8)
 
     @classmethod
@@ -218,11 +216,6 @@ class CheckFlags:
         fd = os.memfd_create("flatout-store-notes")
         os.posix_fallocate(fd, 0, max(1, num_items))
         return cls(fd)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _attach_flags, (FdAddress.of(self._fd),)

@@ -59,13 +59,13 @@ class Store(AbstractContextManager["Store"]):
     for as long as it is referenced. `close()` may be called twice.
     """
 
-    def __init__(self, items: Items, cache: ItemCache, *, budget_bytes: int) -> None:
+    def __init__(self, items: Items, cache: ItemCache, *, budget_bytes: int, opened: OpenedStore | None = None) -> None:
         """Use `Store.open`."""
         self._items = items
         self._cache: ItemCache | None = cache
         self._budget_bytes = budget_bytes
         self._hits = self._misses = 0
-        self._opened: OpenedStore | None = None
+        self._opened = opened
 
     @classmethod
     def open(cls, items: Items, config: StoreConfig | None = None) -> "Store":
@@ -80,9 +80,7 @@ class Store(AbstractContextManager["Store"]):
         opened = find_or_build(items, config)
         if opened is None:
             return cls(items, ItemCache(), budget_bytes=0)
-        store = cls(items, ResidentCache(opened.file, opened.path), budget_bytes=opened.budget_bytes)
-        store._opened = opened
-        return store
+        return cls(items, ResidentCache(opened.file, opened.path), budget_bytes=opened.budget_bytes, opened=opened)
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

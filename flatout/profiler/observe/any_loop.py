@@ -17,11 +17,11 @@ from typing import Any
 from flatout.clock import Event, clock, worker_timelines
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import IDLE, WAIT, Lane
-from flatout.profiler.observe.hooks import replaced, stages_around
+from flatout.profiler.observe.hooks import marked, replaced, stages_around
 from flatout.profiler.observe.loader_probe import NOTHING_SPENT, ProbedTotals, WorkerTables, line_samples
 from flatout.profiler.observe.network_runs import ForwardCall, detached, network_runs
 from flatout.profiler.observe.observation import ALL_PHASES, Observation
-from flatout.profiler.observe.recorder import Line, StepRecorder
+from flatout.profiler.observe.recorder import StepRecorder
 from flatout.profiler.observe.summary import WorkerObserver, WorkerStats, hot_lines, probed_stats
 from flatout.profiler.observe.watch import SampleCounter, for_stream, is_stream, probed
 from flatout.profiler.outcome import Profile
@@ -56,8 +56,7 @@ class AnyLoop:
         self.forwards = Forwards(self)
         self._on_complete = on_complete
         self._boundary: str | None = None  # "request" or "update", once it is known
-        self._first_optimizer: int | None = None
-        self._optimizers: dict[int, Any] = {}
+        self._optimizers: dict[int, Any] = {}  # the first one ends steps
         self._updates, self._total_updates = 0, 0  # since the last boundary, and in all
         self._requests = 0  # for training, since the last update
         self._images: Counter[int] = Counter()  # of this step, per loader or module
@@ -76,14 +75,11 @@ class AnyLoop:
         with ExitStack() as stack:
             stack.enter_context(self._observation.observing())
             stack.enter_context(replaced(DataLoader, {"__iter__": self._watched_passes(DataLoader.__iter__)}))
-            stack.enter_context(replaced(torch, {"save": self._marked_save(torch.save)}))
+            stack.enter_context(replaced(torch, {"save": marked("checkpoint", torch.save)}))
             stack.enter_context(stages_around(None, None, None))
             stack.enter_context(self.forwards.hooked())
-            for handle in (
-                register_optimizer_step_pre_hook(self._update_begins),
-                register_optimizer_step_post_hook(self._update_ends),
-            ):
-                stack.callback(handle.remove)
+            stack.enter_context(register_optimizer_step_pre_hook(self._update_begins))
+            stack.enter_context(register_optimizer_step_post_hook(self._update_ends))
             yield
 
     def is_here(self) -> bool:
@@ -102,7 +98,7 @@ class AnyLoop:
 
     def _ended(self) -> None:
         if self._observation.is_complete:
-            calls, images = self.forwards.calls_of_step()
+            calls, images = self.forwards.of_one_step
             self.profile.network_runs = network_runs(calls, images, self._optimizers.values())
             self._on_complete(self.profile)
 
@@ -121,13 +117,12 @@ class AnyLoop:
         self._optimizer_mark = None
         self._updates += 1
         self._total_updates += 1
-        is_first = id(optimizer) == self._first_optimizer
+        is_first = id(optimizer) == next(iter(self._optimizers), None)
         if self._boundary == "update" and is_first:
             self._end_step()
         elif self._boundary is None and is_first:
             self._boundary = "request" if self._requests else "update"
             self._begin_steps()
-        self._first_optimizer = self._first_optimizer or id(optimizer)
         self._optimizers[id(optimizer)] = optimizer
         self._requests = 0
 
@@ -223,13 +218,6 @@ class AnyLoop:
         if self._boundary != "request" and len(shape):
             self._images[id(module)] += int(shape[0])
 
-    def _marked_save(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            with clock.stage("checkpoint"):
-                return save(*args, **kwargs)
-
-        return marked
-
 
 class _Pass:
     """One pass over a DataLoader; everything but `next` is answered by the loader's own iterator."""
@@ -280,54 +268,39 @@ class Forwards:
         self._modules: dict[int, Any] = {}  # found so far
         self._losses: set[int] = set()
         self._trained: set[int] = set()  # called with gradients
-        self._global_handles: list[Any] = []
-        self._handles = ExitStack()
+        self._discovery, self._hooks = ExitStack(), ExitStack()  # hooks of all modules, and of those found
         self._marks: list[Any] = []
         self._calls: list[ForwardCall] = []
-        self._kept: tuple[list[ForwardCall], int] = [], 0
+        self.of_one_step: tuple[list[ForwardCall], int] = [], 0
+        """The forward calls with gradients of one step, and the samples of that step."""
         self._keeps_calls = False
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-        self._global_handles = [
-            register_module_forward_pre_hook(lambda module, args: self._enter_any(module, args)),
-            register_module_forward_hook(lambda module, args, out: self._leave_any(module, out), always_call=True),
-        ]
-        try:
+        with self._discovery, self._hooks:
+            self._discovery.enter_context(register_module_forward_pre_hook(self._enter_any))
+            leave = register_module_forward_hook(lambda module, _, out: self._leave_any(module, out), always_call=True)
+            self._discovery.enter_context(leave)
             yield
-        finally:
-            self._end_discovery()
-            self._handles.close()
 
     def step_ended(self, images: int, steps_before: int) -> None:
         """Called after every step; the calls of the first one after the outermost modules are known are kept."""
         if self._keeps_calls:
-            self._kept = self._calls, images
+            self.of_one_step = self._calls, images
         self._keeps_calls = steps_before + 1 == self.DISCOVERY_STEPS
         if self._keeps_calls:
-            self._end_discovery()
+            self._discovery.close()
             for module in self._modules.values():
                 self._hook(module)
 
-    def calls_of_step(self) -> tuple[list[ForwardCall], int]:
-        """The forward calls with gradients of one step, and the samples of that step."""
-        return self._kept
-
-    def _end_discovery(self) -> None:
-        for handle in self._global_handles:
-            handle.remove()
-        self._global_handles = []
-
     def _hook(self, module: Any) -> None:
         # Functions, not methods: a copy of the module must not copy this object with its hooks.
-        handles = [
-            module.register_forward_pre_hook(lambda m, args, kwargs: self._enter(m, args, kwargs), with_kwargs=True),
-            module.register_forward_hook(lambda m, args, out: self._leave(), always_call=True),
-        ]
-        for handle in handles:
-            self._handles.callback(handle.remove)
+        enter = module.register_forward_pre_hook(lambda m, args, kw: self._enter(m, args, kw), with_kwargs=True)
+        self._hooks.enter_context(enter)
+        leave = module.register_forward_hook(lambda m, args, out: self._leave(), always_call=True)
+        self._hooks.enter_context(leave)
 
     # While outermost modules are searched
 
@@ -378,8 +351,7 @@ class Forwards:
 
 def _is_in_backward() -> bool:
     """Whether a module is called by backward(), as with activation checkpointing."""
-    innermost = clock.innermost()
-    return innermost is not None and innermost.name == "backward"
+    return getattr(clock.innermost(), "name", None) == "backward"
 
 
 def _is_loss(module: Any, output: Any) -> bool:
@@ -395,7 +367,6 @@ class LoopWorkers(WorkerObserver):
         self._before: dict[int, ProbedTotals] = {}
         self._open: list[int] = []  # workers of each pass that is running
         self._most_open = 0
-        self.num_unobserved = 0
 
     def tables_of(self, loader: Any) -> WorkerTables:
         if id(loader) not in self._tables:
@@ -429,9 +400,7 @@ class LoopWorkers(WorkerObserver):
             width=self._most_open,
             rest=IDLE,
         )
-        samples: Counter[tuple[Line, str | None]] = Counter()
-        for _, tables in training.values():
-            samples += line_samples(tables.rows())
+        samples = sum((line_samples(tables.rows()) for _, tables in training.values()), Counter())
         busy_ms = sum(lane.stage_ms.values())
         return WorkerStats(
             lane,

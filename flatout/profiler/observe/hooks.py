@@ -86,6 +86,16 @@ def replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[
                 delattr(owner, name)
 
 
+def marked(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with its calls marked as a stage."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with clock.stage(name):
+            return work(*args, **kwargs)
+
+    return call
+
+
 @contextmanager
 def _module_stage(module: Any, name: str) -> Iterator[None]:
     bracket = _OpenStages(name)
@@ -117,28 +127,16 @@ def _step_stage(optimizer: Any) -> Iterator[None]:
             f"A {type(optimizer).__name__} cannot be watched as an optimizer. Pass the object whose step() your loop "
             "calls, a list or dict of them, or None."
         )
-
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        with clock.stage("optimizer"):
-            return step(*args, **kwargs)
-
-    with replaced(optimizer, {"step": marked}):
+    with replaced(optimizer, {"step": marked("optimizer", step)}):
         yield
 
 
 @contextmanager
 def _backward_stage() -> Iterator[None]:
     """Mark autograd's own functions, which `Tensor.backward` calls as well."""
-    import torch
+    from torch import autograd
 
-    def marked(original: Callable[..., Any]) -> Callable[..., Any]:
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            with clock.stage("backward"):
-                return original(*args, **kwargs)
-
-        return backward
-
-    with replaced(torch.autograd, {name: marked(getattr(torch.autograd, name)) for name in ("backward", "grad")}):
+    with replaced(autograd, {name: marked("backward", getattr(autograd, name)) for name in ("backward", "grad")}):
         yield
 
 
@@ -151,16 +149,16 @@ def _copy_stage() -> Iterator[None]:
         yield
         return
 
-    def marked(original: Callable[..., Any], *, always: bool) -> Callable[..., Any]:
+    def watched(original: Callable[..., Any], *, always: bool) -> Callable[..., Any]:
+        in_stage = marked("copy", original)
+
         def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.is_cuda or not (always or _names_gpu(args, kwargs)):
-                return original(self, *args, **kwargs)
-            with clock.stage("copy"):
-                return original(self, *args, **kwargs)
+            is_copy = not self.is_cuda and (always or _names_gpu(args, kwargs))
+            return (in_stage if is_copy else original)(self, *args, **kwargs)
 
         return copy
 
-    to, cuda = marked(torch.Tensor.to, always=False), marked(torch.Tensor.cuda, always=True)
+    to, cuda = watched(torch.Tensor.to, always=False), watched(torch.Tensor.cuda, always=True)
     with replaced(torch.Tensor, {"to": to, "cuda": cuda}):
         yield
 

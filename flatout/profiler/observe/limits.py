@@ -8,8 +8,8 @@ Measure these three, and the real run, before you follow any advice.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import cycle, islice
+from collections.abc import Callable, Iterable
+from itertools import chain, count, cycle, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,10 +46,10 @@ def find_limits(
     moves it to where `step` needs no further copy.
     """
     kept = [keep(batch) for batch in islice(batches(), kept_batches)]
-    ready = to_device(kept[0])
+    ready, replayed = to_device(kept[0]), cycle(kept)
     return Limits(
         compute_ms=median_ms(lambda: step(ready), budget),
-        transfer_ms=_replayed_ms(step, kept, budget),
+        transfer_ms=median_ms(lambda: step(next(replayed)), budget),
         input_ms=_input_ms(batches, budget),
     )
 
@@ -78,26 +78,16 @@ def drain() -> None:
         torch.cuda.synchronize()
 
 
-def _replayed_ms(step: Step, kept: Sequence[Any], budget: Budget) -> float:
-    batches = cycle(kept)
-    return median_ms(lambda: step(next(batches)), budget)
-
-
 def _input_ms(batches: Callable[[], Iterable[Any]], budget: Budget) -> float:
     """Mean time per batch (batches come in bursts, so a median would mislead), without the first, which were made
     ahead of time."""
-    passes = _endless(batches)
+    endless = chain.from_iterable(batches() for _ in count())
     for _ in range(budget.warm_up + 1):
-        next(passes)
+        next(endless)
     begin_s, taken = time.perf_counter(), 0
     for _ in range(budget.steps):
-        next(passes)
+        next(endless)
         taken += 1
         if time.perf_counter() - begin_s > budget.seconds:
             break
     return 1e3 * (time.perf_counter() - begin_s) / taken
-
-
-def _endless(batches: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-    while True:
-        yield from batches()

@@ -90,20 +90,13 @@ class WorkerTable:
             return None
         if self._totals is None:
             row = self.tables.rows()[info.id]
-            self._totals = TracedTotals(row["stages"], self.tables.rows()["timeline"][info.id : info.id + 1])
-            lines = _LineTable(row["lines"])
-            Sampler(lines.add, label=lambda: _current_stage(self._totals))
+            totals = self._totals = TracedTotals(row["stages"], self.tables.rows()["timeline"][info.id : info.id + 1])
+            Sampler(_LineTable(row["lines"]).add, label=lambda: getattr(totals.innermost, "name", None))
             self._cpu = row
             self._is_first = True
             # Without persistent workers, every epoch starts new processes, whose CPU times begin at zero.
             self._earlier = int(row["cpu_ns"]), int(row["wanted_ns"])
         return self._totals
-
-    def update_cpu_times(self) -> None:
-        if self._totals is not None:
-            cpu_ns, wanted_ns = self._earlier
-            self._cpu["cpu_ns"] = cpu_ns + time.process_time_ns()
-            self._cpu["wanted_ns"] = wanted_ns + worker_registry.wanted_ns("thread-self")
 
     def timed(self, name: str, work: Callable[[], Any]) -> Any:
         """The result of `work`, run as stage `name`."""
@@ -118,7 +111,9 @@ class WorkerTable:
             self._cpu["first_ns"] += time.perf_counter_ns() - began_ns
             self._cpu["num_first"] += 1
         if name == "collate":  # once per batch is enough
-            self.update_cpu_times()
+            cpu_ns, wanted_ns = self._earlier
+            self._cpu["cpu_ns"] = cpu_ns + time.process_time_ns()
+            self._cpu["wanted_ns"] = wanted_ns + worker_registry.wanted_ns("thread-self")
         return result
 
     def _timed_here(self, name: str, work: Callable[[], Any]) -> Any:
@@ -134,10 +129,6 @@ class WorkerTable:
             row["wanted_ns"] += worker_registry.wanted_ns("thread-self") - ran_ns
             self._batch_began = None
         return result
-
-
-def _current_stage(totals: clock.Totals | None) -> str | None:
-    return None if totals is None or totals.innermost is None else totals.innermost.name
 
 
 class _LineTable:
@@ -204,15 +195,9 @@ class TimedStream(_DatasetProxy):
             yield sample
 
 
-class TimedCollate:
-    """Wrapper that times a collate function."""
-
-    def __init__(self, collate: Callable[[Any], Any], worker_table: WorkerTable) -> None:
-        self._collate = collate
-        self._worker_table = worker_table
-
-    def __call__(self, samples: Any) -> Any:
-        return self._worker_table.timed("collate", lambda: self._collate(samples))
+def timed_collate(collate: Callable[[Any], Any], worker_table: WorkerTable, samples: Any) -> Any:
+    """The result of a collate function, which is timed."""
+    return worker_table.timed("collate", lambda: collate(samples))
 
 
 def line_samples(after: np.ndarray) -> Counter[tuple[Line, str | None]]:

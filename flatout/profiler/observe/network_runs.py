@@ -232,11 +232,8 @@ def _repeated(tensor: Any, *, lengths: set[int], factor: int) -> Any:
 def _tensors(part: Any) -> Iterator[Any]:
     if hasattr(part, "is_floating_point"):
         yield part
-    elif isinstance(part, dict):
-        for each in part.values():
-            yield from _tensors(each)
-    elif isinstance(part, list | tuple):
-        for each in part:
+    elif isinstance(part, dict | list | tuple):
+        for each in part.values() if isinstance(part, dict) else part:
             yield from _tensors(each)
 
 
@@ -311,17 +308,13 @@ def _with_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def _without(setting: str) -> Iterator[None]:
-    """Switch a slow setting off inside the block."""
+def _without(setting: str) -> AbstractContextManager[Any]:
+    """A context in which a slow setting is switched off."""
     import torch
 
     if setting == ANOMALY:
-        with torch.autograd.set_detect_anomaly(False):
-            yield
-    else:
-        with torch.backends.mkldnn.flags(enabled=True):
-            yield
+        return torch.autograd.set_detect_anomaly(False)
+    return torch.backends.mkldnn.flags(enabled=True)
 
 
 def _onednn_is_on() -> bool:

@@ -248,7 +248,8 @@ class Observation:
         self.steps_observed = 0
         self._was_iterated_elsewhere = False
         self._measurement: Measurement | None = None
-        self._is_over = False
+        self.is_over = False
+        """Whether the observation has ended."""
 
     def _make_recorder(self) -> StepRecorder:
         return StepRecorder()
@@ -273,12 +274,12 @@ class Observation:
     def observes_this_thread(self) -> bool:
         """Whether the calling thread is the observed one; a call from another thread is remembered."""
         is_here = clock.recorder() is self.recorder
-        self._was_iterated_elsewhere |= not (is_here or self._is_over)
+        self._was_iterated_elsewhere |= not (is_here or self.is_over)
         return is_here
 
     def after_step(self) -> None:
         """Enter the next phase if it is due. To be called between two steps, after clock.step_ended."""
-        if self._is_over:
+        if self.is_over:
             return
         self.steps_observed += 1
         if self._timed is not None:
@@ -328,9 +329,9 @@ class Observation:
 
     def finish(self) -> None:
         """End the observation and summarize the steps timed so far; may be called twice."""
-        if self._is_over:
+        if self.is_over:
             return
-        self._is_over = True
+        self.is_over = True
         self._counting.close()
         self._trace.stop(0)
         if self._timed is not None:
@@ -339,11 +340,6 @@ class Observation:
                 self._measurement = self._timed.summarize(self._trace.work, self._waits, self._lines, self._title)
         clock.stop(self.recorder)
         self._on_end()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the observation has ended."""
-        return self._is_over
 
     @property
     def is_complete(self) -> bool:

@@ -4,6 +4,7 @@ A stage that is near one of these limits cannot be made faster by better code, o
 """
 
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,9 +117,4 @@ def _device_s(work: Callable[[], object]) -> float:
 def _best_s(work: Callable[[], object], repeats: int = 5) -> float:
     """Seconds of the fastest of several calls, after one that is not timed: other programs only make calls slower."""
     work()
-    times = []
-    for _ in range(repeats):
-        begin_s = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begin_s)
-    return min(times)
+    return min(timeit.repeat(work, number=1, repeat=repeats))

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -20,7 +21,7 @@ from flatout.clock import clock
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import WAIT
 from flatout.profiler.observe.hooks import code_of, each_of, stages_around
-from flatout.profiler.observe.loader_probe import TimedCollate, TimedDataset, TimedStream, WorkerTable, WorkerTables
+from flatout.profiler.observe.loader_probe import TimedDataset, TimedStream, WorkerTable, WorkerTables, timed_collate
 from flatout.profiler.observe.network_runs import kept_calls, network_runs
 from flatout.profiler.observe.observation import ALL_PHASES, Observation
 from flatout.profiler.observe.recorder import StepRecorder
@@ -44,13 +45,13 @@ def watch(
         raise ConfigError("This thread is already being watched. End that watch() before another one begins.")
     code = code_of(loss_fn)
     observation = Observation(NoWorkers(), functions={code: "loss"} if code else {}, title=title)
-    boundary = StepBoundary(observation, SampleCounter.of_loader(loader))
+    marked = partial(marked_steps, observation, SampleCounter.of_loader(loader))
     profile = Profile(observation, trials)
     if is_stream(loader):
         profile.reword = for_stream
     with ExitStack() as stack:
         stack.enter_context(stages_around(model, optimizer, loss_fn))
-        tables = stack.enter_context(watching(loader, boundary))
+        tables = stack.enter_context(watching(loader, marked))
         observation.workers = _workers_of(loader, tables)
         observation.attach_device()
         # Of one step, the first after the warm-up: it is not timed.
@@ -104,40 +105,35 @@ def _num_workers(loader: Any) -> int:
 # is observed, in whatever code; a torch DataLoader also gets wrappers around its dataset and collate function.
 
 
-class StepBoundary:
-    """Marks steps between a loop and its loader: a step begins with the request of a batch and ends with the next."""
-
-    def __init__(self, observer: Observation, samples_of: Callable[[Any], int]) -> None:
-        self._observer, self._samples_of = observer, samples_of
-
-    def wrap(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches, with marks around the wait for each."""
-        if not self._observer.observes_this_thread():  # marks of another thread would not be recorded
-            yield from batches
-            return
-        clock.step_ended(0)  # the time between two passes belongs to no step
-        self._observer.pass_begins()
-        try:
-            while True:
-                with clock.stage(WAIT):
-                    try:
-                        batch = next(batches)
-                    except StopIteration:
-                        break
-                yield batch
-                clock.step_ended(self._samples_of(batch))
-                self._observer.after_step()
-            clock.step_ended(0)
-        finally:  # also when the loop is left early
-            self._observer.pass_ends()
+def marked_steps(observer: Observation, samples_of: Callable[[Any], int], batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches of a pass, with marks around the wait for each: a step begins with the request of a batch and ends
+    with the next."""
+    if not observer.observes_this_thread():  # marks of another thread would not be recorded
+        yield from batches
+        return
+    clock.step_ended(0)  # the time between two passes belongs to no step
+    observer.pass_begins()
+    try:
+        while True:
+            with clock.stage(WAIT):
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
+            yield batch
+            clock.step_ended(samples_of(batch))
+            observer.after_step()
+        clock.step_ended(0)
+    finally:  # also when the loop is left early
+        observer.pass_ends()
 
 
 @contextmanager
-def watching(loader: Any, boundary: StepBoundary) -> Iterator[WorkerTables | None]:
-    """Mark the steps of every pass over `loader` inside the block; gives the tables of its workers, if they can be
-    observed."""
+def watching(loader: Any, marked: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[WorkerTables | None]:
+    """Replace the batches of every pass over `loader` inside the block by `marked(batches)`; gives the tables of its
+    workers, if they can be observed."""
     kind = type(loader)
-    body = {"__iter__": lambda self: boundary.wrap(kind.__iter__(self)), "__module__": kind.__module__}
+    body = {"__iter__": lambda self: marked(kind.__iter__(self)), "__module__": kind.__module__}
     try:
         loader.__class__ = type(kind.__name__, (kind,), body)
     except TypeError as error:
@@ -169,7 +165,7 @@ def probed(loader: Any, tables: WorkerTables) -> Iterator[WorkerTables | None]:
     timed = TimedDataset if loader._dataset_kind == _DatasetKind.Map else TimedStream
     # DataLoader forbids this to keep its sampler and dataset consistent; ours has the same length and samples.
     object.__setattr__(loader, "dataset", timed(dataset, worker_table))
-    loader.collate_fn = TimedCollate(collate, worker_table)
+    loader.collate_fn = partial(timed_collate, collate, worker_table)
     try:
         yield tables
     finally:

@@ -116,7 +116,8 @@ def _boxes(events: Sequence[Event], begin_ns: int, span_ns: int, y: float, first
 def _grid(span_ns: int, height: float) -> str:
     """Grid lines with labels at round numbers of milliseconds."""
     span_ms = span_ns / 1e6
-    step_ms = next(step for step in _round_steps() if span_ms / step <= 10)
+    round_ms = (digit * 10.0**power for power in range(-3, 8) for digit in (1, 2, 5))
+    step_ms = next(step for step in round_ms if span_ms / step <= 10)
     lines = []
     for line in range(int(span_ms / step_ms) + 1):
         x = LEFT + (WIDTH - LEFT) * line * step_ms / span_ms
@@ -125,10 +126,6 @@ def _grid(span_ns: int, height: float) -> str:
         if x + 3 + LETTER * len(label) < WIDTH:  # omit labels that would be cut off
             lines.append(f'<text x="{x + 3:.1f}" y="11">{label}</text>')
     return "".join(lines)
-
-
-def _round_steps() -> list[float]:
-    return [digit * 10.0**power for power in range(-3, 8) for digit in (1, 2, 5)]
 
 
 # Page
@@ -221,16 +218,14 @@ def _limits(ledger: Ledger, measurement: Measurement) -> str:
         ("network and copy, on batches kept in host memory", limits.transfer_ms),
         ("input alone, without using the batches", limits.input_ms),
     ]
+    if not any(ms for _, ms in rows):
+        return ""
     cells = "".join(
         f"<tr><td>{name}</td><td>{number(ms)} ms</td><td>{number(1e3 * ledger.images / ms)} img/s</td></tr>"
-        for name, ms in rows
+        for name, ms in (*rows, ("the training as it is", ledger.step_ms))
         if ms
     )
-    if not cells:
-        return ""
-    speed = number(ledger.images_per_s)
-    real = f"<tr><td>the training as it is</td><td>{number(ledger.step_ms)} ms</td><td>{speed} img/s</td></tr>"
-    return f"<section><h2>Limits: the speed of each part by itself</h2><table>{cells}{real}</table></section>"
+    return f"<section><h2>Limits: the speed of each part by itself</h2><table>{cells}</table></section>"
 
 
 def _light(measurement: Measurement) -> str:
@@ -291,14 +286,8 @@ def _timeline(timeline: Mapping[str, Sequence[Event]], ledger: Ledger) -> str:
 def _waits(measurement: Measurement) -> str:
     if not measurement.waits:
         return ""
-    rows = "".join(
-        f'<tr>{_location_cell(site.where)}<td class="left mono code">{escape(site.text)}</td>'
-        f"<td>{site.per_step:,.1f}</td></tr>"
-        for site in list(measurement.waits)[:12]
-    )
-    head = '<tr><th>line</th><th class="left">code</th><th>times</th></tr>'
-    kind = wait_kind(measurement).capitalize()
-    return f"<section><h2>{kind}, per step</h2><table>{head}{rows}</table></section>"
+    rows = [(site.where, site.text, f"{site.per_step:,.1f}") for site in measurement.waits[:12]]
+    return f"<section><h2>{wait_kind(measurement).capitalize()}, per step</h2>{_code_table(['times'], rows)}</section>"
 
 
 def _idle(measurement: Measurement) -> str:
@@ -327,34 +316,35 @@ def _between(ledger: Ledger, measurement: Measurement) -> str:
 def _waits_between(measurement: Measurement) -> str:
     if not measurement.waits_between:
         return ""
-    rows = "".join(
-        f'<tr>{_location_cell(site.where)}<td class="left mono code">{escape(site.text)}</td>'
-        f"<td>{escape(label_of(site.stage))}</td><td>{site.times:,}</td></tr>"
-        for site in list(measurement.waits_between)[:5]
-    )
-    head = '<tr><th>line</th><th class="left">code</th><th>in</th><th>times</th></tr>'
+    rows = [
+        (site.where, site.text, escape(label_of(site.stage)), f"{site.times:,}")
+        for site in measurement.waits_between[:5]
+    ]
     kind = wait_kind(measurement).capitalize()
     what = f"{kind}, between the steps in which they were counted. Removing them makes no step faster."
-    return f'<p class="soft small">{what}</p><table>{head}{rows}</table>'
+    return f'<p class="soft small">{what}</p>{_code_table(["in", "times"], rows)}'
 
 
 def _lines(measurement: Measurement) -> str:
     lines = sorted(measurement.lines, key=lambda line: -line.ms)[:12]
     if not lines:
         return ""
-    rows = "".join(
-        f'<tr>{_location_cell(line.where)}<td class="left mono code">{escape(line.text)}</td>'
-        f"<td>{_where_it_runs(line)}</td><td>{line.ms:,.1f}</td></tr>"
-        for line in lines
-    )
-    head = '<tr><th>line</th><th class="left">code</th><th>in</th><th>ms per step</th></tr>'
-    return f"<section><h2>Hottest lines, by sampling</h2><table>{head}{rows}</table></section>"
+    rows = [(line.where, line.text, _where_it_runs(line), f"{line.ms:,.1f}") for line in lines]
+    return f"<section><h2>Hottest lines, by sampling</h2>{_code_table(['in', 'ms per step'], rows)}</section>"
 
 
-def _location_cell(where: str) -> str:
-    """A cell with file:line; a long path is cut at the front."""
-    shown = where if len(where) <= MAX_LOCATION_CHARS else f"…{where[-MAX_LOCATION_CHARS:]}"
-    return f'<td class="mono place-of" title="{escape(where)}">{escape(shown)}</td>'
+def _code_table(titles: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table of code lines. A row is file:line, cut at the front if the path is long, the source line, and HTML for
+    the columns called `titles`."""
+    head = "".join(f"<th>{title}</th>" for title in titles)
+    body = ""
+    for where, text, *cells in rows:
+        shown = where if len(where) <= MAX_LOCATION_CHARS else f"…{where[-MAX_LOCATION_CHARS:]}"
+        body += (
+            f'<tr><td class="mono place-of" title="{escape(where)}">{escape(shown)}</td>'
+            f'<td class="left mono code">{escape(text)}</td>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+        )
+    return f'<table><tr><th>line</th><th class="left">code</th>{head}</tr>{body}</table>'
 
 
 def _where_it_runs(line: HotLine) -> str:

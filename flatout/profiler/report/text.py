@@ -24,13 +24,17 @@ def report_text(ledger: Ledger, verdict: Verdict, measurement: Measurement) -> s
     return "\n".join([*parts, *speed_of_light_lines(measurement), *verdict_lines(verdict)])
 
 
-def ledger_lines(ledger: Ledger) -> list[str]:
-    """The ledger as an aligned table; the rows of every place add up to the step."""
-    head = (
+def ledger_head(ledger: Ledger) -> str:
+    """Steps, their time and the speed, in one line."""
+    return (
         f"{ledger.num_steps} steps of {ledger.images:g} images: {ledger.step_ms:.1f} ms per step "
         f"(p10 {ledger.p10_ms:.1f}, p90 {ledger.p90_ms:.1f}), {ledger.images_per_s:,.1f} img/s"
     )
-    lines = [head, f"{'':{LABEL + 3}}{'ms/step':>10}{'share':>8}{'us/image':>13}{'runs':>9}"]
+
+
+def ledger_lines(ledger: Ledger) -> list[str]:
+    """The ledger as an aligned table; the rows of every place add up to the step."""
+    lines = [ledger_head(ledger), f"{'':{LABEL + 3}}{'ms/step':>10}{'share':>8}{'us/image':>13}{'runs':>9}"]
     for place in ledger.places:
         lines.append(place_label(place))
         lines += [_line(row) for row in shown_rows(ledger.lane(place))]

@@ -80,7 +80,7 @@ def _with_trials(bottleneck: Bottleneck, n: StepNumbers, trials: Sequence[Trial]
     if bottleneck.cause != ASSIGNER:
         return bottleneck
     tried = [remedy_of_trial(n, trial) for trial in trials if is_of_loss(trial)]
-    return Bottleneck(**{**vars(bottleneck), "remedies": tried}) if tried else bottleneck
+    return replace(bottleneck, remedies=tried) if tried else bottleneck
 
 
 def _with_end_to_end(
@@ -153,7 +153,6 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
             cause=worst.cause,
             sentence=f"{worst.sentence}{_no_remedy_sentence(n)}",
             evidence=[*worst.evidence, *_limit_lines(n), *_load_lines(n)],
-            remedies=[],
         )
     if unexplained_ms > LARGE_SHARE * n.step_ms:
         lines = [line for line in n.hot_lines(in_worker=False) if line.stage is None][:3]
@@ -167,7 +166,6 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
                 ),
                 *_limit_lines(n),
             ],
-            remedies=[],
         )
     compute_ms = n.network_ms
     if n.threads_that_fit and not _fewer_threads_were_tried(n) and compute_ms > LARGE_SHARE * n.step_ms:
@@ -183,7 +181,6 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
                 *_limit_lines(n),
                 *_load_lines(n),
             ],
-            remedies=[],
         )
     return Verdict(
         cause=NOTHING,
@@ -198,7 +195,6 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
             *_limit_lines(n),
             *_load_lines(n),
         ],
-        remedies=[],
     )
 
 

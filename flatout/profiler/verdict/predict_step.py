@@ -5,7 +5,7 @@ and applies the model of flatout/profiler/demands.py, after comparing that model
 present step that the model does not explain remains in every prediction. Trials are turned into remedies at the end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from flatout.clock import PAUSES, fitting_threads, kind_of
 from flatout.profiler.demands import Demands
-from flatout.profiler.measurement import HotLine, Measurement
+from flatout.profiler.measurement import HotLine, Lane, Measurement
 from flatout.profiler.verdict.remedy import Bottleneck, EndToEndTrial, Remedy, Trial, number
 
 MIN_WAIT_SHARE = 0.03
@@ -31,30 +31,26 @@ class StepNumbers:
     def step_ms(self) -> float:
         return float(np.mean(self.m.wall_ms))
 
-    @cached_property
-    def spread(self) -> float:
-        """Half of the range from p10 to p90 of the steps, relative to their mean."""
-        p10, p90 = np.quantile(self.m.wall_ms, (0.1, 0.9))
-        return float(p90 - p10) / 2 / self.step_ms
-
     @property
     def images(self) -> float:
         return self.m.images
 
+    @cached_property
+    def host(self) -> Lane:
+        """The lane of the main thread; empty if it was not measured."""
+        return self.m.lane("host") or Lane(place="host", stage_ms={})
+
     def host_ms(self, *stages: str) -> float:
         """Time of some stages on the main thread."""
-        lane = self.m.lane("host")
-        return sum(lane.stage_ms.get(stage, 0.0) for stage in stages) if lane else 0.0
+        return sum(self.host.stage_ms.get(stage, 0.0) for stage in stages)
 
     def host_times(self, stage: str) -> float:
         """Runs of a stage on the main thread, all steps together; 0 if not counted."""
-        lane = self.m.lane("host")
-        return lane.stage_runs.get(stage, 0.0) * len(self.m.wall_ms) if lane else 0.0
+        return self.host.stage_runs.get(stage, 0.0) * len(self.m.wall_ms)
 
     def kind_ms(self, kind: str) -> float:
         """Time of all stages of one kind on the main thread."""
-        lane = self.m.lane("host")
-        return sum(ms for stage, ms in lane.stage_ms.items() if kind_of(stage) == kind) if lane else 0.0
+        return sum(ms for stage, ms in self.host.stage_ms.items() if kind_of(stage) == kind)
 
     @property
     def between_ms(self) -> float:
@@ -68,8 +64,7 @@ class StepNumbers:
 
     @property
     def unexplained_ms(self) -> float:
-        lane = self.m.lane("host")
-        return self.step_ms - (sum(lane.stage_ms.values()) if lane else 0.0)
+        return self.step_ms - sum(self.host.stage_ms.values())
 
     @property
     def wait_ms(self) -> float:
@@ -165,6 +160,36 @@ class StepNumbers:
     def percent(self, ms: float) -> str:
         """A time as a percentage of the step: '41 %'."""
         return f"{100 * ms / self.step_ms:.0f} %"
+
+    def remedy(
+        self, *, what: str, change: str, step_ms: float, uncertainty: float, switch: Mapping[str, Any] | None = None
+    ) -> Remedy:
+        """A remedy that leaves the number of images per step unchanged."""
+        return Remedy(
+            what=what,
+            change=change,
+            step_ms=step_ms,
+            uncertainty=uncertainty,
+            now_ms=self.step_ms,
+            images=self.images,
+            switch=switch or {},
+        )
+
+    def bottleneck(
+        self,
+        *,
+        cause: str,
+        sentence: str,
+        evidence: Sequence[str],
+        what: str,
+        change: str,
+        step_ms: float,
+        uncertainty: float,
+        cost_ms: float,
+    ) -> Bottleneck:
+        """A bottleneck with a single remedy, which `what` to `uncertainty` describe."""
+        only = self.remedy(what=what, change=change, step_ms=step_ms, uncertainty=uncertainty)
+        return Bottleneck(cause=cause, sentence=sentence, evidence=evidence, remedies=[only], cost_ms=cost_ms)
 
 
 HAND_OVER_MS = 1.0
@@ -295,27 +320,6 @@ class StepPrediction:
         return min(self.n.step_ms, max(self.n.step_ms - saved_ms, then.step_ms, self.input_limit_ms, floor_ms))
 
 
-def remedy(
-    n: StepNumbers,
-    *,
-    what: str,
-    change: str,
-    step_ms: float,
-    uncertainty: float,
-    switch: Mapping[str, Any] | None = None,
-) -> Remedy:
-    """A remedy that leaves the number of images per step unchanged."""
-    return Remedy(
-        what=what,
-        change=change,
-        step_ms=step_ms,
-        uncertainty=uncertainty,
-        now_ms=n.step_ms,
-        images=n.images,
-        switch=switch or {},
-    )
-
-
 # Trials
 
 
@@ -337,6 +341,15 @@ def remedy_of_trial(n: StepNumbers, trial: Trial) -> Remedy:
         step_ms = prediction.with_faster_input(saved_ms)
     else:
         step_ms = prediction.with_faster_consumer(saved_ms, device_ms=device_ms)
+    return _remedy(n, trial, step_ms)
+
+
+def remedy_of_end_to_end(n: StepNumbers, trial: EndToEndTrial) -> Remedy:
+    """The remedy of an end-to-end trial."""
+    return _remedy(n, trial, trial.step_ms(between_ms=n.between_ms))
+
+
+def _remedy(n: StepNumbers, trial: Trial | EndToEndTrial, step_ms: float) -> Remedy:
     return Remedy(
         what=trial.what,
         change=trial.change,
@@ -390,20 +403,6 @@ def bottleneck_of_trial(n: StepNumbers, trial: Trial) -> Bottleneck:
 def _stage_names(stages: str) -> str:
     """The stages of a trial for a message; a long list is replaced by a summary."""
     return stages if stages.count("+") < 3 else "the network's part of the step"
-
-
-def remedy_of_end_to_end(n: StepNumbers, trial: EndToEndTrial) -> Remedy:
-    """The remedy of an end-to-end trial."""
-    return Remedy(
-        what=trial.what,
-        change=trial.change,
-        step_ms=trial.step_ms(between_ms=n.between_ms),
-        uncertainty=trial.uncertainty,
-        now_ms=n.step_ms,
-        images=trial.images or n.images,
-        now_images=n.images,
-        switch=trial.switch,
-    )
 
 
 def bottleneck_of_end_to_end(n: StepNumbers, trial: EndToEndTrial, remedy: Remedy) -> Bottleneck:

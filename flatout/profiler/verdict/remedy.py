@@ -143,7 +143,7 @@ class Bottleneck:
 
     sentence: str
     evidence: Sequence[str]
-    remedies: Sequence[Remedy]
+    remedies: Sequence[Remedy] = field(default_factory=list)
     """The one that removes the cause first, then others that help."""
 
     cost_ms: float
@@ -157,7 +157,7 @@ class Verdict:
     cause: str
     sentence: str
     evidence: Sequence[str]
-    remedies: Sequence[Remedy]
+    remedies: Sequence[Remedy] = field(default_factory=list)
     others: Sequence[Bottleneck] = ()
     """Smaller bottlenecks."""
 

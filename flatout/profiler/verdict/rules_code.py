@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flatout.clock import kind_of
 from flatout.profiler.measurement import WAIT, HotLine
-from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction, remedy
+from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction
 from flatout.profiler.verdict.remedy import Bottleneck, Remedy, number
 
 MIN_SHARE = 0.05
@@ -47,10 +47,6 @@ class HotCode:
     ms: float
     function: str = ""
     """Name of the function; empty: a single line."""
-
-    @property
-    def is_function(self) -> bool:
-        return bool(self.function)
 
     @property
     def hottest(self) -> HotLine:
@@ -142,14 +138,13 @@ def promise(remedies: Sequence[Remedy]) -> str:
 def _promises(n: StepNumbers, code: HotCode, *, half_ms: float, none_ms: float) -> list[Remedy]:
     source = f"{code.hottest.where}  {code.hottest.text}".rstrip()
     return [
-        remedy(
-            n,
+        n.remedy(
             what=f"without {code.name}",
             change=f"{source}: do its work once and keep the result, or not at all",
             step_ms=none_ms,
             uncertainty=0.15,
         ),
-        remedy(n, what=f"make {code.name} 2x faster", change=source, step_ms=half_ms, uncertainty=0.1),
+        n.remedy(what=f"make {code.name} 2x faster", change=source, step_ms=half_ms, uncertainty=0.1),
     ]
 
 
@@ -194,11 +189,11 @@ def _kind_of_code(code: HotCode) -> str | None:
     if MAKING_BATCHES.search(code.function):
         return "input"
     # Before loops: statistics are often computed in one, and the remedy is to write them less often.
-    if LOGGING.search(code.words) or (code.is_function and any(line.writes for line in code.lines)):
+    if LOGGING.search(code.words) or (code.function and any(line.writes for line in code.lines)):
         return "logging"
     if code.is_loop:
         return "python loop"
-    return "slow code" if code.is_function or not LOSS.search(code.words) else None
+    return "slow code" if code.function or not LOSS.search(code.words) else None
 
 
 _SENTENCES = {
@@ -221,7 +216,7 @@ def _of_code(n: StepNumbers, code: HotCode, kind: str) -> Bottleneck:
         what = "log less often" if kind == "logging" else "save less often"
         change = f"{hottest.where}: every 100 steps instead of every step"
         step_ms = predict(0.99 * cost_ms)
-        remedies = [remedy(n, what=what, change=change, step_ms=step_ms, uncertainty=0.1)]
+        remedies = [n.remedy(what=what, change=change, step_ms=step_ms, uncertainty=0.1)]
     else:
         remedies = _promises(n, code, half_ms=predict(0.5 * cost_ms), none_ms=predict(0.98 * cost_ms))
     sentence = _SENTENCES[kind].format(share=n.percent(cost_ms), name=code.name)
@@ -255,8 +250,7 @@ def _loops_in_network(n: StepNumbers, known: Sequence[HotLine]) -> Iterator[Bott
 
 
 def _one_operation(n: StepNumbers, code: HotCode, cost_ms: float) -> Remedy:
-    return remedy(
-        n,
+    return n.remedy(
         what="replace the loop with one tensor operation",
         change=f"{code.hottest.where}  {code.hottest.text}".rstrip(),
         step_ms=StepPrediction(n).with_faster_consumer(0.97 * cost_ms),

@@ -7,8 +7,8 @@ host and GPU: copies that block, reads that wait, and kernels so small that laun
 from collections.abc import Iterator
 
 from flatout.clock import is_pause, label_of
-from flatout.profiler.measurement import HotLine, WaitSite
-from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction, remedy
+from flatout.profiler.measurement import HotLine
+from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction
 from flatout.profiler.verdict.remedy import Bottleneck
 from flatout.profiler.verdict.rules_code import LOGGING, backward_of, code_bottlenecks, driving_functions
 
@@ -59,34 +59,30 @@ def _heavy_loss(n: StepNumbers) -> Iterator[Bottleneck]:
     if assign_ms:
         evidence.append(f"assignment alone {assign_ms:.0f} ms")
     evidence += _load_evidence(n)
-    evidence += [f"{_waits_per_step(n, site)} at {site.where}  {site.text}".rstrip() for site in _worst_sites(n, 3)]
-    yield Bottleneck(
+    kind = "host-device waits" if n.m.has_device else "reads of single values"
+    worst = sorted(n.m.waits, key=lambda site: -site.per_step)[:3]
+    evidence += [f"{site.per_step:,.0f} {kind} per step at {site.where}  {site.text}".rstrip() for site in worst]
+    yield n.bottleneck(
         cause=ASSIGNER,
         sentence=(
             f"The loss takes {n.percent(loss_ms)} of the step because it assigns targets image by image on the host: "
             f"{'the GPU waits for the main thread' if n.m.has_device else 'the step waits for Python'}, not for data."
         ),
         evidence=evidence,
-        remedies=[
-            remedy(
-                n,
-                what="assign targets for the whole batch at once",
-                change="use the loss of `flatout yolo train`; until then, set loss_ota: 0 in the hyp file",
-                # The small kernels of such a loss disappear with it: the rest of the device's work is the network.
-                step_ms=StepPrediction(n).with_faster_consumer(
-                    loss_ms - then_ms, device_ms=min(network_ms, n.m.device_busy_ms or 0.0)
-                ),
-                uncertainty=0.1,
-            )
-        ],
+        what="assign targets for the whole batch at once",
+        change="use the loss of `flatout yolo train`; until then, set loss_ota: 0 in the hyp file",
+        # The small kernels of such a loss disappear with it: the rest of the device's work is the network.
+        step_ms=StepPrediction(n).with_faster_consumer(
+            loss_ms - then_ms, device_ms=min(network_ms, n.m.device_busy_ms or 0.0)
+        ),
+        uncertainty=0.1,
         cost_ms=loss_ms - then_ms,
     )
 
 
 def _loops_on_host(n: StepNumbers, loss_ms: float) -> bool:
     """Whether the loss shows signs of a loop: an assignment stage, values read one by one, or a GPU that idles."""
-    reads = sum(site.per_step for site in n.m.waits)
-    return n.host_ms("assign") > 0 or reads >= LOOPED_READS or n.device_idle_ms > 0.5 * loss_ms
+    return n.host_ms("assign") > 0 or n.num_waits >= LOOPED_READS or n.device_idle_ms > 0.5 * loss_ms
 
 
 def _large_loss(n: StepNumbers, loss_ms: float) -> Bottleneck:
@@ -99,7 +95,6 @@ def _large_loss(n: StepNumbers, loss_ms: float) -> Bottleneck:
             f"loss {loss_ms:.1f} of {n.step_ms:.1f} ms per step; forward and backward together {n.network_ms:.1f} ms",
             *(f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines),
         ],
-        remedies=[],
         cost_ms=loss_ms,
     )
 
@@ -116,7 +111,7 @@ def _python_loop(n: StepNumbers) -> Iterator[Bottleneck]:
         # The training loop itself always writes something.
         writes = hottest.writes and hottest.owner not in driving_functions(n)
         is_logging = writes or LOGGING.search(f"{hottest.function}( {hottest.text}") is not None
-        yield Bottleneck(
+        yield n.bottleneck(
             cause="logging" if is_logging else "python loop",
             sentence=(
                 f"{'Logging' if is_logging else 'A Python loop'} in {hottest.function}() reads values out of tensors "
@@ -127,15 +122,10 @@ def _python_loop(n: StepNumbers) -> Iterator[Bottleneck]:
                 f"about {loop_ms:.1f} of {n.step_ms:.1f} ms per step in these lines",
                 *_load_evidence(n),
             ],
-            remedies=[
-                remedy(
-                    n,
-                    what="log less often" if is_logging else "replace the loop with one tensor operation",
-                    change=f"{hottest.where}: reduce the values on the device, read the result once per log interval",
-                    step_ms=StepPrediction(n).with_faster_consumer(0.97 * loop_ms),
-                    uncertainty=0.1,
-                )
-            ],
+            what="log less often" if is_logging else "replace the loop with one tensor operation",
+            change=f"{hottest.where}: reduce the values on the device, read the result once per log interval",
+            step_ms=StepPrediction(n).with_faster_consumer(0.97 * loop_ms),
+            uncertainty=0.1,
             cost_ms=loop_ms,
         )
 
@@ -144,19 +134,14 @@ def _collector(n: StepNumbers) -> Iterator[Bottleneck]:
     gc_ms, times = n.host_ms("gc"), n.host_times("gc")
     if gc_ms < 0.02 * n.step_ms or (times and times < MIN_COLLECTIONS):
         return
-    yield Bottleneck(
+    yield n.bottleneck(
         cause="garbage collector",
         sentence=f"Python's garbage collector takes {n.percent(gc_ms)} of the step.",
         evidence=[f"{gc_ms:.1f} ms per step on average; a full collection visits every object that the program keeps"],
-        remedies=[
-            remedy(
-                n,
-                what="collect garbage between epochs only",
-                change="gc.collect(); gc.freeze(); gc.disable() before the loop, then gc.collect() after each epoch",
-                step_ms=StepPrediction(n).with_faster_consumer(gc_ms),
-                uncertainty=0.06,
-            )
-        ],
+        what="collect garbage between epochs only",
+        change="gc.collect(); gc.freeze(); gc.disable() before the loop, then gc.collect() after each epoch",
+        step_ms=StepPrediction(n).with_faster_consumer(gc_ms),
+        uncertainty=0.06,
         cost_ms=gc_ms,
     )
 
@@ -166,19 +151,14 @@ def _updates(n: StepNumbers) -> Iterator[Bottleneck]:
     network_ms = n.network_ms
     if update_ms < 0.2 * n.step_ms or update_ms < 0.5 * network_ms:
         return
-    yield Bottleneck(
+    yield n.bottleneck(
         cause=OPTIMIZER,
         sentence=f"Updating the weights takes {n.percent(update_ms)} of the step.",
         evidence=[f"optimizer and EMA {update_ms:.1f} ms, forward and backward {network_ms:.1f} ms per step"],
-        remedies=[
-            remedy(
-                n,
-                what="update all weights in a few kernels",
-                change="fused=True in the optimizer, few parameter groups, an EMA by torch._foreach_lerp_",
-                step_ms=StepPrediction(n).with_faster_consumer(0.6 * update_ms),
-                uncertainty=0.2,
-            )
-        ],
+        what="update all weights in a few kernels",
+        change="fused=True in the optimizer, few parameter groups, an EMA by torch._foreach_lerp_",
+        step_ms=StepPrediction(n).with_faster_consumer(0.6 * update_ms),
+        uncertainty=0.2,
         cost_ms=0.6 * update_ms,
     )
 
@@ -191,28 +171,22 @@ def _worker_start(n: StepNumbers) -> Iterator[Bottleneck]:
     # The first batch of a pass is still waited for, but its workers are there, and have opened their files.
     first_batch_ms = max(0.0, n.input_ms - n.m.worker_start_ms) * times / max(1, len(n.m.wall_ms))
     saved_ms = max(0.8 * start_ms, start_ms - first_batch_ms)
-    yield Bottleneck(
+    yield n.bottleneck(
         cause="worker start",
         sentence=(
             f"Starting the loader's workers, and waiting for their first batch, takes {n.percent(start_ms)} of the run."
         ),
         evidence=[f"{start_ms:.1f} ms per step on average, {times:.0f} times in {len(n.m.wall_ms)} steps"],
-        remedies=[
-            remedy(
-                n,
-                what="keep the workers",
-                change="persistent_workers=True, and one DataLoader for all epochs",
-                step_ms=StepPrediction(n).with_kept_workers(saved_ms),
-                uncertainty=0.12,
-            )
-        ],
+        what="keep the workers",
+        change="persistent_workers=True, and one DataLoader for all epochs",
+        step_ms=StepPrediction(n).with_kept_workers(saved_ms),
+        uncertainty=0.12,
         cost_ms=saved_ms,
     )
 
 
 def _after_steps(n: StepNumbers) -> Iterator[Bottleneck]:
     """Logging, validation and checkpoints: fine from time to time, a bottleneck above a tenth of the run."""
-    lane = n.m.lane("host")
     knobs = {
         "log": ("Logging", "log less often", "--log-every 100", 0.9),
         "validate": (
@@ -228,28 +202,23 @@ def _after_steps(n: StepNumbers) -> Iterator[Bottleneck]:
             0.75,
         ),
     }
-    for stage, ms in (lane.stage_ms if lane else {}).items():
+    for stage, ms in n.host.stage_ms.items():
         if stage not in knobs or ms < 0.1 * n.step_ms:
             continue
         activity, what, change, share = knobs[stage]
-        if runs := lane.stage_runs.get(stage, 0.0) if lane else 0.0:
+        if runs := n.host.stage_runs.get(stage, 0.0):
             share = max(share, 1 - 1 / (RARE_STEPS * runs))
         prediction = StepPrediction(n)
         # The device continues to work while the host logs, but not in a pause between steps.
         floor_ms = prediction.floor_ms - (share * ms if is_pause(stage) else 0.0)
-        yield Bottleneck(
+        yield n.bottleneck(
             cause=label_of(stage),
             sentence=f"{activity} takes {n.percent(ms)} of the run.",
             evidence=[_how_often(ms, runs), *_time_in_steps(n)],
-            remedies=[
-                remedy(
-                    n,
-                    what=what,
-                    change=change,
-                    step_ms=prediction.with_less_between_steps(share * ms, floor_ms=floor_ms),
-                    uncertainty=0.1,
-                )
-            ],
+            what=what,
+            change=change,
+            step_ms=prediction.with_less_between_steps(share * ms, floor_ms=floor_ms),
+            uncertainty=0.1,
             cost_ms=ms,
         )
 
@@ -291,14 +260,6 @@ def _near(where: str, other: str, lines: int = 3) -> bool:
     return file == other_file and abs(int(line) - int(other_line)) <= lines
 
 
-def _worst_sites(n: StepNumbers, num: int) -> list[WaitSite]:
-    return sorted(n.m.waits, key=lambda site: -site.per_step)[:num]
-
-
-def _waits_per_step(n: StepNumbers, site: WaitSite) -> str:
-    return f"{site.per_step:,.0f} {'host-device waits' if n.m.has_device else 'reads of single values'} per step"
-
-
 def _load_evidence(n: StepNumbers) -> list[str]:
     """Load of main process, workers and GPU: shows whether the main thread is saturated or starved."""
     lines = []
@@ -332,19 +293,14 @@ def _blocking_copy(n: StepNumbers) -> Iterator[Bottleneck]:
     copy_ms = n.kind_ms("copy")
     if copy_ms < 0.03 * n.step_ms:
         return
-    yield Bottleneck(
+    yield n.bottleneck(
         cause="blocking copy",
         sentence=f"The main thread is blocked while batches are copied to the GPU: {n.percent(copy_ms)} of the step.",
         evidence=[f"copies take {copy_ms:.1f} ms per step: memory is not pinned, or non_blocking=True is missing"],
-        remedies=[
-            remedy(
-                n,
-                what="copy from pinned memory, asynchronously",
-                change="DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)",
-                step_ms=StepPrediction(n).with_faster_consumer(0.9 * copy_ms),
-                uncertainty=0.1,
-            )
-        ],
+        what="copy from pinned memory, asynchronously",
+        change="DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)",
+        step_ms=StepPrediction(n).with_faster_consumer(0.9 * copy_ms),
+        uncertainty=0.1,
         cost_ms=0.9 * copy_ms,
     )
 
@@ -358,7 +314,7 @@ def _waits(n: StepNumbers) -> Iterator[Bottleneck]:
     launching_ms = (n.m.launches or 0.0) * (n.m.launch_us or 5.0) / 1e3
     then_ms = max(n.between_ms + max(busy_ms, launching_ms), n.consumer_ms - n.device_idle_ms)
     num = sum(site.per_step for site in sites)
-    yield Bottleneck(
+    yield n.bottleneck(
         cause="logging sync" if all(_looks_like_logging(site.text) for site in sites) else "host-device waits",
         sentence=(
             f"The host waits for the GPU in every step ({num:.1f} times on average), so the GPU idles for "
@@ -366,15 +322,10 @@ def _waits(n: StepNumbers) -> Iterator[Bottleneck]:
         ),
         evidence=[f"{site.per_step:.0f} per step at {site.where}  {site.text}".rstrip() for site in sites[:5]]
         + [f"GPU busy {busy_ms:.1f} of {n.step_ms - n.between_ms:.1f} ms per step"],
-        remedies=[
-            remedy(
-                n,
-                what="read values once per log interval",
-                change=f"{sites[0].where}: keep the tensor (loss.detach()) and read it every 50 steps",
-                step_ms=max(then_ms, StepPrediction(n).with_faster_consumer(n.device_idle_ms)),
-                uncertainty=0.12,
-            )
-        ],
+        what="read values once per log interval",
+        change=f"{sites[0].where}: keep the tensor (loss.detach()) and read it every 50 steps",
+        step_ms=max(then_ms, StepPrediction(n).with_faster_consumer(n.device_idle_ms)),
+        uncertainty=0.12,
         cost_ms=n.device_idle_ms,
     )
 
@@ -387,7 +338,7 @@ def _launches(n: StepNumbers) -> Iterator[Bottleneck]:
     queueing_ms = _queueing_ms(n)
     if queueing_ms < 1.1 * busy_ms or n.device_idle_ms < 0.1 * n.step_ms or n.wait_ms > 0.3 * n.step_ms:
         return
-    yield Bottleneck(
+    yield n.bottleneck(
         cause="kernel launches",
         sentence=(
             f"Launching {launches:,.0f} kernels per step takes the host longer than the GPU needs to run them, so the "
@@ -397,15 +348,10 @@ def _launches(n: StepNumbers) -> Iterator[Bottleneck]:
             f"launches take {queueing_ms:.1f} ms of the main thread; the GPU is busy for {busy_ms:.1f} ms per step",
             f"{n.images:.0f} images per step",
         ],
-        remedies=[
-            remedy(
-                n,
-                what=CUDA_GRAPH,
-                change="torch.cuda.graph or torch.compile(mode='reduce-overhead'); flatout: --fast (graphs and more)",
-                step_ms=StepPrediction(n).with_faster_consumer(queueing_ms, device_ms=1.05 * busy_ms),
-                uncertainty=0.15,
-            ),
-        ],
+        what=CUDA_GRAPH,
+        change="torch.cuda.graph or torch.compile(mode='reduce-overhead'); flatout: --fast (graphs and more)",
+        step_ms=StepPrediction(n).with_faster_consumer(queueing_ms, device_ms=1.05 * busy_ms),
+        uncertainty=0.15,
         cost_ms=n.device_idle_ms,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from flatout.clock import PAUSES, kind_of, label_of
 from flatout.profiler.demands import KEPT_DECODED, Demands
 from flatout.profiler.measurement import HotLine
-from flatout.profiler.verdict.predict_step import MIN_WAIT_SHARE, StepNumbers, StepPrediction, remedy
+from flatout.profiler.verdict.predict_step import MIN_WAIT_SHARE, StepNumbers, StepPrediction
 from flatout.profiler.verdict.remedy import Bottleneck, Remedy, number
 from flatout.profiler.verdict.rules_code import faster_input_code, promise, slow_input_code
 
@@ -67,7 +67,6 @@ def _unobserved_input(n: StepNumbers, lost_ms: float) -> Bottleneck:
             "to see why: begin watch() before the first pass over a DataLoader with persistent workers, and pass it "
             "the DataLoader itself if yours is wrapped",
         ],
-        remedies=[],
         cost_ms=lost_ms,
     )
 
@@ -170,8 +169,7 @@ def _idle_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
         ),
         evidence=_evidence(n, lost_ms, dominant_stage(n)),
         remedies=[
-            remedy(
-                n,
+            n.remedy(
                 what="prefetch more batches",
                 change="prefetch_factor=4 (flatout.feed: slots=8); pin_memory=False if the pinning thread is busy",
                 # Half of the wait: no measurement tells how much of it is handing over and how much is chance.
@@ -188,8 +186,7 @@ def _too_many_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     fitting = max(1, int(n.m.usable_cores))
     # With too many workers a step takes 15-29 % longer (measured by others); this is the middle.
     step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, StepPrediction(n).min_step_ms)
-    fewer = remedy(
-        n,
+    fewer = n.remedy(
         what=f"workers {n.m.num_workers} -> {fitting}",
         change=f"--workers {fitting} (DataLoader: num_workers={fitting})",
         step_ms=step_ms,
@@ -226,15 +223,13 @@ def decode_time_ms(n: StepNumbers) -> float:
 
 def dominant_stage(n: StepNumbers) -> str | None:
     """The input stage that takes the most time."""
-    host = n.m.lane("host")
-    stages = n.worker_ms or (host.stage_ms if host else {})
+    stages = n.worker_ms or n.host.stage_ms
     inputs = {stage: ms for stage, ms in stages.items() if n.worker_ms or kind_of(stage) == "input"}
     return max(inputs, key=lambda stage: inputs[stage]) if inputs else None
 
 
 def _more_workers(n: StepNumbers, workers: int) -> Remedy:
-    return remedy(
-        n,
+    return n.remedy(
         what=f"workers {n.m.num_workers} -> {workers}",
         change=f"--workers {workers} (DataLoader: num_workers={workers})",
         step_ms=StepPrediction(n).with_workers(workers),
@@ -249,8 +244,7 @@ def _keep_decoded(n: StepNumbers, decode_ms: float) -> list[Remedy]:
     scaling_ms = sum(line.ms for line in _input_lines(n) if SCALING.search(line.text))
     if scaling_ms < 0.1 * n.input_ms:
         return [_cache_decoded(n, decode_ms)]
-    scaled = remedy(
-        n,
+    scaled = n.remedy(
         what="keep images decoded and scaled",
         change="store them at the size that is used, or decode at reduced size (cv2.IMREAD_REDUCED_*, draft() of PIL)",
         step_ms=StepPrediction(n).with_faster_input((1 - KEPT_DECODED) * (decode_ms + scaling_ms)),
@@ -265,8 +259,7 @@ def _input_lines(n: StepNumbers) -> list[HotLine]:
 
 
 def _cache_decoded(n: StepNumbers, decode_ms: float) -> Remedy:
-    return remedy(
-        n,
+    return n.remedy(
         what="cache decoded images",
         change="--cache-images (flatout.feed: a Store)",
         step_ms=StepPrediction(n).with_faster_input((1 - KEPT_DECODED) * decode_ms),
@@ -279,8 +272,7 @@ def _render_on_device(n: StepNumbers) -> Remedy:
     # Workers still draw parameters and boxes; rendering moves to the device, where it takes a few per cent of a step.
     prediction = StepPrediction(n)
     step_ms = max(prediction.with_faster_input(0.9 * n.input_ms), 1.04 * max(n.consumer_ms, prediction.floor_ms))
-    return remedy(
-        n,
+    return n.remedy(
         what=ON_DEVICE,
         change="--device-augment",
         step_ms=step_ms,

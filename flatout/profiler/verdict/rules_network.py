@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from flatout.profiler.measurement import NetworkRun
-from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction, remedy
+from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction
 from flatout.profiler.verdict.remedy import Bottleneck, Remedy
 
 MIN_OVERHEAD = 0.4
@@ -42,7 +42,7 @@ def _slow_settings(n: StepNumbers, now: NetworkRun, runs: list[NetworkRun]) -> I
         if now.ms < MIN_RUN_GAIN * run.ms:
             continue
         saved_ms = n.network_ms - _then_ms(n.network_ms, now, run)
-        yield Bottleneck(
+        yield n.bottleneck(
             cause=run.without,
             sentence=(
                 f"The network is slowed down by {run.without}: without, it would be {now.ms / run.ms:.1f}x as fast."
@@ -51,15 +51,10 @@ def _slow_settings(n: StepNumbers, now: NetworkRun, runs: list[NetworkRun]) -> I
                 f"forward and backward by themselves: {now.ms:.1f} ms as they are, {run.ms:.1f} ms without",
                 *([f"gradients that no optimizer uses: {run.detail}"] if run.detail else []),
             ],
-            remedies=[
-                remedy(
-                    n,
-                    what=f"without {run.without}",
-                    change=_SWITCHES.get(run.without, run.without),
-                    step_ms=StepPrediction(n).with_faster_consumer(saved_ms),
-                    uncertainty=0.1,
-                )
-            ],
+            what=f"without {run.without}",
+            change=_SWITCHES.get(run.without, run.without),
+            step_ms=StepPrediction(n).with_faster_consumer(saved_ms),
+            uncertainty=0.1,
             cost_ms=saved_ms,
         )
 
@@ -77,22 +72,17 @@ def _threads(n: StepNumbers, now: NetworkRun, runs: list[NetworkRun]) -> Iterato
     else:
         cause, step_ms = TOO_FEW_THREADS, prediction.with_parallel_consumer(saved_ms)
         why = "other cores could share the work"
-    yield Bottleneck(
+    yield n.bottleneck(
         cause=cause,
         sentence=f"Torch computes with {_threads_text(now.threads)} on {n.m.usable_cores:g} cores: {why}.",
         evidence=[
             f"forward and backward by themselves: {now.ms:.1f} ms with {_threads_text(now.threads)}, {best.ms:.1f} ms "
             f"with {_threads_text(best.threads)}"
         ],
-        remedies=[
-            remedy(
-                n,
-                what=f"threads {now.threads} -> {best.threads}",
-                change=f"torch.set_num_threads({best.threads}), or OMP_NUM_THREADS={best.threads}",
-                step_ms=step_ms,
-                uncertainty=0.15,
-            )
-        ],
+        what=f"threads {now.threads} -> {best.threads}",
+        change=f"torch.set_num_threads({best.threads}), or OMP_NUM_THREADS={best.threads}",
+        step_ms=step_ms,
+        uncertainty=0.15,
         cost_ms=saved_ms,
     )
 

@@ -1,9 +1,7 @@
 """Fetch a mirrored run: its newest intact checkpoint becomes a run folder again."""
 
-import errno
 import json
 import logging
-import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +14,7 @@ from flatout.runs.mirror import snapshot as manifests
 from flatout.runs.mirror.remote_folder import RemoteError, RemoteFolder
 from flatout.runs.mirror.snapshot import InvalidManifest, Manifest, position_note, read_position, steps_of
 from flatout.runs.options import RECORD_NAME
-from flatout.safefiles import write_error
+from flatout.safefiles import check_room, write_error
 
 logger = logging.getLogger(__name__)
 
@@ -139,8 +137,7 @@ def _download(remote: RemoteFolder, manifest: Manifest, scratch: Path) -> None:
     """Download all files and check their digests; ResourceError if the disk is too full for them."""
     try:
         scratch.mkdir(parents=True)
-        if manifest.nbytes > shutil.disk_usage(scratch).free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        check_room(scratch / STATE_NAME, manifest.nbytes)
     except OSError as error:
         raise write_error(error, scratch, manifest.nbytes) from error
     logger.info("Fetching %.1f MB (%s) from %s.", manifest.nbytes / 1e6, manifest.where(), remote.url)

@@ -44,16 +44,12 @@ class Uploads:
         self._waiting: Snapshot | None = None
         self._busy = self._ended = False
         self._activity = ""
-        self._newest: Manifest | None = None
+        self.newest: Manifest | None = None
         """The last manifest that this process wrote."""
         self._digests: dict[tuple[int, ...], str] = {}
         self._error: str | None = None
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         self._thread.start()
-
-    @property
-    def newest(self) -> Manifest | None:
-        return self._newest
 
     def offer(self, snapshot: Snapshot) -> None:
         """Queue a snapshot; returns immediately. An older one that is still waiting is dropped."""
@@ -135,7 +131,7 @@ class Uploads:
 
     def _copy(self, snapshot: Snapshot) -> None:
         number = self._next_number()
-        known = {} if self._newest is None else {file.sha256: file for file in self._newest.files.values()}
+        known = {} if self.newest is None else {file.sha256: file for file in self.newest.files.values()}
         files = {}
         # Digests are reused: the best weights are often the same as last time.
         self._digests = {
@@ -167,7 +163,7 @@ class Uploads:
     def _next_number(self) -> int:
         """One more than the newest number; TakenOver if another process has written it since our last one."""
         newest = max(manifests.numbers(self._remote), default=0)
-        if self._newest is not None and newest > self._newest.number:
+        if self.newest is not None and newest > self.newest.number:
             raise TakenOver(
                 f"{self._remote.url}: another training has written checkpoint {newest} there. Two trainings must not "
                 "share a mirror: give one of them another --name or --mirror."
@@ -177,7 +173,7 @@ class Uploads:
     def _publish(self, manifest: Manifest) -> None:
         """Write the manifest last, which makes the checkpoint valid. Then remove old ones, manifests first."""
         manifests.write(self._remote, manifest)
-        self._newest = manifest
+        self.newest = manifest
         logger.debug("mirrored checkpoint %d (%s)", manifest.number, manifest.where())
         with suppress(RemoteError):
             self._prune()
