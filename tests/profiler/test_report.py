@@ -151,3 +151,7 @@ def test_the_old_name_of_diagnose_works_and_warns():
 
     with pytest.warns(DeprecationWarning, match=r"flatout\.profiler\.judge is now called diagnose"):
         assert flatout.profiler.judge is diagnose
+
+
+def test_a_timeline_of_no_length_is_empty_instead_of_an_error():
+    assert timeline_svg({"host": [Event("pause.validation", 0, 5_000_000, 0)]}, 0) == ""

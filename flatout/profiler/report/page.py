@@ -53,13 +53,13 @@ MAX_EVENTS = 1500
 
 
 def timeline_svg(timeline: Mapping[str, Sequence[Event]], span_ns: int) -> str:
-    """Timeline of the last `span_ns` of steps for which both main thread and device have events; empty without events.
+    """Timeline of the last `span_ns` of steps for which both main thread and device have events; empty without.
 
     If a pause falls into that span, steps before the pause are shown.
     """
     # A main thread that runs ahead has finished its last steps before the device begins them.
     ends = {place: max(event.end_ns for event in lane) for place, lane in timeline.items() if lane}
-    if not ends:
+    if not ends or not span_ns:
         return ""
     end_ns = min((ends[place] for place in ("host", "device") if place in ends), default=max(ends.values()))
     end_ns = _before_pauses(timeline.get("host", ()), end_ns, span_ns)
