@@ -359,7 +359,7 @@ def shown(path: str) -> str:
 
 
 def _place(origin: Origin) -> str:
-    place = f"{origin.kind} {origin.number + 1}/{origin.total}"
+    place = f"{origin.kind} {origin.number + 1}/{origin.total or '?'}"
     if origin.kind == "video":
         place += f" ({origin.frame}/{origin.num_frames or '?'})"
     elif origin.kind == "stream":
