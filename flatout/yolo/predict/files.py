@@ -147,8 +147,8 @@ def find_sources(text: str, *, allow_urls: bool = False, flag: str = "--source "
         found = _by_ending([text])
     else:
         raise ConfigError(
-            f"{flag}{text or repr('')}: no such file or folder. Name an image, a folder, a pattern in quotes ('shots/*.jpg'), "
-            "a video, a .txt list, the number of a camera or a URL."
+            f"{flag}{text or repr('')}: no such file or folder. Name an image, a folder, a pattern in quotes "
+            "('shots/*.jpg'), a video, a .txt list, the number of a camera or a URL."
         )
     if not len(found):
         raise DataError(f"{flag}{text}: {_why_empty(text)} Supported: {_supported()}.")

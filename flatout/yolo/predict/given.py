@@ -44,7 +44,8 @@ or pixels."""
 
 MAY_BE_GIVEN = (
     "a path, folder or pattern, an array (uint8 [height, width, 3], BGR), a PIL image, a tensor (RGB, [3, height, "
-    "width] or a batch, uint8 or 0 to 1), the bytes of an image file or the open file, the number of a camera, or a list of these"
+    "width] or a batch, uint8 or 0 to 1), the bytes of an image file or the open file, the number of a camera, or a "
+    "list of these"
 )
 
 

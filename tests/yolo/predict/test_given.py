@@ -116,7 +116,8 @@ def test_bytes_are_turned_upright_like_files(model, pil, image, tmp_path):
 def test_the_error_about_anything_else_lists_what_may_be_given(model, nothing):
     text = (
         r"is no source of images: give a path, folder or pattern, an array \(uint8 \[height, width, 3\], BGR\), a PIL "
-        r"image, a tensor \(RGB, .*\), the bytes of an image file or the open file, the number of a camera, or a list of these\.$"
+        r"image, a tensor \(RGB, .*\), the bytes of an image file or the open file, the number of a camera, or a list "
+        r"of these\.$"
     )
     with pytest.raises(ConfigError, match=text):
         model.predict(nothing)
