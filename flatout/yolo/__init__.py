@@ -167,10 +167,10 @@ def convert_data(
 ) -> "ConvertedSet":
     """Write a data set in another label format to the folder `out`, like `flatout yolo convert-data`.
 
-    `to` is yolo, coco, voc, labelme, cvat, createml or openimages. Images are copied, linked, or left where they are
-    (`none`). A second call makes only what is missing. Raises ConfigError if `out` contains other files or was made
-    with other settings, DataError if the data set cannot be read, ResourceError if the disk is too small, Interrupted
-    after a signal.
+    `to` is yolo, coco, voc, labelme, cvat, createml, openimages or huggingface. Images are copied, linked, or left
+    where they are (`none`). A second call makes only what is missing. Raises ConfigError if `out` contains other files
+    or was made with other settings, DataError if the data set cannot be read, ResourceError if the disk is too small,
+    Interrupted after a signal.
     """
     from flatout.yolo.find_file import find_data
 

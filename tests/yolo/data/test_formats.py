@@ -337,6 +337,10 @@ def test_class_names_are_found_in_the_features_of_either_version_of_datasets():
     ):
         content = {"info": {"features": {"image": {"_type": "Image"}, "objects": objects}}}
         assert class_names({b"huggingface": json.dumps(content).encode()}) == NAMES
+    scene = {"names": ["indoors", "outdoors"], "_type": "ClassLabel"}
+    for before, after in (({"scene": scene}, {}), ({}, {"scene": scene})):
+        content = {"info": {"features": {**before, "objects": objects, **after}}}
+        assert class_names({b"huggingface": json.dumps(content).encode()}) == NAMES, "not those of whole images"
     for metadata in (None, {}, {b"huggingface": b"{"}, {b"huggingface": b"[]"}):
         assert class_names(metadata) == ()
 
