@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flatout.errors import ConfigError
 from flatout.hub.catalogue import downloaded as downloaded
+from flatout.hub.catalogue import shipped as shipped
 
 _EXAMPLES = """\
 examples:
@@ -30,6 +31,7 @@ command continues an interrupted download. A catalogue is a YAML file of entries
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     args = _parser().parse_args(argv)
+    from flatout.cli import show_log
     from flatout.hub import catalogue
 
     if args.action == "list":
@@ -46,8 +48,10 @@ def main(argv: Sequence[str]) -> int:
             )
         print(push(Path(args.what), args.to))
         return 0
+    show_log()
     path = catalogue.get(args.what, sha256=args.sha256, file=args.catalogue, out=args.out, force=args.force)
-    print(f"{path}: ready. Use it with --weights {path.stem if args.out is None else path}")
+    where = "comes with flatout" if path in catalogue.shipped().values() else "ready"
+    print(f"{path}: {where}. Use it with --weights {path.stem if args.out is None else path}")
     return 0
 
 
