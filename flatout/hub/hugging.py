@@ -54,7 +54,9 @@ def push(file: Path, address: str) -> str:
         if card.is_file():
             api.upload_file(path_or_fileobj=card, path_in_repo=card.name, repo_id=place.repository)
     except Exception as error:  # the package's own exceptions, those of its HTTP client, and of the network below it
-        raise ResourceError(f"{address}: the Hub did not accept it: {_first_line(error)} Is HF_TOKEN set?") from error
+        raise ResourceError(
+            f"{address}: the Hub did not accept it: {_first_line(error).rstrip('.')}. Is HF_TOKEN set?"
+        ) from error
     return f"{file} is now at hf://{place.repository}/{place.file or file.name}, SHA-256 {sha256_of(file)}"
 
 
