@@ -18,6 +18,7 @@ from typing import Any
 
 from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.feed import default_folder as store_folder
+from flatout.yolo.data.find import is_image_name
 from flatout.yolo.data.formats.annotated import (
     AnnotatedImage,
     AnnotationFile,
@@ -220,11 +221,21 @@ def _write_images(path: str, folder: Path) -> None:
 
 
 def _image_of(record: dict[str, Any], path: str, row: int) -> tuple[bytes, str]:
-    """Content and file name of the image of a row."""
+    """Content and file name of the image of a row, which `datasets` saves inside the file, or only by its path."""
     image = record.get("image")
     if isinstance(image, dict) and isinstance(image.get("bytes"), bytes):
         return image["bytes"], str(image.get("path") or "")
-    raise DataError(f"{path}: row {row} has no image with its bytes. Save the data set with its images.")
+    name = image.get("path") if isinstance(image, dict) else image
+    if not isinstance(name, str) or not name:
+        raise DataError(f"{path}: row {row} has no image. Save the data set with its images.")
+    # A relative path starts from the folder of the file. Nothing but images is read, whatever a foreign file names.
+    place = os.path.join(os.path.dirname(path), name)
+    if not is_image_name(name) or not os.path.isfile(place):
+        raise DataError(
+            f"{path}: row {row} has only the path of its image, {name}, and there is no such file. Save the data set "
+            "with its images inside."
+        )
+    return Path(place).read_bytes(), name
 
 
 def _ending(content: bytes) -> str:
