@@ -13,6 +13,7 @@ import torch
 from flatout.config import build_config
 from flatout.errors import ConfigError, DataError, counted
 from flatout.feed import plan_workers
+from flatout.hub import downloaded
 from flatout.ranks import choose_device, make_current
 from flatout.yolo.evaluate.run import InferenceModel
 from flatout.yolo.find_file import shipped_weights, weights_file
@@ -54,7 +55,8 @@ class Detector:
         """The model config of a detector that has no weights yet."""
         self.weights: Path | None = None
         """The weights file; after `train`, the best weights of the run."""
-        if shipped_weights(path_or_cfg) is None and is_config_name(path_or_cfg):
+        is_name = shipped_weights(path_or_cfg) is not None or downloaded(path_or_cfg) is not None
+        if not is_name and is_config_name(path_or_cfg):
             self.config = find_config(path_or_cfg)
         else:
             self.weights = weights_file(path_or_cfg, flag="")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import flatout.yolo
 from flatout.__main__ import main
 from flatout.errors import CheckpointError, ConfigError, DataError, ResourceError
 from flatout.hub import catalogue, hugging
@@ -121,6 +122,14 @@ def test_a_url_is_downloaded_checked_and_found_by_its_name(server, cache):
     assert (cache / "w.safetensors").read_bytes() == CONTENT
     assert weights_file("w") == weights_file("w.safetensors") == cache / "w.safetensors"
     assert sorted(path.name for path in cache.iterdir()) == ["w.safetensors", "w.safetensors.url"]
+
+
+def test_python_finds_downloaded_weights_by_name(server, cache):
+    catalogue.get(f"{server.address}/w.safetensors")
+    assert flatout.yolo.load("w").weights == flatout.yolo.load("w.safetensors").weights == cache / "w.safetensors"
+    (cache / "w.safetensors").rename(cache / "yolov7.safetensors")
+    assert flatout.yolo.load("yolov7").weights == cache / "yolov7.safetensors", "as for --weights"
+    assert flatout.yolo.load("yolov7.yaml").config is not None
 
 
 def test_an_interrupted_download_is_continued_where_it_stopped(server, tmp_path, monkeypatch):

@@ -296,6 +296,7 @@ def test_an_ncnn_model_computes_the_same_numbers(grid, network, tmp_path):
     ("options", "message"),
     [
         ({"formats": ("tensorrt",)}, "trtexec --onnx=best.onnx"),
+        ({"formats": ("engine",)}, "trtexec --onnx=best.onnx"),
         ({"formats": ("ncnn",), "batch_size": 2}, "ncnn has no batches, so --batch-size 2 cannot be used; give 1"),
     ],
 )
