@@ -77,8 +77,8 @@ def load(path_or_cfg: str | Path, *, device: str | int = "") -> "Detector":
     """Load a detector from weights, or an untrained one from a model config.
 
     Weights are a file (of flatout, of YOLOv7, or safetensors), or the name of weights that come with flatout, such as
-    "yolov7-tiny", or that `flatout weights get` downloaded. A config is a name such as "yolov7-tiny.yaml" or "yolov7", or the path of a YAML file. If a name
-    means both, the weights are loaded; with the ending .yaml it means the config.
+    "yolov7-tiny", or that `flatout weights get` downloaded. A config is a name such as "yolov7-tiny.yaml" or "yolov7",
+    or the path of a YAML file. If a name means both, the weights are loaded; with the ending .yaml it means the config.
 
     `device` is "cpu", the number of a GPU, or "" for a GPU if there is one, as for `--device`. Raises ConfigError or
     CheckpointError if the file does not exist. Its content is read at first use, and no code in it is ever run.
