@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from flatout.errors import ConfigError
+from flatout.feed import DecodeError
 from flatout.yolo.data.find import is_image_name
 from flatout.yolo.predict.files import (
     Frame,
@@ -123,7 +124,16 @@ def _is_content(value: object) -> bool:
 
 
 def _content(value: Content) -> bytes:
-    return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else bytes(value.read())
+    """The bytes; DecodeError for something else that can be read, such as a cv2.VideoCapture."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    content = value.read()
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise DecodeError(
+            f"{type(value).__name__}.read() gives a {type(content).__name__}, not the bytes of an image file; for a "
+            "video, give its path"
+        )
+    return bytes(content)
 
 
 def _is_pixels(value: object) -> bool:

@@ -159,6 +159,13 @@ def test_a_file_that_was_opened_as_text_is_refused(model, path):
         model.predict([file])
 
 
+def test_an_open_video_is_refused_with_what_to_give(model, place):
+    capture = cv2.VideoCapture(str(place / "clip.mp4"))
+    with pytest.raises(DataError, match=r"VideoCapture\.read\(\) gives a tuple, .*; for a video, give its path"):
+        model.predict(capture)
+    capture.release()
+
+
 def test_messages_in_python_do_not_speak_of_flags(model):
     with pytest.raises(ConfigError, match=r"^missing\.png: no such file or folder"):
         model.predict("missing.png")
