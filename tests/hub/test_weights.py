@@ -281,6 +281,7 @@ def test_the_hub_takes_weights_with_their_card_and_gives_them_back(server, tmp_p
     pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
     monkeypatch.setenv("HF_ENDPOINT", server.address)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # the server is on this machine
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     (tmp_path / "best.safetensors").write_bytes(CONTENT)
     (tmp_path / "best.card.md").write_text("# best")
