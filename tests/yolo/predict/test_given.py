@@ -205,6 +205,42 @@ def test_an_option_that_is_almost_another_name_is_suggested(model, image):
         model(image, img_sise=64)
 
 
+class _Camera:
+    """A camera that always shows the same; as OpenCV's, it does not know how many frames there will be."""
+
+    def __init__(self, image: np.ndarray) -> None:
+        self._image = image
+
+    def isOpened(self) -> bool:
+        return True
+
+    def get(self, what: int) -> float:
+        return 0.0
+
+    def grab(self) -> bool:
+        return True
+
+    def retrieve(self) -> tuple[bool, np.ndarray]:
+        return True, self._image.copy()
+
+    def release(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize("number", [0, "0", np.int64(0)])
+def test_a_camera_is_looked_at_once_or_followed(model, image, expected, monkeypatch, number):
+    opened = []
+    monkeypatch.setattr(
+        "flatout.yolo.predict.streams.open_capture", lambda address: opened.append(address) or _Camera(image)
+    )
+    (result,) = model(number, **OPTIONS)
+    assert same(result, expected) and result.path == "0" and opened == ["0"]
+    stream = model.stream(number, **OPTIONS)
+    frames = [next(stream).origin.frame for _ in range(3)]
+    stream.close()
+    assert frames == [0, 1, 2]
+
+
 def test_a_camera_is_a_number_alone(model):
     with pytest.raises(DataError, match="camera 63 cannot be opened"):
         next(model.stream(63))
