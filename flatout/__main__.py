@@ -7,6 +7,7 @@ answered immediately, without torch, numpy or OpenCV.
 from __future__ import annotations  # so that a Python that is too old gets as far as the message that says so
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 from flatout import __version__
-from flatout.cli import JOBS, Command, dispatch, known_as, listing
+from flatout.cli import JOBS, WITH_FLAG, Command, dispatch, known_as, listing
 from flatout.errors import CTRL_C_CODE, INTERNAL_ERROR_CODE, ConfigError, FlatoutError, ResourceError, one_line
 
 COMMANDS = {
@@ -117,6 +118,10 @@ def trains(words: Sequence[str]) -> bool:
 def run(words: Sequence[str]) -> int:
     """Handle flatout's own options, then run the command."""
     own, rest = split_at_command(words)
+    if rest[:1] == ["help"]:
+        rest = [*rest[1:], "--help"] if rest[1:] else []
+    elif rest == ["version"]:
+        own, rest = ["--version"], []
     parser = build_parser()
     parser.parse_args(own)
     if not rest:
@@ -124,6 +129,8 @@ def run(words: Sequence[str]) -> int:
         return 0
     if rest[0] not in COMMANDS and (meant := commands_of_jobs(rest[0])):
         raise ConfigError(f"{rest[0]!r} is a command of a job: {which_one(meant, rest[1:])}")
+    if rest[0] not in COMMANDS and (near := _near_commands(rest[0])):
+        raise ConfigError(f"unknown command {rest[0]!r}; did you mean {near}?")
     return dispatch(rest, COMMANDS, prog="flatout")
 
 
@@ -139,12 +146,25 @@ def commands_of_jobs(name: str) -> list[str]:
     ]
 
 
+def _near_commands(typed: str) -> str:
+    """Commands of jobs that are spelled similarly, or that do what another program calls so; "" if there are none."""
+    if typed in WITH_FLAG:
+        return f"`flatout yolo {WITH_FLAG[typed]}`"
+    known = {name for job in JOBS for name in import_module(f"flatout.{job}.cli").COMMANDS}
+    close = difflib.get_close_matches(typed, [*COMMANDS, *known], n=1)
+    return _either(commands_of_jobs(close[0])) if close and close[0] in known else ""
+
+
 def which_one(commands: Sequence[str], words: Sequence[str]) -> str:
     """Names the command to use, with the words of the user, or asks which of several."""
     if len(commands) == 1:
         return f"run `{' '.join([commands[0], *words])}`."
+    return f"which job? {_either(commands)}."
+
+
+def _either(commands: Sequence[str]) -> str:
     *others, last = (f"`{command}`" for command in commands)
-    return f"which job? {', '.join(others)} or {last}."
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 HINTS = """\

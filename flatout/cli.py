@@ -37,24 +37,29 @@ class Command(NamedTuple):
 
 
 HABITS = {
-    "val": "test",
-    "validate": "test",
-    "eval": "test",
-    "evaluate": "test",
-    "predict": "detect",
-    "detect": "predict",
+    "val": ("test",),
+    "validate": ("test",),
+    "eval": ("test",),
+    "evaluate": ("test",),
+    "predict": ("detect",),
+    "detect": ("predict",),
+    "infer": ("detect", "predict"),
+    "inference": ("detect", "predict"),
 }
-"""What other programs, or other jobs, call a command -> its name here."""
+"""What other programs, or other jobs, call a command -> its possible names here."""
+WITH_FLAG = {"track": "detect --track"}
+"""Commands of other programs -> the command with the flag that does it here."""
+HELP_WORD = "help"
 
 
 def known_as(name: str, commands: Mapping[str, Command]) -> str | None:
     """The command of this name, or of another name that it is known by; None if there is none."""
-    return next((each for each in (name, HABITS.get(name)) if each in commands), None)
+    return next((each for each in (name, *HABITS.get(name, ())) if each in commands), None)
 
 
 def other_names(commands: Mapping[str, Command]) -> str:
     """What the help says about habits: 'Other names: val for test, predict for detect.'; may be empty."""
-    found = {name: HABITS[name] for name in ("val", "predict", "detect") if name not in commands}
+    found = {name: HABITS[name][0] for name in ("val", "predict", "detect") if name not in commands}
     pairs = [f"{name} for {real}" for name, real in found.items() if real in commands]
     return f" Other names: {', '.join(pairs)}." if pairs else ""
 
@@ -73,6 +78,8 @@ def dispatch(words: Sequence[str], commands: Mapping[str, Command], *, prog: str
     typed, *argv = words
     name = known_as(typed, commands)
     if name is None:
+        if (meant := WITH_FLAG.get(typed, "")).partition(" ")[0] in commands:
+            raise ConfigError(f"unknown command {typed!r}; run `{' '.join([prog, meant, *argv])}`.")
         close = difflib.get_close_matches(typed, commands, n=1)
         advice = f"did you mean {close[0]!r}?" if close else f"`{prog} --help` lists the commands."
         raise ConfigError(f"unknown command {typed!r}; {advice}")
@@ -82,6 +89,8 @@ def dispatch(words: Sequence[str], commands: Mapping[str, Command], *, prog: str
 
 def dispatch_or_help(argv: list[str], commands: Mapping[str, Command], *, prog: str, description: str) -> int:
     """Run the command that `argv` names; returns its exit code. Without one, print the help of `prog` and return 0."""
+    if argv[:1] == [HELP_WORD]:
+        argv = [*argv[1:], "--help"]
     if argv and not argv[0].startswith("-"):
         return dispatch(argv, commands, prog=prog)
     epilog = f"{listing(commands)}\n\n`{prog} COMMAND --help` shows the help of a command.{other_names(commands)}"
@@ -315,10 +324,10 @@ class FlagParser(argparse.ArgumentParser):
         return may_be_short
 
     def _spelled(self, word: str) -> str:
-        """The word with dashes and underscores swapped, if that makes it a known flag; else unchanged."""
+        """The word as a known flag is spelled: dashes and underscores swapped, or by another name; else unchanged."""
         name, equals, rest = word.partition("=")
         if name.startswith("--") and name not in self._option_string_actions:
-            for other in (name[2:].replace("_", "-"), name[2:].replace("-", "_")):
+            for other in (name[2:].replace("_", "-"), name[2:].replace("-", "_"), OTHER_NAMES.get(name[2:], "")):
                 if f"--{other}" in self._option_string_actions:
                     return f"--{other}{equals}{rest}"
         return word
@@ -329,7 +338,11 @@ class FlagParser(argparse.ArgumentParser):
         word, equals, value = first.partition("=")
         if equals and not word.startswith("-") and (flag := self._flag_for(word)):
             return f"unknown argument {first}. Flags are written with dashes: {flag} {value}"
-        close = difflib.get_close_matches(word, self._option_string_actions, n=1)
+        if first in COMMANDS_OF_OTHERS:
+            job = self.prog.rpartition(" ")[0]
+            return f"unknown argument {first}. A command is one word: `{job or 'flatout yolo'} {first}`"
+        meant = self._flag_for(word[2:]) if word.startswith("--") and word[2:] in FLAG_HABITS else None
+        close = [meant] if meant else difflib.get_close_matches(word, self._option_string_actions, n=1)
         advice = f"Did you mean {close[0]}?" if close else "--help lists all flags."
         kind = "flag" if word.startswith("-") else "argument"
         return f"unknown {kind} {word}. {self._explain(word.removeprefix('--')) or advice}"
@@ -341,8 +354,12 @@ class FlagParser(argparse.ArgumentParser):
         return min(known, key=len, default=None)
 
 
-FLAG_HABITS = {"model": "weights", "imgsz": "img-size", "batch": "batch-size"}
+FLAG_HABITS = {"model": "weights", "imgsz": "img-size", "batch": "batch-size", "format": "formats"}
 """Names of settings in other programs -> our flags."""
+OTHER_NAMES = {"imgsz": "img-size", "format": "formats"}
+"""Flags of other programs that mean exactly the same as ours, and are accepted."""
+COMMANDS_OF_OTHERS = ("train", "val", "predict", "export", "track", "test", "detect")
+"""Words that other programs have as a second command: detect train."""
 
 
 _LAYOUT = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32)

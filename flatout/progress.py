@@ -27,29 +27,35 @@ Advance = Callable[[int, int], None]
 
 
 @contextmanager
-def progress(title: str, total: int, *, shown: bool = True) -> Iterator[Advance]:
-    """Show the progress of `total` items while the block runs; gives `advance(items so far, bytes so far)`."""
+def progress(title: str, total: int, *, shown: bool = True, unit: str = "items", begin: int = 0) -> Iterator[Advance]:
+    """Show the progress of `total` items while the block runs; gives `advance(items so far, bytes so far)`.
+
+    `unit` is what the items are, such as MB; `begin` of them were done earlier, and do not count for the speed.
+    """
     if not shown:
         yield lambda done, nbytes: None
     elif sys.stderr.isatty():
         with _bar(title, total) as advance:
             yield advance
     else:
-        yield _LogLines(title, total)
+        yield _LogLines(title, total, unit, begin)
 
 
-def progress_line(title: str, done: int, total: int, nbytes: int, elapsed_s: float) -> str:
-    """Progress as text: 'decoding: 300/1000 items, 280 MB, 150 items/s, 5 s left'."""
-    rate = done / max(elapsed_s, 1e-9)
-    left = f"{(total - done) / rate:.0f} s left" if done else "just started"
-    return f"{title}: {done}/{total} items, {nbytes / 1e6:.0f} MB, {rate:.0f} items/s, {left}"
+def progress_line(
+    title: str, done: int, total: int, nbytes: int, elapsed_s: float, *, unit: str = "items", begin: int = 0
+) -> str:
+    """Progress as text: 'decoding: 300/1000 items, 280 MB, 150 items/s, 5 s left'; the size is not said twice."""
+    rate = (done - begin) / max(elapsed_s, 1e-9)
+    left = f"{(total - done) / rate:.0f} s left" if done > begin else "just started"
+    size = "" if unit == "MB" else f" {nbytes / 1e6:.0f} MB,"
+    return f"{title}: {done}/{total} {unit},{size} {rate:.0f} {unit}/s, {left}"
 
 
 class _LogLines:
     """Writes a log line every few seconds; none for work that ends sooner."""
 
-    def __init__(self, title: str, total: int) -> None:
-        self._title = title
+    def __init__(self, title: str, total: int, unit: str, begin: int) -> None:
+        self._title, self._unit, self._begin = title, unit, begin
         self._total = total
         self._begin_s = self._logged_s = time.monotonic()
 
@@ -57,7 +63,9 @@ class _LogLines:
         now_s = time.monotonic()
         if now_s - self._logged_s >= LINE_INTERVAL_S:
             self._logged_s = now_s
-            logger.info("%s", progress_line(self._title, done, self._total, nbytes, now_s - self._begin_s))
+            elapsed_s = now_s - self._begin_s
+            line = progress_line(self._title, done, self._total, nbytes, elapsed_s, unit=self._unit, begin=self._begin)
+            logger.info("%s", line)
 
 
 @contextmanager

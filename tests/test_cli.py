@@ -1,6 +1,7 @@
 """The command line: help without heavy imports, one line per failure, documented exit codes."""
 
 import ast
+import contextlib
 import json
 import re
 import subprocess
@@ -130,6 +131,65 @@ def test_other_names_of_commands_work(words, real, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*words, "--help"])
     assert ended.value.code == 0 and capsys.readouterr().out.startswith(f"usage: {real} ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["help"], "usage: flatout [-h]"),
+        (["help", "yolo", "val"], "usage: flatout yolo test"),
+        (["yolo", "help", "train"], "usage: flatout yolo train"),
+        (["defect", "help"], "usage: flatout defect [-h]"),
+        (["version"], f"flatout {flatout.__version__}"),
+    ],
+)
+def test_help_and_version_may_be_words(words, said, capsys):
+    with contextlib.suppress(SystemExit):
+        assert main(words) == 0
+    assert capsys.readouterr().out.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tain"], "did you mean `flatout yolo train`, `flatout defect train` or `flatout spike train`?"),
+        (["exprt"], "did you mean `flatout yolo export` or `flatout defect export`?"),
+        (["track"], "did you mean `flatout yolo detect --track`?"),
+        (["yolo", "track", "--source", "a.mp4"], "run `flatout yolo detect --track --source a.mp4`."),
+    ],
+)
+def test_a_command_of_another_program_is_answered_with_ours(words, said, capsys):
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["yolo", "detect", "train", "data=x.yaml"], "A command is one word: `flatout yolo train`"),
+        (["yolo", "detect", "--model", "a.pt"], "unknown flag --model. Did you mean --weights?"),
+        (["yolo", "train", "--batch-sise", "4"], "Did you mean --batch-size?"),
+    ],
+)
+def test_words_and_flags_of_another_program_are_answered_with_ours(words, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["yolo", "detect", "--weights", "none.pt", "--source", ".", "--imgsz", "320"],
+        ["yolo", "val", "--weights", "none.pt", "--data", "coco.yaml", "--imgsz=320"],
+        ["yolo", "export", "--weights", "none.pt", "--format", "torchscript"],
+    ],
+)
+def test_flags_that_mean_the_same_elsewhere_are_accepted(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.png").touch()
+    assert main(words) == 4
+    assert "--weights none.pt: no such file" in capsys.readouterr().err
 
 
 def test_help_lists_the_other_names(capsys):

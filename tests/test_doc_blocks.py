@@ -452,6 +452,18 @@ def test_every_command_and_flag_exists(page: str):
     assert [f"{where}: {problem}" for where, problem in problems if problem] == []
 
 
+def test_every_command_in_the_tables_for_assistants_exists():
+    text = (ROOT / "docs/assistants.md").read_text()
+    rows = [row for row in text.splitlines() if row.startswith("| ")]
+    commands = [command for row in rows for command in re.findall(r"`(flatout [^`]+)`", row)]
+    assert len(commands) >= 15
+    problems = {command: command_problem(shlex.split(command)) for command in commands}
+    assert {command: problem for command, problem in problems.items() if problem} == {}
+    codes = {int(row.split("|")[1]) for row in rows if row.split("|")[1].strip().isdecimal()}
+    known = {int(found) for found in re.findall(r"^\| (\d+) \|", (ROOT / "docs/exit-codes.md").read_text(), re.M)}
+    assert codes <= known and {2, 3, 4, 5, 6, 7, 8, 75, 130} <= codes
+
+
 def test_every_import_exists():
     marked = [block for block in all_blocks() if block.language == PYTHON and block.reason]
     assert [problem for block in marked for problem in import_problems(block)] == []

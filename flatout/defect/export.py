@@ -10,7 +10,7 @@ Dimension key:  B images   C planes   H W image   T tiles   P patch side
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from flatout.defect.patches import Grid
 from flatout.defect.weights import load_network
 from flatout.errors import ConfigError, DataError, ParityError, ResourceError
 from flatout.export import (
+    CardFile,
     Model,
     OpenVino,
     Precision,
@@ -35,12 +36,14 @@ from flatout.export import (
     in_int8,
     is_installed,
     last_convolutions,
+    openvino_use,
     refuse_missing,
     require_package,
     save,
     save_parts,
     set_metadata,
     traced,
+    write_card,
 )
 from flatout.feed import DecodeError
 
@@ -66,6 +69,8 @@ class Exported:
     """The folder with the OpenVINO model, if one was requested."""
     openvino_difference: float | None = None
     """Largest difference of its probabilities, computed by OpenVINO."""
+    card: Path | None = None
+    """The model card that was written beside them."""
 
 
 class WholeImage(nn.Module):
@@ -135,11 +140,40 @@ def export_file(
     if openvino:
         folder, difference = export_openvino(network, grid, done.path)
         done = replace(done, openvino=folder, openvino_difference=difference)
-    if precision == "float32":
-        return done
-    smaller = done.path.with_suffix(f".{precision}.onnx")
-    reduce_precision(done.path, smaller, precision, images)
-    return replace(done, smaller=smaller)
+    if precision != "float32":
+        smaller = done.path.with_suffix(f".{precision}.onnx")
+        reduce_precision(done.path, smaller, precision, images)
+        done = replace(done, smaller=smaller)
+    return replace(done, card=_write_card(done, _facts(network, grid), grid))
+
+
+def _write_card(done: Exported, facts: Mapping[str, str], grid: Grid) -> Path:
+    def compared(difference: float | None) -> str:
+        return "not compared" if difference is None else f"largest difference {difference:.1e} (limit {TOLERANCE:g})"
+
+    run = 'onnxruntime.InferenceSession("{name}")'
+    files = [CardFile(done.path, compared(done.largest_difference), f"`{run.format(name=done.path.name)}`.")]
+    if done.openvino is not None:
+        use = openvino_use(f"{done.openvino.name}/{done.path.stem}.xml")
+        files.append(CardFile(done.openvino, compared(done.openvino_difference), use))
+    if done.smaller is not None:
+        use = f"`{run.format(name=done.smaller.name)}`. Of reduced precision: measure its results before you use it."
+        files.append(CardFile(done.smaller, "reduced precision, not compared", use))
+    return write_card(
+        done.path.with_suffix(""),
+        about=f"Defects between dies: network {facts['network']}.",
+        inputs={
+            "layout": "NCHW, `input`",
+            "planes": facts["input_planes"],
+            "values": f"{facts['input_range']}, float32",
+            "height, width": f"{grid.shape_hw[0]},{grid.shape_hw[1]}",
+            "batch": "any",
+        },
+        input_rule="Give images of exactly this size, and do not scale their values: that is part of the file.",
+        output=f"`output`, of the same size: {facts['output_planes']}.",
+        files=files,
+        compared_on="noise",
+    )
 
 
 def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSET) -> Exported:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
-    from flatout.export.card import CardFile, card_text
+    from flatout.export.card import CardFile, openvino_use, write_card
     from flatout.export.onnx_model import (
         Model,
         Session,

@@ -10,9 +10,10 @@ Files:
 from collections.abc import Sequence
 from pathlib import Path
 
-from flatout.cli import parser_of, switch, value
+from flatout.cli import parser_of, show_log, switch, value
 from flatout.errors import ConfigError
 from flatout.hub.catalogue import downloaded as downloaded
+from flatout.hub.catalogue import shipped as shipped
 
 _EXAMPLES = """\
 examples:
@@ -57,6 +58,8 @@ def main(argv: Sequence[str]) -> int:
             )
         print(push(Path(args.what), args.to))
         return 0
+    show_log()
     path = catalogue.get(args.what, sha256=args.sha256, file=args.catalogue, out=args.out, force=args.force)
-    print(f"{path}: ready. Use it with --weights {path.stem if args.out is None else path}")
+    where = "comes with flatout" if path in catalogue.shipped().values() else "ready"
+    print(f"{path}: {where}. Use it with --weights {path.stem if args.out is None else path}")
     return 0

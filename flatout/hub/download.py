@@ -6,9 +6,11 @@ The part stays when the download is interrupted; the same command continues it, 
 still the same (ETag). A file with another hash than the stated one is never put into place.
 """
 
+import errno
 import hashlib
 import http.client
 import logging
+import math
 import os
 import time
 import urllib.error
@@ -23,6 +25,10 @@ logger = logging.getLogger(__name__)
 CHUNK_BYTES = 1 << 20
 TIMEOUT_S = 30
 TRIES = 4
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+"""Errors of the disk, which another try does not cure."""
+BUSY = (408, 425, 429, 500, 502, 503, 504)
+"""Answers of a server that may be another one later."""
 
 
 def download(url: str, path: Path, *, sha256: str | None) -> None:
@@ -32,14 +38,16 @@ def download(url: str, path: Path, *, sha256: str | None) -> None:
         try:
             _fetch(url, part, tag)
             break
-        except (urllib.error.HTTPError, ValueError) as error:
+        except ValueError as error:
             raise ConfigError(f"{url}: {error}. Check the address.") from error
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError) and error.code not in BUSY:
+                raise ConfigError(f"{url}: {error}. Check the address.") from error
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise ResourceError(f"{part}: {error.strerror}. Make room, then run the same command again.") from error
             if number == TRIES - 1:
-                raise ResourceError(
-                    f"{url}: the download was interrupted ({error}). Run the same command again to continue it."
-                ) from error
-            logger.warning("%s: %s; trying again in %d s", url, error, 2**number)
+                raise ResourceError(_given_up(url, part, error)) from error
+            logger.warning("%s: %s; trying again in %d s", url, _reason(error), 2**number)
             time.sleep(2**number)
     found = sha256_of(part)
     if sha256 is not None and found != sha256:
@@ -52,6 +60,21 @@ def download(url: str, path: Path, *, sha256: str | None) -> None:
         )
     os.replace(part, path)
     tag.unlink(missing_ok=True)
+
+
+def _given_up(url: str, part: Path, error: Exception) -> str:
+    if part.is_file():
+        return (
+            f"{url}: the download was interrupted ({_reason(error)}). {part.stat().st_size / 1e6:.1f} MB are kept: run "
+            "the same command again to continue it."
+        )
+    return f"{url}: there is no answer ({_reason(error)}). Check the address and the network, then try again."
+
+
+def _reason(error: Exception) -> str:
+    inner = getattr(error, "reason", None)
+    error = inner if isinstance(inner, OSError) else error
+    return getattr(error, "strerror", None) or str(error)
 
 
 def sha256_of(path: Path) -> str:
@@ -79,9 +102,10 @@ def _fetch(url: str, part: Path, tag: Path) -> None:
             have = 0
         total = have + int(answer.headers.get("Content-Length") or 0)
         tag.write_text(answer.headers.get("ETag") or answer.headers.get("Last-Modified") or "none")
-        with part.open("ab" if have else "wb") as file, progress(f"Downloading {part.stem}", max(1, total)) as advance:
+        shown = progress(f"downloading {part.stem}", math.ceil(total / 1e6), unit="MB", begin=round(have / 1e6))
+        with part.open("ab" if have else "wb") as file, shown as advance:
             while chunk := answer.read(CHUNK_BYTES):
                 file.write(chunk)
-                advance(file.tell(), file.tell())
+                advance(round(file.tell() / 1e6), file.tell())
         if total and part.stat().st_size != total:
             raise OSError(f"{part.stat().st_size:,} of {total:,} bytes arrived")

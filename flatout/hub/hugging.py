@@ -20,24 +20,21 @@ class Place(NamedTuple):
     file: str
 
 
-def pull(address: str, where: Path, *, sha256: str | None) -> Path:
-    """Download hf://OWNER/REPO/FILE into a folder, or to a file with an ending; returns its path."""
-    place = parse(address)
-    if not place.file:
-        raise ConfigError(f"{address}: name the file in the repository: hf://OWNER/REPO/best.safetensors")
-    api = _api()
-    path = where if where.suffix else where / Path(place.file).name
-    path.parent.mkdir(parents=True, exist_ok=True)
+def pull(address: str, path: Path, *, sha256: str | None) -> None:
+    """Download hf://OWNER/REPO/FILE to a file; its folder exists, and its hash, if it is stated, is in lower case."""
+    place, api = parse_file(address), _api()
     try:
         found = Path(api.hf_hub_download(place.repository, place.file))
     except Exception as error:  # the package's own exceptions, those of its HTTP client, and of the network below it
         raise ResourceError(f"{address}: the Hub did not send it: {_first_line(error)}") from error
-    if sha256 is not None and sha256_of(found) != sha256.lower():
+    if sha256 is not None and sha256_of(found) != sha256:
         raise DataError(f"{address}: the file has the SHA-256 {sha256_of(found)}, not {sha256}. It was not kept.")
+    if sha256 is None:
+        unchecked = "%s has the SHA-256 %s. It was not checked, because none was stated (--sha256)."
+        logger.warning(unchecked, path.name, sha256_of(found))
     part = path.with_name(f"{path.name}.part")
     shutil.copyfile(found, part)
     os.replace(part, path)
-    return path
 
 
 def push(file: Path, address: str) -> str:
@@ -57,7 +54,9 @@ def push(file: Path, address: str) -> str:
         if card.is_file():
             api.upload_file(path_or_fileobj=card, path_in_repo=card.name, repo_id=place.repository)
     except Exception as error:  # the package's own exceptions, those of its HTTP client, and of the network below it
-        raise ResourceError(f"{address}: the Hub did not accept it: {_first_line(error)} Is HF_TOKEN set?") from error
+        raise ResourceError(
+            f"{address}: the Hub did not accept it: {_first_line(error).rstrip('.')}. Is HF_TOKEN set?"
+        ) from error
     return f"{file} is now at hf://{place.repository}/{place.file or file.name}, SHA-256 {sha256_of(file)}"
 
 
@@ -68,6 +67,14 @@ def parse(address: str) -> Place:
     if not address.startswith("hf://") or not owner or not repository:
         raise ConfigError(f"{address}: write the address as hf://OWNER/REPO/FILE.")
     return Place(f"{owner}/{repository}", file)
+
+
+def parse_file(address: str) -> Place:
+    """The parts of hf://OWNER/REPO/FILE."""
+    place = parse(address)
+    if not place.file:
+        raise ConfigError(f"{address}: name the file in the repository: hf://OWNER/REPO/best.safetensors")
+    return place
 
 
 def _api() -> Any:

@@ -77,8 +77,8 @@ def load(path_or_cfg: str | Path, *, device: str | int = "") -> "Detector":
     """Load a detector from weights, or an untrained one from a model config.
 
     Weights are a file (of flatout, of YOLOv7, or safetensors), or the name of weights that come with flatout, such as
-    "yolov7-tiny". A config is a name such as "yolov7-tiny.yaml" or "yolov7", or the path of a YAML file. If a name
-    means both, the weights are loaded; with the ending .yaml it means the config.
+    "yolov7-tiny", or that `flatout weights get` downloaded. A config is a name such as "yolov7-tiny.yaml" or "yolov7",
+    or the path of a YAML file. If a name means both, the weights are loaded; with the ending .yaml it means the config.
 
     `device` is "cpu", the number of a GPU, or "" for a GPU if there is one, as for `--device`. Raises ConfigError or
     CheckpointError if the file does not exist. Its content is read at first use, and no code in it is ever run.
@@ -167,10 +167,10 @@ def convert_data(
 ) -> "ConvertedSet":
     """Write a data set in another label format to the folder `out`, like `flatout yolo convert-data`.
 
-    `to` is yolo, coco, voc, labelme, cvat, createml or openimages. Images are copied, linked, or left where they are
-    (`none`). A second call makes only what is missing. Raises ConfigError if `out` contains other files or was made
-    with other settings, DataError if the data set cannot be read, ResourceError if the disk is too small, Interrupted
-    after a signal.
+    `to` is yolo, coco, voc, labelme, cvat, createml, openimages or huggingface. Images are copied, linked, or left
+    where they are (`none`). A second call makes only what is missing. Raises ConfigError if `out` contains other files
+    or was made with other settings, DataError if the data set cannot be read, ResourceError if the disk is too small,
+    Interrupted after a signal.
     """
     from flatout.yolo.find_file import find_data
 

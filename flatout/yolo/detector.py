@@ -1,7 +1,9 @@
 """The Python interface to detection: train, evaluate, predict and export as methods of one object."""
 
+import difflib
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +13,7 @@ import torch
 from flatout.config import build_config
 from flatout.errors import ConfigError, DataError, counted
 from flatout.feed import plan_workers
+from flatout.hub import downloaded
 from flatout.ranks import choose_device, make_current
 from flatout.yolo.evaluate.run import InferenceModel
 from flatout.yolo.find_file import shipped_weights, weights_file
@@ -52,7 +55,8 @@ class Detector:
         """The model config of a detector that has no weights yet."""
         self.weights: Path | None = None
         """The weights file; after `train`, the best weights of the run."""
-        if shipped_weights(path_or_cfg) is None and is_config_name(path_or_cfg):
+        is_name = shipped_weights(path_or_cfg) is not None or downloaded(path_or_cfg) is not None
+        if not is_name and is_config_name(path_or_cfg):
             self.config = find_config(path_or_cfg)
         else:
             self.weights = weights_file(path_or_cfg, flag="")
@@ -83,7 +87,7 @@ class Detector:
         from flatout.yolo.train import train
 
         start = {"cfg": str(self.config), "weights": ""} if self.config else {"weights": str(self.weights)}
-        options = _renamed(options, ALIASES | BATCH_ALIAS, "train()")
+        options = _renamed(options, TrainOptions, ALIASES | BATCH_ALIAS, "train()")
         values = {"data": str(data), "device": self._device, **start, **options}
         if isinstance(values.get("img_size"), int):
             values["img_size"] = [values["img_size"]] * 2
@@ -105,7 +109,7 @@ class Detector:
         """
         from flatout.yolo.evaluate import test
 
-        options = _renamed(options, ALIASES | BATCH_ALIAS, "evaluate()")
+        options = _renamed(options, TestOptions, ALIASES | BATCH_ALIAS, "evaluate()")
         values = {"data": str(data), "device": self._device, "weights": [str(self._require_weights())], **options}
         return test(build_config(values, TestOptions, where="evaluate()"))
 
@@ -118,7 +122,8 @@ class Detector:
 
         `source` is a path (of an image, folder, pattern, list or video), an array (uint8 [H, W, 3], BGR, as OpenCV
         reads images), a PIL image, a tensor (RGB, [3, H, W] or [B, 3, H, W], uint8 or 0 to 1), the bytes of an image
-        file, or a list of these; with allow_urls=True also the address of an image. `options` are the fields of
+        file or the open file, or a list of these; with allow_urls=True also the address of an image. The number of a
+        camera, or the address of a stream, gives one result: `stream` continues. `options` are the fields of
         `PredictOptions`: img_size=640, conf_thres=0.25, iou_thres=0.45, classes (numbers or names), agnostic_nms,
         augment, at_once, workers, track, and for large images tiles=640, tile_overlap=0.2, tile_full_view; conf, iou
         and imgsz are accepted, too. If sources cannot be read, a DataError lists them all, or with on_error="skip" they
@@ -162,7 +167,7 @@ class Detector:
         from flatout.yolo.export import ExportOptions, export
 
         weights = str(self._require_weights())
-        options = _renamed(options, ALIASES | BATCH_ALIAS | EXPORT_ALIAS, "export()")
+        options = _renamed(options, ExportOptions, ALIASES | BATCH_ALIAS | EXPORT_ALIAS, "export()")
         if isinstance(options.get("img_size"), int):
             options["img_size"] = [options["img_size"]] * 2
         if isinstance(options.get("formats"), str):
@@ -174,7 +179,7 @@ class Detector:
     ) -> list[Result]:
         if on_error not in ("raise", "skip"):
             raise ConfigError(f'predict(): on_error={on_error!r}: use "raise" or "skip".')
-        found = list(self._results(source, options, tracker))
+        found = list(self._results(source, options, tracker, one_of_live=True))
         unreadable = [each for each in found if isinstance(each, Unreadable)]
         if unreadable and on_error == "raise":
             listed = "\n".join(f"  {shown(each.path)}: {each.reason}" for each in unreadable)
@@ -183,7 +188,12 @@ class Detector:
         return [each for each in found if isinstance(each, Result)]
 
     def _results(
-        self, source: "Given | Iterable[Given]", options: PredictOptions, tracker: Tracker | None = None
+        self,
+        source: "Given | Iterable[Given]",
+        options: PredictOptions,
+        tracker: Tracker | None = None,
+        *,
+        one_of_live: bool = False,
     ) -> Generator[Result | Unreadable, None, None]:
         tracker = tracker or Tracker.from_options(options)
         device, model = self._networks(augment=options.augment)
@@ -191,7 +201,9 @@ class Detector:
         threads = min(options.workers, plan_workers("cpu*1.0").total)
         with ExitStack() as stack:
             large = options.tiles is not None
-            frames = frames_of_source(source, stack, large=large, allow_urls=options.allow_urls)
+            frames = frames_of_source(
+                source, stack, large=large, allow_urls=options.allow_urls, one_of_live=one_of_live
+            )
             results = results_of(frames, predictor, threads=threads, at_once=options.at_once)
             yield from tracked(stack.enter_context(closing(results)), tracker)
 
@@ -216,7 +228,7 @@ class Detector:
 
 
 def _predict_options(options: dict[str, Any]) -> PredictOptions:
-    options = _renamed(options, ALIASES | PREDICT_ALIAS, "predict()")
+    options = _renamed(options, PredictOptions, ALIASES | PREDICT_ALIAS, "predict()")
     classes = options.get("classes")
     if isinstance(classes, str | Integral):
         options["classes"] = [classes]
@@ -226,8 +238,13 @@ def _predict_options(options: dict[str, Any]) -> PredictOptions:
     return build_config(options, PredictOptions, where="predict()")
 
 
-def _renamed(options: dict[str, Any], aliases: Mapping[str, str], where: str) -> dict[str, Any]:
-    """The options under their own names; ConfigError if one is given twice."""
+def _renamed(options: dict[str, Any], model: type, aliases: Mapping[str, str], where: str) -> dict[str, Any]:
+    """The options under the names of the fields of `model`; ConfigError if one is given twice, or almost an alias."""
+    known = {each.name for each in fields(model)}
+    for name in options.keys() - known - aliases.keys():
+        close = difflib.get_close_matches(name, [*known, *aliases], n=1)
+        if close and close[0] in aliases:  # of the others, the validation knows the nearest
+            raise ConfigError(f"{where}: {name}: unknown key ({options[name]!r}) - did you mean {close[0]!r}?")
     if twice := [alias for alias, name in aliases.items() if alias in options and name in options]:
         raise ConfigError(f"{where}: {twice[0]} and {aliases[twice[0]]} are the same option. Give one of them.")
     return {aliases.get(name, name): value for name, value in options.items()}

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 from flatout.errors import CheckpointError, ConfigError
-from flatout.hub import downloaded
+from flatout.hub import downloaded, shipped
 from flatout.yolo.model.configs import shipped_folder as cfg_folder
 from flatout.yolo.options import NEVER_RELEASED
 
@@ -102,10 +102,10 @@ def weights_file(given: str | Path, *, flag: str = "--weights ", advice: str = "
     """
     # A folder named yolov7-tiny does not hide the weights. Other folders are refused, with a better reason, by the code
     # that reads them. Path.is_file() would raise for a name that is too long.
-    shipped = None if os.path.isfile(given) else shipped_weights(given)
-    if shipped is not None:
-        logger.info("%s%s: using the trained weights that come with flatout, %s", flag, given, shipped)
-        return shipped
+    own = None if os.path.isfile(given) else shipped_weights(given)
+    if own is not None:
+        logger.info("%s%s: using the trained weights that come with flatout, %s", flag, given, own)
+        return own
     if os.path.exists(given):
         return Path(given)
     if (found := downloaded(given)) is not None:
@@ -116,22 +116,18 @@ def weights_file(given: str | Path, *, flag: str = "--weights ", advice: str = "
 
 def shipped_weights(name: str | Path) -> Path | None:
     """Trained weights that come with flatout, by name without folder and ending; None if there are none."""
-    return _all_shipped_weights().get(str(name))
-
-
-def _all_shipped_weights() -> dict[str, Path]:
-    return {file.stem: file for file in sorted(shipped_folder("weights").glob("*.safetensors"))}
+    return shipped().get(str(name))
 
 
 def _where_to_get(path: Path) -> str:
     """Advice for missing weights: how to download a file of YOLOv7's authors, or the weights that come with flatout."""
-    shipped = _all_shipped_weights()
+    own = shipped()
     if path.name in RELEASED:
-        instead = f"(without the ending, {path.stem} means the weights of flatout). " if path.stem in shipped else ""
+        instead = f"(without the ending, {path.stem} means the weights of flatout). " if path.stem in own else ""
         return f"Download it into this folder with: curl -LO {RELEASES}/{path.name} {instead}"
     if path.suffix or path.parent != Path():
         return ""
-    return f"Weights that come with flatout: {', '.join(shipped)}. `flatout weights list` shows downloaded ones. "
+    return f"Weights that come with flatout: {', '.join(own)}. `flatout weights list` shows downloaded ones. "
 
 
 def find_cfg(given: str, *, weights: Path | None) -> Path | None:

@@ -1,6 +1,7 @@
 """The command line: arguments are followed or refused with a message, and the promised files are written."""
 
 import csv
+import hashlib
 import json
 import subprocess
 import sys
@@ -277,7 +278,11 @@ def test_an_exported_file_equals_the_network_for_any_batch_and_states_its_input_
     pytest.importorskip("onnxruntime")
     out = tmp_path / "strip.onnx"
     assert main(["defect", "export", "--model_path", str(weights), "--size", "80", "64", "--output", str(out)]) == 0
-    assert "of the network" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "of the network" in shown and f"model card: {tmp_path}/strip.card.md" in shown
+    card = (tmp_path / "strip.card.md").read_text()
+    assert hashlib.sha256(out.read_bytes()).hexdigest() in card
+    assert "| height, width | 80,64 |" in card and "| planes | target, ref1, ref2 |" in card
     facts = {entry.key: entry.value for entry in onnx.load(str(out)).metadata_props}
     assert facts["input_range"] == "0..255"
 

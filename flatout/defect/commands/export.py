@@ -63,4 +63,5 @@ def main(argv: list[str]) -> int:
     if done.smaller is not None:
         print(f"{done.smaller}: smaller, but its results differ: compare its heat maps before you use it")
     print(f"{done.path}: {done.path.stat().st_size / 2**20:.1f} MiB, {checked}")
+    print(f"model card: {done.card}")
     return 0

@@ -8,7 +8,7 @@ from flatout.errors import counted
 if TYPE_CHECKING:
     from flatout.yolo import ConvertedSet
 
-FORMATS = ("yolo", "coco", "voc", "labelme", "cvat", "createml", "openimages")
+FORMATS = ("yolo", "coco", "voc", "labelme", "cvat", "createml", "openimages", "huggingface")
 DESCRIPTION = """\
 Write a data set in another label format. Training reads all these formats directly: convert for other programs, or to
 edit labels with another tool. The source is a data YAML, an annotation file or a folder, and is never changed.
@@ -28,6 +28,7 @@ files in the output folder:
   cvat        SPLIT/images, SPLIT/annotations.xml (CVAT for images 1.1)
   createml    SPLIT/NAME.jpg, SPLIT/_annotations.createml.json
   openimages  SPLIT/NAME.jpg, SPLIT/SPLIT-annotations-bbox.csv, class-descriptions-boxable.csv
+  huggingface SPLIT/NAME.jpg, SPLIT/metadata.jsonl (load_dataset("imagefolder", data_dir=...))
   and data.yaml, to train on, written last; convert.json has the settings
 
 Labels that training could not use are left out and counted. Polygons stay polygons in yolo, coco, labelme and cvat, and

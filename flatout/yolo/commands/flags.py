@@ -191,12 +191,21 @@ class OneFile(argparse.Action):
 
 EXPORT_YOLOV7 = (
     value("--weights", "weights to export", nargs="+", action=OneFile, metavar="FILE"),
-    value("--img-size", "height and width of the input; one number sets both", type=int, nargs="+", metavar="PX"),
+    value(
+        "--img-size",
+        "height and width of the input, to which images are letterboxed (detect pads them less); one number sets both",
+        type=int,
+        nargs="+",
+        metavar="PX",
+    ),
     value("--batch-size", "images per batch", type=int),
     switch("--dynamic", "accept any batch size and image size (not with NMS in the file)"),
     switch("--dynamic-batch", "accept any batch size"),
     switch("--grid", "output decoded boxes in pixels; without it, one raw feature map per level"),
-    switch("--end2end", "include NMS in the ONNX file: TensorRT's plugin, or ONNX's own operator with --max-wh"),
+    switch(
+        "--end2end",
+        "include NMS in the ONNX file: TensorRT's plugin, or ONNX's own operator with --max-wh; OpenCV reads neither",
+    ),
     value(
         "--max-wh",
         "with --end2end: use ONNX's NMS, with classes offset by this many pixels; 0: NMS across classes",
@@ -231,9 +240,10 @@ EXPORT_OURS = (
 )
 
 EXPORT_DESCRIPTION = """\
-Export a network to ONNX and TorchScript. Batch norms, RepConv branches and implicit vectors are folded, auxiliary heads
-are left out. Before a file is written, its outputs are compared with those of the network on some images; sizes and
-times are printed. All flags of YOLOv7's export.py are accepted, including abbreviations.
+Export a network to ONNX, TorchScript, OpenVINO or ncnn, with a model card. Batch norms, RepConv branches and implicit
+vectors are folded, auxiliary heads are left out. Before a file is written, its outputs are compared with those of the
+network on some images; sizes and times are printed. All flags of YOLOv7's export.py are accepted, including
+abbreviations.
 """
 EXPORT_EPILOG = """\
 examples:

@@ -19,19 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, counted
 from flatout.export import (
+    TENSORRT_COMMAND,
     CardFile,
     Model,
     Ncnn,
     OpenVino,
     Precision,
     Session,
-    card_text,
     onnx_model,
+    openvino_use,
     quiet_tracing,
     refuse_missing,
     save_parts,
+    write_card,
 )
 from flatout.ranks import choose_device
 from flatout.safefiles import write_file
@@ -351,6 +353,18 @@ SHAPE_RULE = (
     "and fill the rest with grey (114). `flatout yolo detect` pads an image only to the next multiple of {stride}, so "
     "it sees less grey than this file, and its boxes may differ slightly."
 )
+FREE_SHAPE_RULE = (
+    "Letterbox every image to any multiple of {stride} in height and width: scale it to fit, keep its aspect ratio, "
+    "centre it, and fill the rest with grey (114). `flatout yolo detect` uses the smallest such rectangle."
+)
+CARD_TITLES = {
+    "input_layout": "layout",
+    "input_colors": "colours",
+    "input_range": "values",
+    "input_size_hw": "height, width",
+    "input_batch": "batch",
+}
+"""Entries of the metadata that describe the input, and what the card calls them."""
 ENDINGS = (".torchscript.pt", ".onnx", ".pt", ".pth", ".safetensors")
 """Endings that are removed from a name before a new one is added."""
 
@@ -396,17 +410,44 @@ def export_network(network: Network, options: ExportOptions, *, stem: Path) -> E
 
 def _write_card(context: ExportContext, files: Sequence[ExportedFile], stem: Path) -> Path:
     size_hw = (context.example.shape[2], context.example.shape[3])
-    facts = metadata_of(context.folded, context.options, size_hw, context.options.form)
-    text = card_text(
-        stem.name,
-        facts=facts,
-        shape_rule=SHAPE_RULE.format(height=size_hw[0], width=size_hw[1], stride=facts["stride"]),
-        files=[CardFile(file.path, file.line().partition("; ")[2]) for file in files],
-        compared_on=context.images.origin,
+    options = context.options
+    facts = metadata_of(context.folded, options, size_hw, options.form)
+    names = json.loads(facts["names"])
+    nms = [f"NMS is inside the ONNX file: {facts['nms']}"] if "nms" in facts else []
+    compared_on = ", ".join(Path(each).name for each in (options.data, *options.images) if each)
+    rule = FREE_SHAPE_RULE if options.free_size else SHAPE_RULE
+    return write_card(
+        stem,
+        about=f"{counted(len(names), 'class')}: {', '.join(map(str, names))}.",
+        inputs={title: facts[key] for key, title in CARD_TITLES.items()},
+        input_rule=rule.format(height=size_hw[0], width=size_hw[1], stride=facts["stride"]),
+        output="\n\n".join([f"{facts['output']}.", *nms]),
+        files=[CardFile(file.path, file.line().partition("; ")[2], _use(file.path, options)) for file in files],
+        compared_on=f"{counted(len(context.images.images), 'image')} of {compared_on}"
+        if compared_on
+        else context.images.origin,
     )
-    path = stem.with_name(f"{stem.name}.card.md")
-    write_file(path, text)
-    return path
+
+
+def _use(path: Path, options: ExportOptions) -> str:
+    """How to open an exported file, for the card."""
+    has_nms = options.form not in ("raw", "grid")
+    boxes = " It outputs decoded boxes, as of `--grid`, without NMS." if has_nms else ""
+    if path.name.endswith(".torchscript.pt"):
+        return f'`torch.jit.load("{path.name}")`.{boxes}'
+    if path.name.endswith("_openvino"):
+        return openvino_use(f"{path.name}/{path.name.removesuffix('_openvino')}.xml") + boxes
+    if path.name.endswith("_ncnn"):
+        return f"`ncnn.Net()`; the input is the blob `in0`, without a batch, the outputs are `out0`, `out1`, ...{boxes}"
+    if postprocess_for(options).uses_plugin:
+        command = TENSORRT_COMMAND.format(onnx=path.name, engine=path.with_suffix(".engine").name)
+        return (
+            f"`{command}` on the machine that will run it (not tested by flatout). Nothing but TensorRT has this NMS."
+        )
+    use = f'`onnxruntime.InferenceSession("{path.name}")`, input `{onnx_forms.INPUT}`.'
+    if has_nms:
+        return f"{use} OpenCV's dnn cannot read it, because it has no layer for NMS: export with `--grid` alone for it."
+    return f"{use} OpenCV's dnn cannot read it, because it needs fixed sizes." if options.free_size else use
 
 
 def stem_for(weights: Path, out: str) -> Path:

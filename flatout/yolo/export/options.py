@@ -14,10 +14,14 @@ FORMATS = ("torchscript", "onnx", "openvino", "ncnn")
 """All formats."""
 DEFAULT_FORMATS = ("torchscript", "onnx")
 """Written without --formats. A list of its own, so that a further format is not written unasked."""
+_TENSORRT = (
+    "an engine is built on the GPU that will run it; export ONNX, then run there: "
+    "trtexec --onnx=best.onnx --saveEngine=best.engine --fp16"
+)
 REFUSED_FORMATS = {
     "coreml": "flatout does not write CoreML files; convert the TorchScript file with coremltools, on a Mac",
-    "tensorrt": "an engine is built on the GPU that will run it; export ONNX, then run there: "
-    "trtexec --onnx=best.onnx --saveEngine=best.engine --fp16",
+    "tensorrt": _TENSORRT,
+    "engine": _TENSORRT,
     "lite": "PyTorch Mobile is discontinued, and torch no longer writes its files; use onnx or torchscript",
 }
 OPSETS = range(11, 21)

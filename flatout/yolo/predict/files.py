@@ -39,7 +39,7 @@ class Origin(NamedTuple):
     number: int
     """Index of the file or stream, from 0."""
     total: int
-    """Number of files or streams."""
+    """Number of files or streams; 0 if nobody knows it yet."""
     frame: int | None = None
     """Number within a video, from 1, or within a stream, from 0."""
     num_frames: int = 0
@@ -127,19 +127,19 @@ class Streams(NamedTuple):
     """Whether they come from a .txt list. YOLOv7 writes no video of such streams."""
 
 
-def find_sources(text: str, *, allow_urls: bool = False) -> Files | Streams:
-    """The files of a folder (not of its subfolders), a pattern with *, a list or a single path; or cameras and streams.
+def find_sources(text: str, *, allow_urls: bool = False, flag: str = "--source ") -> Files | Streams:
+    """The files of a folder (not of its subfolders), a pattern, a list or a single path; or cameras and streams.
 
-    `allow_urls` allows addresses of images, which are downloaded. ConfigError if there is no such file or folder,
-    DataError if it contains no image and no video.
+    `allow_urls` allows addresses of images, which are downloaded. ConfigError, which begins with `flag`, if there is no
+    such file or folder, DataError if it contains no image and no video.
     """
     if is_live(text):
         return Streams([text], listed=False)
     if is_image_url(text):
         return Files([allowed(text, allow_urls)], [])
     if text.lower().endswith(LIST_SUFFIX) and os.path.isfile(text):
-        return _from_list(text, allow_urls)
-    if "*" in text:
+        return _from_list(text, allow_urls, flag)
+    if is_pattern(text):
         found = _by_ending(sorted(glob.glob(text, recursive=True)))
     elif os.path.isdir(text):
         found = _by_ending(sorted(entry.path for entry in os.scandir(text) if not entry.name.startswith(".")))
@@ -147,12 +147,17 @@ def find_sources(text: str, *, allow_urls: bool = False) -> Files | Streams:
         found = _by_ending([text])
     else:
         raise ConfigError(
-            f"--source {text}: no such file or folder. Name an image, a folder, a pattern in quotes ('shots/*.jpg'), "
-            "a video, a .txt list, the number of a camera or a URL."
+            f"{flag}{text or repr('')}: no such file or folder. Name an image, a folder, a pattern in quotes "
+            "('shots/*.jpg'), a video, a .txt list, the number of a camera or a URL."
         )
     if not len(found):
-        raise DataError(f"--source {text}: {_why_empty(text)} Supported: {_supported()}.")
+        raise DataError(f"{flag}{text}: {_why_empty(text)} Supported: {_supported()}.")
     return found
+
+
+def is_pattern(text: str) -> bool:
+    """Whether it is a pattern, with * or, unless there is a file of that name, with ? or brackets."""
+    return "*" in text or (glob.has_magic(text) and not os.path.exists(text))
 
 
 def is_live(text: str) -> bool:
@@ -180,17 +185,17 @@ def without_password(address: str) -> str:
     return re.sub(r"//[^/@]*@", "//", address)
 
 
-def _from_list(path: str, allow_urls: bool) -> Files | Streams:
+def _from_list(path: str, allow_urls: bool, flag: str) -> Files | Streams:
     lines = [line.strip() for line in read_list(path) if line.strip()]
     if not lines:
-        raise DataError(f"--source {path}: the list is empty. Write one image, video or stream per line.")
+        raise DataError(f"{flag}{path}: the list is empty. Write one image, video or stream per line.")
     if any(map(is_live, lines)):
         return Streams(lines, listed=True)
     urls = [allowed(line, allow_urls) for line in lines if is_image_url(line)]
     found = _by_ending([line for line in lines if line not in urls], must_exist=False)
     found.images.extend(urls)
     if not len(found):
-        raise DataError(f"--source {path}: no line names an image or a video. Supported: {_supported()}.")
+        raise DataError(f"{flag}{path}: no line names an image or a video. Supported: {_supported()}.")
     return found
 
 
@@ -205,7 +210,7 @@ def is_video_name(path: str) -> bool:
 
 
 def _why_empty(text: str) -> str:
-    if "*" in text:
+    if is_pattern(text):
         return "no image and no video matches."
     return "no images and no videos in this folder." if os.path.isdir(text) else "neither an image nor a video."
 
@@ -240,7 +245,7 @@ def read_frame(origin: Origin, *, large: bool = False) -> Frame | Unreadable:
     try:
         return Frame(read_large(origin.path) if large else read_image(origin.path), origin)
     except (OSError, DecodeError) as error:
-        return Unreadable(origin.path, getattr(error, "strerror", None) or str(error))
+        return Unreadable(origin.path, _reason(error))
 
 
 def decode_frame(origin: Origin, content: Callable[[], bytes], *, large: bool = False) -> Frame | Unreadable:
@@ -249,7 +254,14 @@ def decode_frame(origin: Origin, content: Callable[[], bytes], *, large: bool = 
         decoded = decode_usable(content(), max_pixels=MAX_LARGE_PIXELS if large else None)
         return Frame(decoded.image, origin)
     except (OSError, HTTPException, DecodeError) as error:
-        return Unreadable(origin.path, getattr(error, "strerror", None) or str(error))
+        return Unreadable(origin.path, _reason(error))
+
+
+def _reason(error: Exception) -> str:
+    """Why something could not be read; a failed connection has the reason inside."""
+    inner = getattr(error, "reason", None)
+    error = inner if isinstance(inner, OSError) else error
+    return getattr(error, "strerror", None) or str(error)
 
 
 DOWNLOAD_TIMEOUT_S = 20

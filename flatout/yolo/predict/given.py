@@ -1,21 +1,23 @@
-"""Sources given in Python: paths, arrays, PIL images, tensors, bytes, a camera, and lists of them, as frames.
+"""Sources given in Python: paths, arrays, PIL images, tensors, bytes, files, a camera, and lists of them, as frames.
 
 Dimension key:  B images   C H W channels, rows and columns
 """
 
+import io
 import os
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set, Sized
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
 from flatout.errors import ConfigError
+from flatout.feed import DecodeError
 from flatout.yolo.data.find import is_image_name
 from flatout.yolo.predict.files import (
     Frame,
@@ -28,6 +30,7 @@ from flatout.yolo.predict.files import (
     find_sources,
     frames_of,
     is_image_url,
+    is_pattern,
     read_frame,
 )
 from flatout.yolo.predict.streams import LiveFrames
@@ -35,40 +38,50 @@ from flatout.yolo.predict.streams import LiveFrames
 if TYPE_CHECKING:
     import PIL.Image
 
-Given: TypeAlias = "str | Path | int | bytes | bytearray | memoryview | np.ndarray | torch.Tensor | PIL.Image.Image"
-"""A source of frames: a path, pattern or address; the number of a camera; the bytes of an image file; or pixels."""
+Content: TypeAlias = bytes | bytearray | memoryview | IO[bytes]
+Given: TypeAlias = "str | Path | int | Content | np.ndarray | torch.Tensor | PIL.Image.Image"
+"""A source of frames: a path, pattern or address; the number of a camera; the bytes of an image file, or the open file;
+or pixels."""
 
 MAY_BE_GIVEN = (
     "a path, folder or pattern, an array (uint8 [height, width, 3], BGR), a PIL image, a tensor (RGB, [3, height, "
-    "width] or a batch, uint8 or 0 to 1), the bytes of an image file, the number of a camera, or a list of these"
+    "width] or a batch, uint8 or 0 to 1), the bytes of an image file or the open file, the number of a camera, or a "
+    "list of these"
 )
 
 
 def frames_of_source(
-    source: "Given | Iterable[Given]", stack: ExitStack, *, large: bool = False, allow_urls: bool = False
+    source: "Given | Iterable[Given]",
+    stack: ExitStack,
+    *,
+    large: bool = False,
+    allow_urls: bool = False,
+    one_of_live: bool = False,
 ) -> Iterable[ReadFrame]:
     """The frames of one source or of several, in order; cameras and streams are closed with the stack.
 
     `large` allows images of more than 100 megapixels, `allow_urls` addresses of images, which are downloaded.
+    `one_of_live`: a single frame of a camera or of a stream without an end. An iterator is asked for an image when
+    there is room for it, so it may be endless.
     """
     if _is_path(source) or _is_camera(source):
-        found = find_sources(str(source), allow_urls=allow_urls)
+        found = find_sources(str(source), allow_urls=allow_urls, flag="")
         if isinstance(found, Streams):
-            return stack.enter_context(LiveFrames(found.addresses))
+            return stack.enter_context(LiveFrames(found.addresses, flag="", only_one=one_of_live))
         return frames_of(found, large=large)
-    if _is_pixels(source) or isinstance(source, bytes | bytearray | memoryview):
+    if _is_pixels(source) or _is_content(source):
         return _frames_of_several([source], large=large, allow_urls=allow_urls)
-    if isinstance(source, Mapping | Set) or not isinstance(source, Iterable):
+    if isinstance(source, Mapping | Set | io.TextIOBase) or not isinstance(source, Iterable):
         raise ConfigError(_refusal(source))
-    return _frames_of_several(list(source), large=large, allow_urls=allow_urls)
+    return _frames_of_several(source, large=large, allow_urls=allow_urls)
 
 
-def _frames_of_several(several: Sequence[Any], *, large: bool, allow_urls: bool) -> Iterator[ReadFrame]:
-    total = len(several)
+def _frames_of_several(several: Iterable[Any], *, large: bool, allow_urls: bool) -> Iterator[ReadFrame]:
+    total = len(several) if isinstance(several, Sized) else 0
     for number, each in enumerate(several):
-        if isinstance(each, bytes | bytearray | memoryview):
+        if _is_content(each):
             origin = Origin(f"bytes {number}", "array", number, total)
-            yield partial(decode_frame, origin, partial(bytes, each), large=large)
+            yield partial(decode_frame, origin, partial(_content, each), large=large)
         elif _is_pixels(each):
             for name, image_HWC in _images_in(each, number):
                 yield partial(already_read, Frame(image_HWC, Origin(name, "array", number, total)))
@@ -80,14 +93,13 @@ def _frames_of_several(several: Sequence[Any], *, large: bool, allow_urls: bool)
 
 def _frames_of_item(text: str, number: int, total: int, *, large: bool, allow_urls: bool) -> Iterator[ReadFrame]:
     """The frames of a path in a list."""
-    is_pattern = "*" in text and not os.path.exists(text)
-    if is_image_url(text) or (is_image_name(text) and not is_pattern):
+    if is_image_url(text) or (is_image_name(text) and (os.path.exists(text) or not is_pattern(text))):
         if is_image_url(text):
             allowed(text, allow_urls)
         # A missing file is noticed when it is read, so that all missing files are reported together.
         yield partial(read_frame, Origin(text, "image", number, total), large=large)
         return
-    found = find_sources(text, allow_urls=allow_urls)
+    found = find_sources(text, allow_urls=allow_urls, flag="")
     if isinstance(found, Streams):
         raise ConfigError(
             f"{text}: a camera or stream cannot be part of a list. Pass it as the only source, not in a list."
@@ -103,6 +115,27 @@ def _is_camera(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
 
 
+def _is_content(value: object) -> bool:
+    """Whether it is the bytes of an image file, or an open file that has them."""
+    return isinstance(value, bytes | bytearray | memoryview | io.BufferedIOBase | io.RawIOBase) or (
+        # Files of `tempfile`, fsspec or a web framework, whose classes are their own.
+        callable(getattr(value, "read", None)) and not isinstance(value, io.TextIOBase)
+    )
+
+
+def _content(value: Content) -> bytes:
+    """The bytes; DecodeError for something else that can be read, such as a cv2.VideoCapture."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    content = value.read()
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise DecodeError(
+            f"{type(value).__name__}.read() gives a {type(content).__name__}, not the bytes of an image file; for a "
+            "video, give its path"
+        )
+    return bytes(content)
+
+
 def _is_pixels(value: object) -> bool:
     return isinstance(value, np.ndarray | torch.Tensor) or _is_pil(value)
 
@@ -114,6 +147,8 @@ def _is_pil(value: object) -> bool:
 
 
 def _refusal(value: object) -> str:
+    if isinstance(value, io.TextIOBase):
+        return f'{reprlib.repr(value)} was opened as text: open it with mode "rb".'
     return f"{reprlib.repr(value)} is no source of images: give {MAY_BE_GIVEN}."
 
 

@@ -4,6 +4,7 @@ Dimension key:  n detections   H W image
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -288,14 +289,23 @@ class Result:
 
 
 SIDES = ("left", "top", "right", "bottom")
+IRREGULAR = {
+    "calf": "calves", "child": "children", "deer": "deer", "fish": "fish", "foot": "feet", "goose": "geese",
+    "knife": "knives", "leaf": "leaves", "loaf": "loaves", "man": "men", "mouse": "mice", "sheep": "sheep",
+    "shelf": "shelves", "tooth": "teeth", "wolf": "wolves", "woman": "women",
+}  # fmt: skip
+"""Last words of class names -> their plurals."""
 LETTERS, LINE = 0.006, 0.0013
 """Height of capitals and width of lines, as shares of height + width."""
 
 
 def _plural(name: str, count: int) -> str:
-    """YOLOv7's 's', but as in English: 'boxes', 'buses', 'berries'; names that look like a plural (skis) are kept."""
+    """YOLOv7's 's', but as in English: 'boxes', 'berries', 'leaves'; names that look like a plural (skis) are kept."""
     if count == 1 or (name.endswith("s") and not name.endswith(("ss", "us"))):
         return name
+    for one, many in IRREGULAR.items():
+        if re.search(rf"\b{one}$", name):
+            return f"{name.removesuffix(one)}{many}"
     if name.endswith("y") and name[-2:-1] not in (*"aeiou", ""):
         return f"{name[:-1]}ies"
     return f"{name}es" if name.endswith(("s", "x", "z", "ch", "sh")) else f"{name}s"
@@ -359,7 +369,7 @@ def shown(path: str) -> str:
 
 
 def _place(origin: Origin) -> str:
-    place = f"{origin.kind} {origin.number + 1}/{origin.total}"
+    place = f"{origin.kind} {origin.number + 1}/{origin.total or '?'}"
     if origin.kind == "video":
         place += f" ({origin.frame}/{origin.num_frames or '?'})"
     elif origin.kind == "stream":

@@ -41,8 +41,18 @@ JOIN_S = 1.0
 class Stream:
     """One camera or stream, read by a thread until it ends or `close()` is called."""
 
-    def __init__(self, address: str, changed: threading.Condition, retry_s: Sequence[float] = RETRY_S) -> None:
-        """Open the stream; notifies `changed` of every new frame and of the end. DataError if it cannot be opened."""
+    def __init__(
+        self,
+        address: str,
+        changed: threading.Condition,
+        retry_s: Sequence[float] = RETRY_S,
+        *,
+        flag: str = "--source ",
+    ) -> None:
+        """Open the stream; notifies `changed` of every new frame and of the end.
+
+        DataError, which begins with `flag`, if it cannot be opened.
+        """
         self.address = address
         self.shown = without_password(address)
         """The address in messages and file names."""
@@ -53,10 +63,10 @@ class Stream:
         """Why there will be no more frames; None while there may be."""
         capture = open_capture(address)
         if not capture.isOpened():
-            raise DataError(f"--source {self.shown}: {_cannot_open(address)}")
+            raise DataError(f"{flag}{self.shown}: {_cannot_open(address)}")
         self.fps = fps_of(capture) or 30.0
-        # A file behind a URL has an end: all of its frames are wanted, and reaching the end is no error.
-        self._is_endless = num_frames_of(capture) == 0
+        self.is_endless = num_frames_of(capture) == 0
+        """False for a file behind a URL: all of its frames are wanted, and reaching the end is no error."""
         self._thread = threading.Thread(target=self._read, args=(capture,), name="flatout-stream", daemon=True)
         self._thread.start()
 
@@ -82,12 +92,12 @@ class Stream:
         while not self._closing.is_set():
             if not capture.grab():
                 capture.release()
-                capture = self._reconnected() if self._is_endless else None
+                capture = self._reconnected() if self.is_endless else None
                 if capture is None:
                     break
                 continue
             seen += 1
-            if self._is_endless and seen % EVERY:
+            if self.is_endless and seen % EVERY:
                 continue
             there, image = capture.retrieve()
             if there:
@@ -99,7 +109,7 @@ class Stream:
     def _publish(self, image: np.ndarray) -> None:
         with self._changed:
             # A file behind a URL waits until its frame was taken; a live frame that was not taken is replaced.
-            while not self._is_endless and self._newest is not None and not self._closing.is_set():
+            while not self.is_endless and self._newest is not None and not self._closing.is_set():
                 self._changed.wait(timeout=1.0)
             self._newest = image
             self._changed.notify_all()
@@ -122,7 +132,7 @@ class Stream:
 
     def _end(self) -> None:
         with self._changed:
-            lost = self._is_endless and not self._closing.is_set()
+            lost = self.is_endless and not self._closing.is_set()
             self.ended = f"the stream was lost, and {len(self._retry_s)} attempts to reconnect failed" if lost else ""
             self._changed.notify_all()
 
@@ -152,14 +162,22 @@ CHECK_S = 1.0
 class LiveFrames:
     """The newest frames of several streams, whenever the network can take them. A context manager."""
 
-    def __init__(self, addresses: Sequence[str], retry_s: Sequence[float] = RETRY_S) -> None:
-        """DataError if one of them cannot be opened."""
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        retry_s: Sequence[float] = RETRY_S,
+        *,
+        flag: str = "--source ",
+        only_one: bool = False,
+    ) -> None:
+        """DataError if one of them cannot be opened. `only_one`: one frame of each that has no end."""
         self._changed = threading.Condition()
+        self._only_one = only_one
         self._closed = False
         self.streams: list[Stream] = []
         try:
             for address in addresses:
-                self.streams.append(Stream(address, self._changed, retry_s))
+                self.streams.append(Stream(address, self._changed, retry_s, flag=flag))
         except BaseException:  # also on Ctrl-C: the streams that are open have threads
             self.close()
             raise
@@ -173,6 +191,8 @@ class LiveFrames:
                 origin = self._origin(number, count[number])
                 count[number] += 1
                 yield partial(already_read, Frame(image, origin))
+                if self._only_one and self.streams[number].is_endless:
+                    going.discard(number)
             for number in [number for number in going if self.streams[number].is_over]:
                 going.discard(number)
                 if reason := self.streams[number].ended:

@@ -25,6 +25,7 @@ from flatout.yolo.data.formats.annotated import ClassNumbers, ImageToWrite, to_l
 from flatout.yolo.data.formats.createml import read_createml
 from flatout.yolo.data.formats.csv_tables import read_open_images
 from flatout.yolo.data.formats.cvat import read_cvat
+from flatout.yolo.data.formats.huggingface import read_metadata
 from flatout.yolo.data.formats.registry import LAYOUTS
 from flatout.yolo.data.formats.sidecars import SIDECARS
 from flatout.yolo.data.label_text import ImageLabels, parse_labels
@@ -36,6 +37,7 @@ CONFIG = SplitConfig(scan=ScanConfig(workers=0, progress=False))
 NAMES = ("bolt", "nut & <washer>", 'ring, "x"')
 ROUNDING_PX = {
     "yolo": 1e-3, "coco": 2e-3, "voc": 0.5 + 1e-3, "labelme": 2e-3, "cvat": 2e-3, "createml": 2e-3, "openimages": 1e-3,
+    "huggingface": 2e-3,
 }  # fmt: skip
 """How far a corner may move when a box of an image below 2,000 px is written once: half a unit of the last decimal, for
 centre and size together, and what float32 loses."""
@@ -47,6 +49,10 @@ def _caches_here(tmp_path, monkeypatch):
 
 
 # Round trips of label files
+
+READERS = {
+    "cvat": read_cvat, "createml": read_createml, "openimages": read_open_images, "huggingface": read_metadata,
+}  # fmt: skip
 
 
 def read_back(kind: str, image: ImageToWrite) -> ImageLabels:
@@ -62,8 +68,7 @@ def read_back(kind: str, image: ImageToWrite) -> ImageLabels:
         if kind == "coco":
             Path(folder, image.name).touch()
             return read_coco(str(path), NAMES).labels[0]
-        read = {"cvat": read_cvat, "createml": read_createml, "openimages": read_open_images}[kind]
-        images = read(str(path)).images
+        images = READERS[kind](str(path)).images
         return to_labels(images[0], ClassNumbers(NAMES), image.size_wh) if images else parse_labels(b"")
 
 
@@ -160,6 +165,43 @@ def test_a_conversion_there_and_back_gives_the_same_files(kind, source, tmp_path
     assert direct.keys() == back.keys() and len(direct) == 8
     for image, numbers in direct.items():
         np.testing.assert_allclose(back[image], numbers, atol=tolerance)
+
+
+SUPERVISION = {
+    "yolo": ("from_yolo", "images/train", "labels/train", "data.yaml"),
+    "coco": ("from_coco", "images/train", "annotations/instances_train.json"),
+    "voc": ("from_pascal_voc", "JPEGImages", "Annotations"),
+    "labelme": ("from_labelme", "train", "train"),
+    "createml": ("from_createml", "train", "train/_annotations.createml.json"),
+}
+"""Format -> how the package supervision reads it."""
+
+
+@pytest.mark.parametrize("kind", SUPERVISION)
+def test_another_program_reads_the_same_boxes_in_what_is_written(kind, source, tmp_path):
+    supervision = pytest.importorskip("supervision", reason="needs the extra `track`")
+    done = flatout.yolo.convert_data(source, tmp_path / "out", to=kind)
+    method, *paths = SUPERVISION[kind]
+    read = getattr(supervision.DetectionDataset, method)(*(str(tmp_path / "out" / path) for path in paths))
+    images = open_split(read_data_yaml(done.data), "train", CONFIG).images
+    for row, path in enumerate(images.paths):
+        label_n5, size_wh = images.labels.of(row).astype(float), images.size_wh_N2[row]
+        corners_n4 = np.concatenate((label_n5[:, 1:3] - label_n5[:, 3:] / 2, label_n5[:, 1:3] + label_n5[:, 3:] / 2), 1)
+        (found,) = (own for name, own in read.annotations.items() if Path(name).name == Path(path).name)
+        names = [read.classes[number] for number in found.class_id.tolist()]
+        assert names == [images.names[int(number)] for number in label_n5[:, 0]]
+        # One pixel: supervision rounds, and counts the pixels of VOC in its own way.
+        np.testing.assert_allclose(found.xyxy, corners_n4 * np.tile(size_wh, 2), atol=1.01)
+
+
+def test_the_datasets_package_reads_what_is_written_for_hugging_face(source, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    flatout.yolo.convert_data(source, tmp_path / "out", to="huggingface")
+    read = datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "out"), cache_dir=str(tmp_path / "hf"))
+    assert (read["train"].num_rows, read["validation"].num_rows) == (6, 2)
+    objects = [row["objects"] for part in read.values() for row in part]
+    assert sum(len(each["bbox"]) for each in objects) == 12
+    assert {name for each in objects for name in each["category"]} == {"bolt", "nut"}
 
 
 def _labels_by_image(folder: Path) -> dict[bytes, list[float]]:

@@ -314,6 +314,31 @@ def test_data_sets_that_the_datasets_package_writes_are_read(kind, tmp_path):
     assert cache_folder(file.path) != before, "a changed file gets other images"
 
 
+def test_a_parquet_file_may_have_only_the_paths_of_its_images(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    write_images(tmp_path / "set/images")
+    rows = [
+        {
+            "image": {"bytes": None, "path": path},
+            "objects": {
+                "bbox": [[x1, y1, x2 - x1, y2 - y1] for _, x1, y1, x2, y2 in boxes],
+                "category": [NAMES[kind] for kind, *_ in boxes],
+            },
+        }
+        for (_, boxes), path in zip(
+            BOXES.items(), ["images/a.jpg", str(tmp_path / "set/images/b.jpg"), "images/c.jpg"], strict=True
+        )
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "set/train.parquet")
+    assert_the_same(open_data_set(data_yaml(tmp_path, "set/train.parquet")))
+    (tmp_path / "set/images/b.jpg").unlink()
+    os.utime(tmp_path / "set/train.parquet", (1, 1))
+    with pytest.raises(DataError, match=r"row 1 has only the path of its image, .*b\.jpg, and there is no such file"):
+        open_split(open_data_set(data_yaml(tmp_path, "set/train.parquet")), "train", CONFIG)
+
+
 def test_a_damaged_parquet_file_is_named(tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     (tmp_path / "train.parquet").write_bytes(b"PAR1 and no more")
@@ -337,6 +362,10 @@ def test_class_names_are_found_in_the_features_of_either_version_of_datasets():
     ):
         content = {"info": {"features": {"image": {"_type": "Image"}, "objects": objects}}}
         assert class_names({b"huggingface": json.dumps(content).encode()}) == NAMES
+    scene = {"names": ["indoors", "outdoors"], "_type": "ClassLabel"}
+    for before, after in (({"scene": scene}, {}), ({}, {"scene": scene})):
+        content = {"info": {"features": {**before, "objects": objects, **after}}}
+        assert class_names({b"huggingface": json.dumps(content).encode()}) == NAMES, "not those of whole images"
     for metadata in (None, {}, {b"huggingface": b"{"}, {b"huggingface": b"[]"}):
         assert class_names(metadata) == ()
 

@@ -271,7 +271,10 @@ def test_an_openvino_model_computes_the_same_numbers(grid, simplify, network, tm
     openvino = pytest.importorskip("openvino", reason="openvino is not installed")
     (file,) = exported(network, tmp_path, grid=grid, simplify=simplify, formats=("openvino",)).files
     assert {path.name for path in file.path.iterdir()} == {"x.xml", "x.bin", "x.json"}
-    compiled = openvino.Core().compile_model(str(tmp_path / "x_openvino/x.xml"), "CPU")
+    # As the card says: by default, OpenVINO computes in bfloat16 on CPUs that can.
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    assert f'compile_model("x_openvino/x.xml", "CPU", {json.dumps(settings)})' in (tmp_path / "x.card.md").read_text()
+    compiled = openvino.Core().compile_model(str(tmp_path / "x_openvino/x.xml"), "CPU", settings)
     x = pixels()
     with torch.no_grad():
         expected = network(torch.from_numpy(x))
@@ -293,6 +296,7 @@ def test_an_ncnn_model_computes_the_same_numbers(grid, network, tmp_path):
     ("options", "message"),
     [
         ({"formats": ("tensorrt",)}, "trtexec --onnx=best.onnx"),
+        ({"formats": ("engine",)}, "trtexec --onnx=best.onnx"),
         ({"formats": ("ncnn",), "batch_size": 2}, "ncnn has no batches, so --batch-size 2 cannot be used; give 1"),
     ],
 )
@@ -317,3 +321,28 @@ def test_every_export_has_a_model_card_with_hashes_classes_and_the_rule_of_shape
     assert hashlib.sha256((tmp_path / "x.onnx").read_bytes()).hexdigest() in card
     assert all(name in card for name in network.names)
     assert f"Letterbox every image to {SIDE} x {SIDE}" in card and "largest difference" in card
+    assert 'onnxruntime.InferenceSession("x.onnx")' in card and "cannot read" not in card
+
+
+@NEED_ONNX
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"end2end": True, "max_wh": 640}, "OpenCV's dnn cannot read it, because it has no layer for NMS"),
+        ({"dynamic": True}, "OpenCV's dnn cannot read it, because it needs fixed sizes"),
+        ({"end2end": True}, "trtexec --onnx=x.onnx --saveEngine=x.engine --fp16` on the machine that will run it (not"),
+    ],
+)
+def test_the_card_says_who_cannot_read_a_file(options, sentence, network, tmp_path):
+    outcome = exported(network, tmp_path, grid=True, **options)
+    assert sentence in outcome.card.read_text()
+    with pytest.raises(cv2.error):
+        cv2.dnn.readNetFromONNX(str(tmp_path / "x.onnx"))
+
+
+def test_the_card_tells_nobody_the_folders_of_this_machine(network, tmp_path):
+    (tmp_path / "secret").mkdir()
+    cv2.imwrite(str(tmp_path / "secret/a.png"), np.zeros((SIDE, SIDE, 3), np.uint8))
+    images = (str(tmp_path / "secret/a.png"),)
+    outcome = exported(network, tmp_path, formats=("torchscript",), images=images, pictures=1)
+    assert "on 1 image of a.png." in outcome.card.read_text() and "secret" not in outcome.card.read_text()

@@ -258,17 +258,20 @@ def test_one_is_singular_and_none_is_nothing(place):
     assert results_of(place, conf_thres=1.0)[0].summary() == "nothing"
 
 
-@pytest.mark.parametrize(
-    "counted", ["2 crosses", "2 boxes", "2 buses", "2 benches", "2 skis", "2 persons", "1 box", "1 skis"]
-)
-def test_plurals_are_english(counted):
-    number, _, plural = counted.partition(" ")
-    singular = {"crosses": "cross", "boxes": "box", "buses": "bus", "benches": "bench", "persons": "person"}
-    name = singular.get(plural, plural)
+PLURALS = {
+    "cross": "crosses", "box": "boxes", "bus": "buses", "bench": "benches", "skis": "skis", "person": "persons",
+    "leaf": "leaves", "table knife": "table knives", "sheep": "sheep", "giraffe": "giraffes", "German": "Germans",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLURALS)
+@pytest.mark.parametrize("number", [1, 2])
+def test_plurals_are_english(name, number):
+    counted = f"{number} {name if number == 1 else PLURALS[name]}"
     result = Result(
-        boxes=np.zeros((int(number), 4), np.float32),
-        scores=np.ones(int(number), np.float32),
-        classes=np.zeros(int(number), np.int64),
+        boxes=np.zeros((number, 4), np.float32),
+        scores=np.ones(number, np.float32),
+        classes=np.zeros(number, np.int64),
         names=(name,),
         image=np.zeros((4, 4, 3), np.uint8),
         origin=Origin("a.jpg", "image", 0, 1),

@@ -1,6 +1,7 @@
 """Sources in Python: whatever holds an image gives the same result, and what does not is refused in one sentence."""
 
 import io
+import itertools
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,7 +13,7 @@ import torch
 import flatout.yolo
 from flatout.__main__ import main
 from flatout.errors import ConfigError, DataError
-from tests.yolo.predict.small_sources import make_image, serving
+from tests.yolo.predict.small_sources import Server, make_image, serving
 from tests.yolo.predict.test_detector import OPTIONS, same
 
 
@@ -61,6 +62,9 @@ def test_an_image_in_any_form_gives_the_same(model, path, image, expected, pil):
         "bytes 0": content,
         "bytearray": bytearray(content),
         "memoryview": memoryview(content),
+        "file in memory": io.BytesIO(content),
+        "open file": path.open("rb"),
+        "pattern with ?": f"{path.parent}/?2.p[n]g",
         "tensor 0": rgb_CHW(image),
         "float": rgb_CHW(image).float() / 255,
         "half": rgb_CHW(image).double() / 255,
@@ -112,7 +116,8 @@ def test_bytes_are_turned_upright_like_files(model, pil, image, tmp_path):
 def test_the_error_about_anything_else_lists_what_may_be_given(model, nothing):
     text = (
         r"is no source of images: give a path, folder or pattern, an array \(uint8 \[height, width, 3\], BGR\), a PIL "
-        r"image, a tensor \(RGB, .*\), the bytes of an image file, the number of a camera, or a list of these\.$"
+        r"image, a tensor \(RGB, .*\), the bytes of an image file or the open file, the number of a camera, or a list "
+        r"of these\.$"
     )
     with pytest.raises(ConfigError, match=text):
         model.predict(nothing)
@@ -145,6 +150,95 @@ def test_bytes_that_are_no_image_are_unreadable(model):
     with pytest.raises(DataError, match="bytes 0: "):
         model.predict(b"no image")
     assert model.predict([b"", b"text"], on_error="skip") == []
+
+
+def test_a_file_that_was_opened_as_text_is_refused(model, path):
+    with path.open() as file, pytest.raises(ConfigError, match=r'opened as text: open it with mode "rb"\.$'):
+        model.predict(file)
+    with path.open() as file, pytest.raises(ConfigError, match=r"^item 0: .*opened as text"):
+        model.predict([file])
+
+
+def test_an_open_video_is_refused_with_what_to_give(model, place):
+    capture = cv2.VideoCapture(str(place / "clip.mp4"))
+    with pytest.raises(DataError, match=r"VideoCapture\.read\(\) gives a tuple, .*; for a video, give its path"):
+        model.predict(capture)
+    capture.release()
+
+
+def test_messages_in_python_do_not_speak_of_flags(model):
+    with pytest.raises(ConfigError, match=r"^missing\.png: no such file or folder"):
+        model.predict("missing.png")
+    with pytest.raises(ConfigError, match=r"^'': no such file or folder"):
+        model.predict("")
+    with pytest.raises(DataError, match=r"^63: camera 63 cannot be opened"):
+        model.predict(63)
+
+
+def test_an_endless_iterator_is_read_as_far_as_needed(model, image, expected):
+    asked = []
+
+    def frames():
+        for number in itertools.count():
+            asked.append(number)
+            yield image
+
+    stream = model.stream(frames(), **OPTIONS)
+    assert same(next(stream), expected)
+    stream.close()
+    assert len(asked) < 100
+
+
+def test_one_frame_of_a_live_stream_is_a_result_and_every_frame_of_a_file(model, place):
+    with serving(Server(frames=40, stays=True, clip=place / "clip.mp4")) as server:
+        (result,) = model.predict(server.url("/live"), **OPTIONS)
+        assert result.origin.kind == "stream" and result.image.shape == (64, 96, 3)
+        assert len(model.predict(server.url("/clip.mp4"), **OPTIONS)) == len(
+            model.predict(place / "clip.mp4", **OPTIONS)
+        )
+
+
+def test_an_option_that_is_almost_another_name_is_suggested(model, image):
+    with pytest.raises(ConfigError, match=r"^predict\(\): cnf: unknown key \(0\.5\) - did you mean 'conf'\?$"):
+        model(image, cnf=0.5)
+    with pytest.raises(ConfigError, match=r"img_sise: unknown key \(64\) - did you mean 'img_size'"):
+        model(image, img_sise=64)
+
+
+class _Camera:
+    """A camera that always shows the same; as OpenCV's, it does not know how many frames there will be."""
+
+    def __init__(self, image: np.ndarray) -> None:
+        self._image = image
+
+    def isOpened(self) -> bool:
+        return True
+
+    def get(self, what: int) -> float:
+        return 0.0
+
+    def grab(self) -> bool:
+        return True
+
+    def retrieve(self) -> tuple[bool, np.ndarray]:
+        return True, self._image.copy()
+
+    def release(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize("number", [0, "0", np.int64(0)])
+def test_a_camera_is_looked_at_once_or_followed(model, image, expected, monkeypatch, number):
+    opened = []
+    monkeypatch.setattr(
+        "flatout.yolo.predict.streams.open_capture", lambda address: opened.append(address) or _Camera(image)
+    )
+    (result,) = model(number, **OPTIONS)
+    assert same(result, expected) and result.path == "0" and opened == ["0"]
+    stream = model.stream(number, **OPTIONS)
+    frames = [next(stream).origin.frame for _ in range(3)]
+    stream.close()
+    assert frames == [0, 1, 2]
 
 
 def test_a_camera_is_a_number_alone(model):

@@ -159,6 +159,52 @@ def test_ids_are_in_label_files_json_and_videos(place, tmp_path):
     assert (with_ids != without).any()
 
 
+def test_a_video_with_crossings_has_the_same_good_ids_in_label_files_json_video_and_results(
+    shapes, place, tmp_path, monkeypatch
+):
+    """The whole command on a video of a scene; only the boxes come from the scene instead of the network."""
+    scene = shapes.make_scene(1)
+    width, height = shapes.SIZE_WH
+    writer = cv2.VideoWriter(str(tmp_path / "scene.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 25.0, (width, height))
+    for image in scene.images:
+        writer.write(image)
+    writer.release()
+    found = shapes.detections(scene, 1)
+
+    def results_of_scene(frames, *args, **options):
+        for read, result in zip(frames, found, strict=True):
+            frame = read()
+            yield replace(result, image=frame.image, origin=frame.origin)
+
+    monkeypatch.setattr("flatout.yolo.predict.detect.results_of", results_of_scene)
+    monkeypatch.setattr("flatout.yolo.detector.results_of", results_of_scene)
+    words = ["--weights", place / "a.pt", "--source", "scene.mp4", "--device", "cpu", "--name", "scene"]
+    assert main(["yolo", "detect", *map(str, words), "--track", "--save-txt", "--save-json"]) == 0
+    results = flatout.yolo.load(place / "a.pt", device="cpu").track("scene.mp4")
+
+    in_text, in_json = [], [{} for _ in results]
+    for number in range(1, len(results) + 1):
+        rows = np.loadtxt(f"runs/detect/scene/labels/scene_{number}.txt", ndmin=2)
+        centre_n2, half_n2 = rows[:, 1:3] * shapes.SIZE_WH, rows[:, 3:5] * shapes.SIZE_WH / 2
+        boxes = np.concatenate((centre_n2 - half_n2, centre_n2 + half_n2), 1)
+        in_text.append({int(own): box for own, box in zip(rows[:, 5], boxes, strict=True) if own > 0})
+    for record in json.loads(Path("runs/detect/scene/a_predictions.json").read_text()):
+        x, y, w, h = record["bbox"]
+        if record["track_id"] > 0:
+            in_json[int(record["image_id"].rpartition("_")[2]) - 1][record["track_id"]] = np.array([x, y, x + w, y + h])
+    in_results = shapes.by_id(results)
+    for boxes, others, same in zip(in_results, in_text, in_json, strict=True):
+        assert boxes.keys() == others.keys() == same.keys()
+    for each in (in_results, in_text, in_json):
+        assert shapes.idf1(shapes.true_by_id(scene), each) >= 0.9
+
+    for frame, result in list(zip(frames_in(Path("runs/detect/scene/scene.mp4")), results, strict=True))[10::20]:
+        right, wrong = (
+            np.abs(frame.astype(float) - replace(result, ids=ids).plot()).mean() for ids in (result.ids, result.ids + 3)
+        )
+        assert right < 0.5 * wrong, "the ids that are drawn are those of the results"
+
+
 def test_the_objects_of_a_photograph_keep_their_ids_while_the_camera_pans():
     """With the weights that come with flatout: a window moves over a photograph of a bus and people."""
     pytest.importorskip("trackers", reason=NEEDED)

@@ -12,20 +12,23 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.feed import default_folder as store_folder
+from flatout.yolo.data.find import is_image_name
 from flatout.yolo.data.formats.annotated import (
     AnnotatedImage,
     AnnotationFile,
+    ImageToWrite,
     Objects,
     check_size,
     csv_rows,
     invalid_json,
     numbers,
+    px,
     unreadable,
 )
 
@@ -121,6 +124,14 @@ def _sorted_names(names: set[str | int]) -> tuple[str, ...]:
     return tuple(sorted(str(name) for name in names))
 
 
+def write_metadata(images: Sequence[ImageToWrite], names: Sequence[str]) -> Iterator[str]:
+    """The metadata.jsonl of a split, piece by piece; classes are written by name."""
+    for image in images:
+        boxes = [[px(x1), px(y1), px(x2 - x1), px(y2 - y1)] for x1, y1, x2, y2 in image.corners_px().tolist()]
+        objects = {"bbox": boxes, "category": [names[number] for number in image.class_n]}
+        yield json.dumps({"file_name": image.name, "objects": objects}, ensure_ascii=False) + "\n"
+
+
 # Parquet files and folders of `save_to_disk`, which contain the images
 
 
@@ -146,12 +157,16 @@ def read_parquet(path: str) -> AnnotationFile:
 
 
 def class_names(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:
-    """The class names that `datasets` keeps in the metadata of a table; empty if there are none."""
+    """The class names that `datasets` keeps in the metadata of a table; empty if there are none.
+
+    Those of the objects, if images have a class, too.
+    """
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError):
         return ()
-    waiting = [features]
+    # The last is looked at first.
+    waiting = [features, features.get("objects") if isinstance(features, dict) else None]
     while waiting:
         feature = waiting.pop()
         if isinstance(feature, dict):
@@ -206,11 +221,21 @@ def _write_images(path: str, folder: Path) -> None:
 
 
 def _image_of(record: dict[str, Any], path: str, row: int) -> tuple[bytes, str]:
-    """Content and file name of the image of a row."""
+    """Content and file name of the image of a row, which `datasets` saves inside the file, or only by its path."""
     image = record.get("image")
     if isinstance(image, dict) and isinstance(image.get("bytes"), bytes):
         return image["bytes"], str(image.get("path") or "")
-    raise DataError(f"{path}: row {row} has no image with its bytes. Save the data set with its images.")
+    name = image.get("path") if isinstance(image, dict) else image
+    if not isinstance(name, str) or not name:
+        raise DataError(f"{path}: row {row} has no image. Save the data set with its images.")
+    # A relative path starts from the folder of the file. Nothing but images is read, whatever a foreign file names.
+    place = os.path.join(os.path.dirname(path), name)
+    if not is_image_name(name) or not os.path.isfile(place):
+        raise DataError(
+            f"{path}: row {row} has only the path of its image, {name}, and there is no such file. Save the data set "
+            "with its images inside."
+        )
+    return Path(place).read_bytes(), name
 
 
 def _ending(content: bytes) -> str:

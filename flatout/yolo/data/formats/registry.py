@@ -38,7 +38,7 @@ from flatout.yolo.data.formats.csv_tables import (
     write_open_images,
 )
 from flatout.yolo.data.formats.cvat import read_cvat, write_cvat
-from flatout.yolo.data.formats.huggingface import read_metadata, read_parquet
+from flatout.yolo.data.formats.huggingface import read_metadata, read_parquet, write_metadata
 from flatout.yolo.data.formats.labelme import write_labelme
 from flatout.yolo.data.formats.sidecars import read_head
 from flatout.yolo.data.formats.voc import IMAGES as VOC_IMAGES
@@ -245,6 +245,8 @@ LAYOUTS: dict[str, Layout] = {
                        "{split}/_annotations.createml.json", write_set=write_createml),
     "openimages": Layout("Open Images", "{split}", "{split}/{split}-annotations-bbox.csv", "{split}",
                          write_set=write_open_images, write_names=(DESCRIPTIONS, write_descriptions)),
+    "huggingface": Layout("Hugging Face metadata", "{split}", "{split}/metadata.jsonl", "{split}",
+                          write_set=write_metadata),
 }  # fmt: skip
 """Name after `--to` -> layout."""
 
