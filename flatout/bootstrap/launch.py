@@ -61,5 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         default="pytorch/pytorch:latest",
         help="container image with Python 3.11 or newer, for k8s and kubeflow (default: pytorch/pytorch:latest)",
     )
-    parser.add_argument("--cpus", type=int, default=8, metavar="N", help="cores for each GPU (default: 8)")
+    parser.add_argument(
+        "--cpus", type=int, default=8, metavar="N", help="cores for each GPU, or for all with --gpus 0 (default: 8)"
+    )
     return parser
