@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import struct
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -20,9 +22,9 @@ from hypothesis import strategies as st
 
 from flatout.engine.callbacks import End, RunStart
 from flatout.errors import ConfigError
-from flatout.monitor import _parser, main
+from flatout.monitor import _found, _parser, main
 from flatout.monitor.charts import charts_of, ticks_between
-from flatout.monitor.run_state import images_of, read_csv, read_rows, run_state
+from flatout.monitor.run_state import find_runs, images_of, read_csv, read_rows, run_state
 from flatout.monitor.server import make_server, names_of, page_data
 from flatout.runs.ends import RunLog
 
@@ -147,6 +149,62 @@ def test_a_run_that_is_not_there_yet_is_waited_for_and_then_shown(run):
     assert (data["waiting_for"], data["shown"]) == ("", ["exp"])
 
 
+def test_runs_that_are_there_are_shown_while_another_is_waited_for(run):
+    later = run.parent / "later"
+    data = page_data([run, later], [])
+    assert (data["shown"], data["waiting_for"]) == (["exp"], str(later))
+    another_run(run, "later")
+    data = page_data([run, later], [])
+    assert (data["shown"], data["waiting_for"]) == (["exp", "later"], "")
+
+
+def test_the_command_names_the_runs_in_its_own_order_and_those_that_are_missing(run):
+    other, later = another_run(run, "exp2"), run.parent / "later"
+    runs = find_runs([other, run, later])
+    assert _found([other, run, later], runs) == f"Shown: {other}, {run}; {later} as soon as it starts"
+    assert _found([run.parent], runs) == f"Shown: {run}; 1 more to choose from in the page"
+
+
+def rendered(paths, width):
+    """The page as a browser shows it after its script has run: its visible words."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs chromium")
+    with make_server(paths, "secret") as server, threading_server(server):
+        address = f"http://127.0.0.1:{server.server_address[1]}/secret/"
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
+        command = [browser, *flags, "--virtual-time-budget=4000", "--dump-dom", address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    body = done.stdout.partition("<main>")[2].partition("<script>")[0]
+    return " ".join(re.sub(r"<[^>]*>", " ", body).split())
+
+
+@contextmanager
+def threading_server(server):
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield
+    server.shutdown()
+    thread.join()
+
+
+@pytest.mark.slow
+def test_a_browser_shows_every_run_in_its_own_row_and_what_is_waited_for(run):
+    other, later = another_run(run, "exp2"), run.parent / "later"
+    words = rendered([run, other, later], 400)
+    assert "exp and exp2" in words and f"No run in {later} yet. It is shown here as soon as it starts." in words
+    assert "exp stopped 3 / 10 50.00" in words and "exp2 finished 3 / 10 50.00" in words
+    assert "Box loss" in words and "exp, " not in words.partition("Box loss")[0]
+    assert words.count("No answer from the monitor") == 0
+
+
+@pytest.mark.slow
+def test_a_browser_shows_one_run_with_its_state_and_charts(run):
+    words = rendered([run], 1200)
+    assert "stopped" in words and "3 / 10 epochs" in words and "50.00 images per second" in words
+    assert "Box loss" in words and "Show 2 more: constant and internal numbers" in words
+
+
 def test_a_file_is_no_run(run):
     with pytest.raises(ConfigError, match=r"log\.jsonl: a file, not a run folder"):
         main([str(run / "log.jsonl")])
@@ -263,7 +321,7 @@ def test_other_methods_are_refused(address):
 
 def test_the_page_loads_nothing_from_elsewhere():
     page = (Path(__file__).parents[2] / "flatout" / "monitor" / "page.html").read_text()
-    assert set(re.findall(r"(?:src|href)\s*=\s*[\"']([^\"']*)", page)) <= {"profile.html?run="}
+    assert set(re.findall(r"(?:src|href)\s*=\s*[\"']([^\"']*)", page)) <= {"profile.html?run=", "image?run="}
     assert page.count("http") == page.count("http://www.w3.org/2000/svg")
 
 
