@@ -15,6 +15,7 @@ import urllib.request
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ from flatout.errors import ConfigError
 from flatout.monitor import _found, _parser, main
 from flatout.monitor.charts import charts_of, ticks_between
 from flatout.monitor.run_state import find_runs, images_of, read_csv, read_rows, run_state
-from flatout.monitor.server import make_server, names_of, page_data
+from flatout.monitor.server import machine_load, make_server, names_of, page_data
 from flatout.runs.ends import RunLog
 
 ROWS = [{"epoch": epoch, "box": 0.1 / (epoch + 1), "images_per_s": 50.0, "seconds": 4.0} for epoch in range(3)]
@@ -282,6 +283,26 @@ def test_page_and_state_are_served_below_the_token(address):
     state, content = get(address, "/secret/state.json")
     assert state.status == 200
     assert json.loads(content)["machine"]["cores"] >= 1
+
+
+def test_gpus_are_shown_with_load_memory_and_temperature_and_a_failing_one_breaks_nothing(monkeypatch):
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    answers = {
+        "nvmlInit": None, "nvmlDeviceGetCount": 2, "nvmlDeviceGetName": "H200", "nvmlDeviceGetTemperature": 61,
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=3 << 30, total=140 << 30),
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97),
+    }  # fmt: skip
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    gpu = {"name": "H200", "busy_percent": 97, "used_gib": 3, "total_gib": 140, "celsius": 61}
+    assert machine_load()["gpus"] == [gpu, gpu]
+
+    def fail(*_):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", fail)
+    assert machine_load()["gpus"] == []
 
 
 def test_images_and_profile_of_the_run_are_served_and_nothing_else_of_it(address, run):
