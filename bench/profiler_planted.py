@@ -184,6 +184,10 @@ def main() -> int:
         return 2
     key = json.loads((folder / "answers.json").read_text())
     key = [each for each in key if not options.script or each["script"] in options.script]
+    unknown = [each["script"] for each in key if each["cause"] not in CLASSES or not (folder / each["script"]).exists()]
+    if unknown:
+        print(f"{', '.join(unknown)}: no such script, or its cause is not in CLASSES", file=sys.stderr)
+        return 2
     print(facts_line(), flush=True)
     rows = [Row(each["script"], each["cause"], []) for each in key]
     for _ in range(rounds):

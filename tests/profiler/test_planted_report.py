@@ -1,6 +1,7 @@
 """The report on foreign scripts with planted causes leaves nothing out, and misses are counted as such."""
 
 import argparse
+import json
 
 import pytest
 
@@ -39,6 +40,16 @@ def test_a_verdict_is_right_only_if_most_rounds_are():
     assert (half.is_right, most.is_right) == (False, True)
     assert "1/2 WRONG" in half.line() and "2/3 right" in most.line()
     assert len(half.details()) == 3, "the planted cause, and both of the things that were said"
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_every_planted_cause_has_its_right_verdicts(name):
+    """Otherwise the first run of a set, which cannot be repeated, would end in the middle."""
+    folder = profiler_planted.SCRIPTS / name
+    key = json.loads((folder / "answers.json").read_text())
+    # Only counts are compared, so that a failure does not show the key.
+    assert sum(each["cause"] in profiler_planted.CLASSES for each in key) == len(key) == 8
+    assert sum((folder / each["script"]).is_file() for each in key) == 8
 
 
 def test_a_script_that_fails_is_a_row_of_the_table(tmp_path):
