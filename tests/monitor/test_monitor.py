@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flatout.engine.callbacks import End, RunStart
@@ -252,6 +252,7 @@ def test_a_score_that_never_changes_is_shown():
 
 
 @given(st.floats(-1e12, 1e12), st.floats(1e-9, 1e12))
+@example(360287970190.0, 6.103515625e-05)
 def test_ticks_cover_the_values_with_a_handful_of_numbers(low, width):
     ticks = ticks_between(low, low + width)
     slack = 1e-6 * max(abs(low), width)
