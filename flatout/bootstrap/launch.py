@@ -42,7 +42,7 @@ FLAGS = (
         "container image with Python 3.11 or newer, for k8s and kubeflow (default: pytorch/pytorch:latest)",
         default="pytorch/pytorch:latest",
     ),
-    value("--cpus", "cores for each GPU (default: 8)", type=int, default=8, metavar="N"),
+    value("--cpus", "cores for each GPU, or for all with --gpus 0 (default: 8)", type=int, default=8, metavar="N"),
 )
 
 

@@ -6,6 +6,7 @@ The on-start script of `flatout bootstrap` is the core of most of them: it insta
 when it is run again. Several machines are joined by torchrun; the scheduler only has to start the same command again.
 """
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +25,9 @@ PERMANENT = [2, 3, 4, 6]
 """Exit codes that another try would not change: flags, data, checkpoints, divergence (docs/exit-codes.md)."""
 INTERRUPTED = 75
 RETRIES = 20
+MAX_CHARACTERS = 100_000
+"""Limit of a script inside a manifest: Linux accepts 128 KiB in one argument of a program."""
+_ADDRESS = re.compile(r"\w+://")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,8 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise ConfigError(f"--nodes {self.nodes}: use 1 or more.")
+        if self.cpus < 1:
+            raise ConfigError(f"--cpus {self.cpus}: use 1 or more.")
         if not self.train.gpus.isdecimal():
             raise ConfigError(f"--gpus {self.train.gpus}: a manifest needs a number: GPUs per machine.")
         if not self.name.replace("-", "").isalnum() or self.name != self.name.lower():
@@ -50,8 +56,24 @@ class LaunchConfig:
 
     @property
     def gpus(self) -> int:
-        """GPUs per machine."""
+        """GPUs per machine; 0: the CPU."""
         return int(self.train.gpus)
+
+    @property
+    def ranks(self) -> int:
+        """Processes per machine that train together."""
+        return max(1, self.gpus)
+
+    @property
+    def cores(self) -> int:
+        """Cores per machine."""
+        return self.cpus * self.ranks
+
+    def refuse(self, target: str, **reasons: str) -> None:
+        """Refuse flags of the on-start script that have no place in a target, instead of ignoring them."""
+        for name, reason in reasons.items():
+            if getattr(self.train, name):
+                raise ConfigError(f"--{name.replace('_', '-')}: {target} {reason}")
 
 
 def manifest_of(target: str, config: LaunchConfig) -> str:
@@ -66,9 +88,10 @@ def sky(config: LaunchConfig) -> str:
         "name": config.name,
         "num_nodes": config.nodes,
         "resources": {
-            "accelerators": f"{config.gpu}:{config.gpus}",
+            **({"accelerators": f"{config.gpu}:{config.gpus}"} if config.gpus else {"cpus": f"{config.cores}+"}),
             "use_spot": True,
-            "job_recovery": {"max_restarts_on_errors": 3},
+            # A training that saved after a signal continues however often that happens; errors are limited.
+            "job_recovery": {"max_restarts_on_errors": 3, "recover_on_exit_codes": [INTERRUPTED]},
         },
         "run": _script(config, _place('"$SKYPILOT_NODE_RANK"', head)),
     }
@@ -92,7 +115,7 @@ def k8s(config: LaunchConfig) -> str:
         "name": "train",
         "image": config.image,
         "command": ["sh", "-c", _script(config)],
-        "resources": {"limits": {"nvidia.com/gpu": config.gpus}, "requests": {"cpu": str(config.cpus * config.gpus)}},
+        "resources": _resources(config),
         # Batches travel through shared memory, of which a container has 64 MiB by default.
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
@@ -132,11 +155,8 @@ def kubeflow(config: LaunchConfig) -> str:
                 "image": config.image,
                 "command": ["sh", "-c", _script(config, "")],
                 "numNodes": config.nodes,
-                "numProcPerNode": config.gpus,
-                "resourcesPerNode": {
-                    "limits": {"nvidia.com/gpu": str(config.gpus)},
-                    "requests": {"cpu": str(config.cpus * config.gpus)},
-                },
+                "numProcPerNode": config.ranks,
+                "resourcesPerNode": _resources(config),
             },
         },
     }
@@ -149,12 +169,13 @@ def kubeflow(config: LaunchConfig) -> str:
 def slurm(config: LaunchConfig) -> str:
     """A batch script that saves before a node is taken away, and is requeued."""
     script = _script(config, _place('"$SLURM_NODEID"', '"$FLATOUT_HEAD"'))
+    gpus = f"--gpus-per-node={config.gpus} " if config.gpus else ""
     return f"""\
 #!/bin/bash
 # sbatch {config.name}.sbatch
 #SBATCH --job-name={config.name}
 #SBATCH --nodes={config.nodes} --ntasks-per-node=1
-#SBATCH --gpus-per-node={config.gpus} --cpus-per-task={config.cpus * config.gpus}
+#SBATCH {gpus}--cpus-per-task={config.cores}
 #SBATCH --signal=TERM@{SAVE_S} --requeue --open-mode=append
 # --work is a folder on a file system that all nodes share; each node has its own folder below it.
 script=$(cat <<'END_OF_SCRIPT'
@@ -172,8 +193,14 @@ exit "$code"
 
 def ray(config: LaunchConfig) -> str:
     """A program for Ray Train, which replaces lost workers."""
+    config.refuse(
+        "ray", fetch="has no data step; put the data where all machines see it.", at_end="runs on machines that stay."
+    )
     return f'''\
-"""python {config.name}_ray.py: train with flatout on Ray. Lost workers are replaced, and the training continues."""
+"""python {config.name}_ray.py: train with flatout on Ray. Lost workers are replaced, and the training continues.
+
+Every machine of the cluster needs flatout: python -m pip install {shlex.quote(config.train.package)}
+"""
 
 import ray.train
 import torch.distributed
@@ -195,7 +222,7 @@ def train() -> None:
         raise RuntimeError(f"flatout ended with exit code {{code}}")
 
 
-workers = ray.train.ScalingConfig(num_workers={config.nodes * max(1, config.gpus)}, use_gpu={config.gpus > 0})
+workers = ray.train.ScalingConfig(num_workers={config.nodes * config.ranks}, use_gpu={config.gpus > 0})
 failures = ray.train.FailureConfig(max_failures={RETRIES})
 TorchTrainer(train, scaling_config=workers, run_config=ray.train.RunConfig(failure_config=failures)).fit()
 '''
@@ -205,7 +232,14 @@ def modal(config: LaunchConfig) -> str:
     """A program for Modal: a function with a GPU and a volume, which is started again after a preemption."""
     if config.nodes > 1:
         raise ConfigError("--nodes: a function of Modal runs on one machine. Use --gpus for several GPUs.")
+    config.refuse("modal", work="keeps all files in its volume.", at_end="ends the machine by itself.")
+    if not _ADDRESS.search(config.train.package):
+        raise ConfigError(
+            f"--package {config.train.package}: modal installs it elsewhere, where your files are not. Give an "
+            "address: git+https://HOST/OWNER/flatout@COMMIT, or the URL of a wheel."
+        )
     packages = [config.train.package, *(["obstore"] if config.train.mirror else [])]
+    machine = f'gpu="{config.gpu}:{config.gpus}", cpu={config.cores}' if config.gpus else f"cpu={config.cores}"
     shell = ["sh", "-c", config.train.fetch]
     fetch = f'\n    subprocess.run({shell!r}, cwd="/work", check=True)' if config.train.fetch else ""
     return f'''\
@@ -222,19 +256,20 @@ COMMAND = {shlex.split(train_line(config.train))!r}
 
 
 @app.function(
-    image=image, gpu="{config.gpu}:{config.gpus}", cpu={config.cpus * config.gpus}, volumes={{"/work": volume}},
+    image=image, {machine}, volumes={{"/work": volume}},
     timeout=24 * 3600, retries=modal.Retries(max_retries=10, backoff_coefficient=1.0),
 )
-def train() -> None:{fetch}
+def train() -> int:{fetch}
     code = subprocess.run(COMMAND, cwd="/work").returncode
     volume.commit()
     if code not in {(0, *PERMANENT)!r}:  # those would fail again
         raise RuntimeError(f"flatout ended with exit code {{code}}: started again, it continues")
+    return code
 
 
 @app.local_entrypoint()
 def main() -> None:
-    train.remote()
+    raise SystemExit(train.remote())
 '''
 
 
@@ -252,15 +287,22 @@ TARGETS: Mapping[str, Callable[[LaunchConfig], str]] = {
 def _script(config: LaunchConfig, place: str = "") -> str:
     """The on-start script. On several machines it starts torchrun with `place`, which says which of them this is."""
     if config.nodes == 1:
-        return script_of(config.train)
-    size = f"--nnodes {config.nodes} --nproc_per_node {max(1, config.gpus)} " if place else ""
-    line = f"torchrun {size}{place}-m flatout {shlex.join(arguments_of(config.train))}"
-    return script_of(replace(config.train, line=line))
+        return script_of(config.train, max_characters=MAX_CHARACTERS)
+    size = f"--nnodes {config.nodes} --nproc_per_node {config.ranks} " if place else ""
+    # Not `torchrun`: that of the machine's image would run the image's Python, which has no flatout.
+    line = f"python -m torch.distributed.run {size}{place}-m flatout {shlex.join(arguments_of(config.train))}"
+    return script_of(replace(config.train, line=line), max_characters=MAX_CHARACTERS)
 
 
 def _place(node: str, head: str) -> str:
     """Arguments of torchrun: number of this machine and address of the first, which is always rank 0 and saves."""
     return f"--node_rank {node} --master_addr {head} --master_port {PORT} "
+
+
+def _resources(config: LaunchConfig) -> dict[str, Any]:
+    """What a container of Kubernetes needs."""
+    limits = {"limits": {"nvidia.com/gpu": str(config.gpus)}} if config.gpus else {}
+    return {**limits, "requests": {"cpu": str(config.cores)}}
 
 
 def _about_mirror(config: LaunchConfig) -> str:

@@ -97,7 +97,7 @@ class BootstrapConfig:
             _refuse_secrets(text)
 
 
-def script_of(config: BootstrapConfig) -> str:
+def script_of(config: BootstrapConfig, *, max_characters: int = MAX_CHARACTERS) -> str:
     """The whole script; ConfigError if it is too long or a shell command in it cannot be parsed."""
     text = _HEAD.format(
         package=shlex.quote(config.package),
@@ -108,9 +108,9 @@ def script_of(config: BootstrapConfig) -> str:
         train=config.line or train_line(config),
     )
     text += resources.files("flatout.bootstrap").joinpath("body.sh").read_text()
-    if len(text) >= MAX_CHARACTERS:
+    if len(text) >= max_characters:
         raise ConfigError(
-            f"the script has {len(text):,} characters; most providers accept fewer than {MAX_CHARACTERS:,}. "
+            f"the script has {len(text):,} characters; most providers accept fewer than {max_characters:,}. "
             "Put long settings into a file and download it with --fetch."
         )
     return text

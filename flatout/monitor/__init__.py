@@ -53,11 +53,18 @@ def main(argv: list[str]) -> int:
 
 def _found(paths: list[Path], runs: list[Path]) -> str:
     """What the page will show, in one line."""
+    from flatout.monitor.run_state import without_run
+
     if not runs:
         return f"No run in {' or '.join(map(str, paths))} yet: the page waits, and shows it as soon as it starts."
-    named = [run for run in runs if run in paths] or runs[:1]
+    named = [path for path in paths if path in runs] or runs[:1]
     others = len(runs) - len(named)
-    return f"Shown: {', '.join(map(str, named))}" + (f"; {others} more to choose from in the page" if others else "")
+    missing = without_run(paths, runs)
+    return (
+        f"Shown: {', '.join(map(str, named))}"
+        + (f"; {others} more to choose from in the page" if others else "")
+        + (f"; {' and '.join(map(str, missing))} as soon as it starts" if missing else "")
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -77,7 +77,8 @@ def charts_of(rows_by_run: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
 
 def ticks_between(low: float, high: float, count: int = 4) -> list[float]:
     """About `count` round numbers that cover low..high; the first and last are the ends of the axis."""
-    if not high > low:
+    # A range that rounding could make is none: its ticks would be one and the same number.
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
     rough = (high - low) / count
     size = 10.0 ** math.floor(math.log10(rough))

@@ -72,6 +72,11 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return sorted(dict.fromkeys(found), key=lambda run: last_change_s(run) or 0.0, reverse=True)[:MAX_RUNS]
 
 
+def without_run(paths: Sequence[Path], runs: Sequence[Path]) -> list[Path]:
+    """Paths at or below which none of the runs is."""
+    return [path for path in paths if not any(run == path or path in run.parents for run in runs)]
+
+
 def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in RECORDS)
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 
 from flatout.monitor.charts import charts_of
-from flatout.monitor.run_state import PROFILE, find_runs, images_of, run_state
+from flatout.monitor.run_state import PROFILE, find_runs, images_of, run_state, without_run
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,9 @@ def page_data(paths: Sequence[Path], shown: Sequence[str], *, price_per_hour: fl
         shown = [name for path in paths for name, folder in runs.items() if folder == path] or list(runs)[:1]
     states = {name: run_state(runs[name], price_per_hour=price_per_hour) for name in shown if name in runs}
     charts = charts_of({name: state.pop("rows") for name, state in states.items()})
+    missing = without_run(paths, list(runs.values()))
     return {
-        "waiting_for": "" if runs else " or ".join(map(str, paths)),
+        "waiting_for": " or ".join(map(str, missing)),
         "runs": list(runs),
         "shown": list(states),
         "states": list(states.values()),
@@ -112,6 +113,7 @@ def make_server(
     class Handler(_Handler):
         roots, secret, price = paths, token, price_per_hour
 
+    psutil.cpu_percent(interval=None)  # the first call only starts the measurement
     return _Server(("127.0.0.1", port), Handler)
 
 

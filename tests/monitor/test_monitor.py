@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import struct
 import subprocess
@@ -11,19 +12,21 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flatout.engine.callbacks import End, RunStart
 from flatout.errors import ConfigError
-from flatout.monitor import _parser, main
+from flatout.monitor import _found, _parser, main
 from flatout.monitor.charts import charts_of, ticks_between
-from flatout.monitor.run_state import images_of, read_csv, read_rows, run_state
-from flatout.monitor.server import make_server, names_of, page_data
+from flatout.monitor.run_state import find_runs, images_of, read_csv, read_rows, run_state
+from flatout.monitor.server import machine_load, make_server, names_of, page_data
 from flatout.runs.ends import RunLog
 
 ROWS = [{"epoch": epoch, "box": 0.1 / (epoch + 1), "images_per_s": 50.0, "seconds": 4.0} for epoch in range(3)]
@@ -147,6 +150,62 @@ def test_a_run_that_is_not_there_yet_is_waited_for_and_then_shown(run):
     assert (data["waiting_for"], data["shown"]) == ("", ["exp"])
 
 
+def test_runs_that_are_there_are_shown_while_another_is_waited_for(run):
+    later = run.parent / "later"
+    data = page_data([run, later], [])
+    assert (data["shown"], data["waiting_for"]) == (["exp"], str(later))
+    another_run(run, "later")
+    data = page_data([run, later], [])
+    assert (data["shown"], data["waiting_for"]) == (["exp", "later"], "")
+
+
+def test_the_command_names_the_runs_in_its_own_order_and_those_that_are_missing(run):
+    other, later = another_run(run, "exp2"), run.parent / "later"
+    runs = find_runs([other, run, later])
+    assert _found([other, run, later], runs) == f"Shown: {other}, {run}; {later} as soon as it starts"
+    assert _found([run.parent], runs) == f"Shown: {run}; 1 more to choose from in the page"
+
+
+def rendered(paths, width):
+    """The page as a browser shows it after its script has run: its visible words."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs chromium")
+    with make_server(paths, "secret") as server, threading_server(server):
+        address = f"http://127.0.0.1:{server.server_address[1]}/secret/"
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
+        command = [browser, *flags, "--virtual-time-budget=4000", "--dump-dom", address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    body = done.stdout.partition("<main>")[2].partition("<script>")[0]
+    return " ".join(re.sub(r"<[^>]*>", " ", body).split())
+
+
+@contextmanager
+def threading_server(server):
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield
+    server.shutdown()
+    thread.join()
+
+
+@pytest.mark.slow
+def test_a_browser_shows_every_run_in_its_own_row_and_what_is_waited_for(run):
+    other, later = another_run(run, "exp2"), run.parent / "later"
+    words = rendered([run, other, later], 400)
+    assert "exp and exp2" in words and f"No run in {later} yet. It is shown here as soon as it starts." in words
+    assert "exp stopped 3 / 10 50.00" in words and "exp2 finished 3 / 10 50.00" in words
+    assert "Box loss" in words and "exp, " not in words.partition("Box loss")[0]
+    assert words.count("No answer from the monitor") == 0
+
+
+@pytest.mark.slow
+def test_a_browser_shows_one_run_with_its_state_and_charts(run):
+    words = rendered([run], 1200)
+    assert "stopped" in words and "3 / 10 epochs" in words and "50.00 images per second" in words
+    assert "Box loss" in words and "Show 2 more: constant and internal numbers" in words
+
+
 def test_a_file_is_no_run(run):
     with pytest.raises(ConfigError, match=r"log\.jsonl: a file, not a run folder"):
         main([str(run / "log.jsonl")])
@@ -193,6 +252,7 @@ def test_a_score_that_never_changes_is_shown():
 
 
 @given(st.floats(-1e12, 1e12), st.floats(1e-9, 1e12))
+@example(360287970190.0, 6.103515625e-05)
 def test_ticks_cover_the_values_with_a_handful_of_numbers(low, width):
     ticks = ticks_between(low, low + width)
     slack = 1e-6 * max(abs(low), width)
@@ -224,6 +284,26 @@ def test_page_and_state_are_served_below_the_token(address):
     state, content = get(address, "/secret/state.json")
     assert state.status == 200
     assert json.loads(content)["machine"]["cores"] >= 1
+
+
+def test_gpus_are_shown_with_load_memory_and_temperature_and_a_failing_one_breaks_nothing(monkeypatch):
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    answers = {
+        "nvmlInit": None, "nvmlDeviceGetCount": 2, "nvmlDeviceGetName": "H200", "nvmlDeviceGetTemperature": 61,
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=3 << 30, total=140 << 30),
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97),
+    }  # fmt: skip
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    gpu = {"name": "H200", "busy_percent": 97, "used_gib": 3, "total_gib": 140, "celsius": 61}
+    assert machine_load()["gpus"] == [gpu, gpu]
+
+    def fail(*_):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", fail)
+    assert machine_load()["gpus"] == []
 
 
 def test_images_and_profile_of_the_run_are_served_and_nothing_else_of_it(address, run):
@@ -263,7 +343,7 @@ def test_other_methods_are_refused(address):
 
 def test_the_page_loads_nothing_from_elsewhere():
     page = (Path(__file__).parents[2] / "flatout" / "monitor" / "page.html").read_text()
-    assert set(re.findall(r"(?:src|href)\s*=\s*[\"']([^\"']*)", page)) <= {"profile.html?run="}
+    assert set(re.findall(r"(?:src|href)\s*=\s*[\"']([^\"']*)", page)) <= {"profile.html?run=", "image?run="}
     assert page.count("http") == page.count("http://www.w3.org/2000/svg")
 
 

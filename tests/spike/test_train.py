@@ -327,7 +327,7 @@ def test_a_disk_that_is_full_at_the_end_loses_no_training(name, demo, tmp_path, 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic, "_check_room", check)
+        patch.setattr(atomic, "check_room", check)
         with pytest.raises(
             ResourceError,
             match=r"not enough disk space: .* run the same command again to (complete the run|continue)\.$",

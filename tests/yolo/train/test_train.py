@@ -486,7 +486,7 @@ def test_a_disk_that_is_full_at_the_end_costs_no_training(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic, "_check_room", refuse)
+        patch.setattr(atomic, "check_room", refuse)
         with pytest.raises(ResourceError, match="not enough disk space: ") as caught:
             train(options)
     is_trained = name != "best.pt"  # best.pt is written before the last checkpoint, so its epoch end is repeated
