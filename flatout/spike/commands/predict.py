@@ -12,7 +12,7 @@ tiles that are blended, so that there are no seams.
 """
 EPILOG = """\
 examples:
-  flatout spike predict --weights best.pt --input_blur clip/blur --input_spike clip/spike --output out --video
+  flatout spike predict --weights best.pt --input_blur clip/blur --input_spike clip/spike --output out --video --page
 
 Exit code: 0, 2 wrong arguments, 3 unusable data, 4 unusable weights.
 """
@@ -34,8 +34,11 @@ def main(argv: list[str]) -> int:
     given = {key: value for key, value in tiles.items() if value is not None}
     predictor = load_predictor(args.weights, args.device, config, overrides=overrides, tiles=given)
     done = predict_folder(
-        predictor, args.input_blur, args.input_spike, args.output, video=args.video, compare=args.side_by_side
-    )
+        predictor, args.input_blur, args.input_spike, args.output,
+        video=args.video, compare=args.side_by_side, page=args.page,
+    )  # fmt: skip
+    if done.page is not None:
+        print(f"{done.page}: open it in a browser")
     print(f"{done.frames} frames in {done.folder}, {done.frames / done.seconds:.2f} frames/s")
     return 0
 
@@ -63,6 +66,11 @@ def _parser() -> argparse.ArgumentParser:
         "--side_by_side", action="store_true", help="also write images with the blurry and the restored frame"
     )
     parser.add_argument("--video", action="store_true", help="also write the restored frames as a video, restored.avi")
+    parser.add_argument(
+        "--page", action="store_true",
+        help="also write before_after.html, one file with a slider between blurry and restored frames, which works "
+        "offline",
+    )  # fmt: skip
     parser.add_argument(
         "--tile_size", type=int, metavar="PX", help="side of a tile in pixels (default: TEST.TILE_SIZE, which is 256)"
     )
