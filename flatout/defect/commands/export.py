@@ -41,8 +41,9 @@ def main(argv: list[str]) -> int:
         help="float16 and int8 also write a smaller file of that precision beside it (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--calibrate", type=Path, metavar="FOLDER", help="with int8, required: images from which value ranges are taken"
-    )
+        "--calibrate", type=Path, metavar="FOLDER",
+        help="with int8, required: images, or pairs, from which value ranges are taken",
+    )  # fmt: skip
     parser.add_argument(
         "--img_format", default="tiff", choices=("tiff", "png_jpg"),
         help="file format of the calibration images (default: %(default)s)",
