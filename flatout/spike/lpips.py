@@ -48,7 +48,7 @@ class Lpips(nn.Module):
         """Which network the file holds: alex or vgg."""
         layers = _alexnet() if self.network == "alex" else vgg16()
         self._taps = TAPS[self.network]
-        self._layers = layers[: self._taps[-1] + 1]
+        self._layers = nn.Sequential(*list(layers)[: self._taps[-1] + 1])
         expected = {f"features.{key}": value for key, value in self._layers.state_dict().items()}
         widths = [int(expected[f"features.{tap - 1}.weight"].shape[0]) for tap in self._taps]
         expected |= {f"lin{number}.weight": torch.zeros(1, width, 1, 1) for number, width in enumerate(widths)}

@@ -125,7 +125,10 @@ def score_split(
     writer = _FrameWriter(folder / "visuals", clips, compare=True) if folder is not None else None
     with open_scoring_feed(clips, data, _feed_settings(predictor)) as feed:
         scores = evaluate(predictor.restorer, feed, [each for each in (writer, meter) if each is not None])
-    found = SplitScores(**asdict(scores), **(meter.means() if meter is not None else {}))
+    distances = meter.means() if meter is not None else {}
+    found = SplitScores(
+        **asdict(scores), lpips=distances.get("lpips"), blurry_lpips=distances.get("blurry_lpips")
+    )  # fmt: skip
     if folder is not None:
         _write_summary(folder, found.as_dict() | {"split": split})
     return found
@@ -164,7 +167,8 @@ def predict_folder(
     )
     page_path = output / "before_after.html" if page and count else None
     if page_path is not None:
-        write_slider_page(page_path, writer.written, title=f"{blur}: blurry and restored")
+        title = f"{blur.resolve().parent.name}/{blur.name}: blurry and restored"
+        write_slider_page(page_path, writer.written, title=title)
     return PredictedFolder(output, count, seconds, path, page_path)
 
 

@@ -18,7 +18,7 @@ from flatout.spike.model import Clip, DeblurNet
 from flatout.spike.step import Normalise, apply_gain
 
 onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -43,8 +43,6 @@ def weights_of(demo, tmp_path):
 
 
 def run(path, **inputs):
-    import onnxruntime
-
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert [each.name for each in session.get_inputs()] == list(inputs)
     return session.run(["sharp"], inputs)[0]
@@ -132,3 +130,21 @@ def test_openvino_that_is_not_installed_is_named_before_anything_is_written(weig
     with pytest.raises(ConfigError, match="pip install onnx onnxruntime openvino"):
         export_file(path, (16, 16), openvino=True)
     assert not path.with_suffix(".onnx").exists()
+
+
+def test_an_openvino_model_computes_the_same_frames(weights_of):
+    openvino = pytest.importorskip("openvino", reason="openvino is not installed")
+    path, network = weights_of(model={"KIND": "stacked"}, data={"VOXEL_NORM": "rate"})
+    done = export_file(path, (16, 24), openvino=True)
+    assert done.openvino == path.with_name("random_openvino") and done.openvino_difference <= 1e-4
+    model = openvino.Core().compile_model(
+        str(done.openvino / "random.xml"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+    )  # fmt: skip
+    random = np.random.default_rng(2)
+    blur = random.uniform(0, 1, (1, 1, 3, 16, 24)).astype(np.float32)
+    spikes = random.uniform(0, 1, (1, 1, network.spec["channels"], 8, 12)).astype(np.float32)
+    with torch.inference_mode():
+        expected = network(Clip(torch.from_numpy(blur), torch.from_numpy(spikes))).clamp(0, 1).numpy()
+    (found,) = model({"blur": blur, "spikes": spikes}).values()
+    assert np.abs(found - expected).max() < 1e-4
+    assert "channels, height, width" in json.loads((done.openvino / "random.json").read_text())["spikes"]
