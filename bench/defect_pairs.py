@@ -47,6 +47,7 @@ from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import moved, read_mask
 from flatout.defect.data.pairs import PairReader, list_pair_images
 from flatout.defect.evaluate.evaluate import HeatMapper, MakeMap
+from flatout.defect.evaluate.scores import PixelCounts
 from flatout.defect.export import export_onnx, reduce_precision
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
@@ -303,11 +304,13 @@ def _speeds(board_CHW: np.ndarray) -> dict[str, Timing]:
     board = board_CHW.astype(np.uint8)
     strip = np.ascontiguousarray(np.tile(board, (1, 2, 1))[:, : STRIP_HW[0], : STRIP_HW[1]])
     aligned = _aligned(board)
+    heat_HW = ClassicalMapper()(aligned)
     calls: dict[str, Callable[[], object]] = {
         "alignment of a board of 640 x 640": partial(align, board[0], board[1]),
         "alignment of a strip of 976 x 176": partial(align, strip[0], strip[1]),
         "classical method, aligned board": partial(ClassicalMapper(), aligned),
         "baseline, board": partial(baseline_map, board),
+        "counts for AU-PRO, AP and AUROC, board": partial(PixelCounts().add, heat_HW >= 0.5, heat_HW),
     }
     return {name: _cpu_time(call) for name, call in calls.items()}
 
