@@ -312,7 +312,7 @@ class ModelConfig:
     KIND: Literal["branch", "stacked"] = "branch"
     """`branch`: the U-Net has the resolution of the frames, and a branch of spikes joins at half of it. `stacked`:
     frames are rearranged to the resolution of spikes (2 x 2 pixels become channels) and processed together with the
-    spikes from the first layer on; use many bins with it, such as 28 for 56 spike frames."""
+    spikes from the first layer on; use many bins with it, such as 56 for 56 spike frames."""
     USE_SPIKE: bool = True
     """False: use frames only, to measure how much the spikes contribute."""
     WIDTH: int = 32
