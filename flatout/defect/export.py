@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatout.defect.compare.align import AlignConfig
 from flatout.defect.data.find import ImgFormat, list_images
 from flatout.defect.data.items import MAX_GREY, PLANES, read_canonical
+from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images
 from flatout.defect.model import DefectNet
 from flatout.defect.options import PATCH_OF_TYPE
 from flatout.defect.patches import Grid
@@ -130,8 +132,7 @@ def export_file(
     if openvino:
         refuse_missing("onnx", "openvino")
     try:
-        files = [] if calibrate is None else list_images(Path(calibrate), img_format)[:MAX_CALIBRATION_IMAGES]
-        images = [read_canonical(file) for file in files]
+        images = [] if calibrate is None else _calibration_images(Path(calibrate), img_format)
     except (OSError, DecodeError) as error:
         raise DataError(str(error)) from None
     network, weights = load_network(model_path)
@@ -174,6 +175,15 @@ def _write_card(done: Exported, facts: Mapping[str, str], grid: Grid) -> Path:
         files=files,
         compared_on="noise",
     )
+
+
+def _calibration_images(path: Path, img_format: ImgFormat) -> list[np.ndarray]:
+    """Images of three planes from a folder, or pairs whose templates are aligned, as the network will see them."""
+    if holds_pairs(path):
+        pairs = list_pair_images(path)[:MAX_CALIBRATION_IMAGES]
+        read_pair = PairReader(pairs, AlignConfig())
+        return [np.asarray(read_pair(pair.path), np.float32) for pair in pairs]
+    return [read_canonical(file) for file in list_images(path, img_format)[:MAX_CALIBRATION_IMAGES]]
 
 
 def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSET) -> Exported:

@@ -82,24 +82,28 @@ def quiet_tracing() -> Iterator[None]:
 @torch.no_grad()
 def traced(
     module: nn.Module,
-    example: Tensor,
+    example: Tensor | Sequence[Tensor],
     *,
-    input_name: str,
+    input_name: str | Sequence[str],
     output_names: Sequence[str],
     free_axes: Axes,
     opset: int,
 ) -> Model:
-    """The ONNX model of a module, which must be in evaluation mode and on the CPU. ConfigError if the opset is too
-    old."""
+    """The ONNX model of a module, which must be in evaluation mode and on the CPU; of several inputs, one name each.
+
+    ConfigError if the opset is too old.
+    """
     onnx = require_package("onnx")
+    examples = (example,) if isinstance(example, Tensor) else tuple(example)
+    names = [input_name] if isinstance(input_name, str) else list(input_name)
     with tempfile.TemporaryDirectory() as folder, quiet_tracing():
         path = str(Path(folder, "traced.onnx"))
         try:
             torch.onnx.export(
                 module,
-                (example,),
+                examples,
                 path,
-                input_names=[input_name],
+                input_names=names,
                 output_names=list(output_names),
                 dynamic_axes={name: dict(axes) for name, axes in free_axes.items()} or None,
                 opset_version=opset,

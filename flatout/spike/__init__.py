@@ -17,7 +17,9 @@ Files:
     deblurrer  Deblurring in Python: train, evaluate and predict as methods of one object
     demo_data  Simulates a small data set: moving shapes, filmed by a slow camera and by a spike camera
     evaluate   Evaluates a network on a split: PSNR and SSIM of every frame, large frames in tiles
+    export     Export of a deblurring network as an ONNX file for whole frames
     input      Batches of clips: loader plan, feeds for training and evaluation, and rendering on the GPU
+    lpips      LPIPS, a learned distance of images, with weights from a file that the user provides
     model      The deblurring network: maps the frames and spikes of a clip to sharp frames
     options    Options of `flatout spike train` beside its YAML file
     predict    Inference with trained weights: score a split, or deblur a folder
@@ -27,7 +29,7 @@ Files:
     step       One training step: batch to clip, network, loss; optimizer steps and learning rate
     train      Training of a deblurring network: the recipe that `flatout spike train` hands to a run
     view       Images, sheets and videos from spike streams: what `view` and `reconstruct` write
-    visuals    Writes frames: images, images side by side, sheets, and videos
+    visuals    Writes frames: images, images side by side, sheets, videos, and pages with a slider
     weights    Loads networks from the weights files of a spike training
     commands/  The commands of `flatout spike`: each parses, calls the library and prints its result
     data/      Clips of frames and spikes: from folders of files and `.dat` streams to the samples of a feed

@@ -15,6 +15,7 @@ COMMANDS = {
     "train": Command("train a deblurring network as a YAML file describes", "flatout.spike.commands.train"),
     "test": Command("score weights on a split: PSNR and SSIM as in papers", "flatout.spike.commands.test"),
     "predict": Command("deblur a folder of frames", "flatout.spike.commands.predict"),
+    "export": Command("write a network as an ONNX file for whole frames", "flatout.spike.commands.export"),
     "demo": Command("simulate data, train, and show frames before and after", "flatout.spike.commands.demo"),
     "demo-data": Command("simulate a small data set to try things on", "flatout.spike.commands.demo_data"),
 }

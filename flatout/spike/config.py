@@ -307,12 +307,16 @@ UNUSED_KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network: a U-Net of gated blocks, with a spike branch that joins at half resolution."""
+    """The network: a U-Net of gated blocks, which spikes join by a branch or at its first layer."""
 
+    KIND: Literal["branch", "stacked"] = "branch"
+    """`branch`: the U-Net has the resolution of the frames, and a branch of spikes joins at half of it. `stacked`:
+    frames are rearranged to the resolution of spikes (2 x 2 pixels become channels) and processed together with the
+    spikes from the first layer on; use many bins with it, such as 56 for 56 spike frames."""
     USE_SPIKE: bool = True
     """False: use frames only, to measure how much the spikes contribute."""
     WIDTH: int = 32
-    """Channels at full resolution; they double at every level."""
+    """Channels at the first level; they double at every level."""
     ENC_BLOCKS: tuple[int, ...] = (1, 1, 1, 28)
     """Blocks per level of the encoder."""
     MIDDLE_BLOCKS: int = 1
@@ -320,7 +324,7 @@ class ModelConfig:
     DEC_BLOCKS: tuple[int, ...] = (1, 1, 1, 1)
     """Blocks per level of the decoder."""
     SPIKE_BLOCKS: int = 2
-    """Blocks of the spike branch."""
+    """Blocks of the spike branch; `stacked` has none."""
     TEMPORAL: bool = False
     """Mix neighbouring frames of a clip, at half resolution and at the coarsest level."""
     CHANNELS_LAST: bool = True
@@ -347,10 +351,12 @@ class ModelConfig:
     """Key of the early VRT backbone; accepted and not used."""
 
     def __post_init__(self) -> None:
-        if len(self.ENC_BLOCKS) != len(self.DEC_BLOCKS) or len(self.ENC_BLOCKS) < 2:
+        least = 2 if self.KIND == "branch" else 1
+        if len(self.ENC_BLOCKS) != len(self.DEC_BLOCKS) or len(self.ENC_BLOCKS) < least:
+            reason = ", because the spike branch joins at the second" if least == 2 else ""
             raise ConfigError(
                 f"ENC_BLOCKS={list(self.ENC_BLOCKS)} and DEC_BLOCKS={list(self.DEC_BLOCKS)} must be equally long, with "
-                "at least 2 levels, because the spike branch joins at the second"
+                f"at least {least} level{'s' if least > 1 else ''}{reason}"
             )
         if self.WIDTH < 2 or self.WIDTH % 2:
             raise ConfigError(f"WIDTH={self.WIDTH} must be an even number of 2 or more")

@@ -11,8 +11,8 @@ from flatout.spike.options import TrainOptions
 
 if TYPE_CHECKING:
     from flatout.engine import Callback
-    from flatout.spike.evaluate import DeblurEvaluation
-    from flatout.spike.predict import DeblurPredictor, PredictedFolder
+    from flatout.spike.export import Exported
+    from flatout.spike.predict import DeblurPredictor, PredictedFolder, SplitScores
     from flatout.spike.train import TrainResult
 
 
@@ -56,11 +56,16 @@ class Deblurrer:
         self.weights = next(file for file in files if file.is_file())
         return result
 
-    def evaluate(self, split: str | None = None, *, output: str | Path | None = None) -> "DeblurEvaluation":
-        """Score every frame of a split (default: the validation split) once; writes scores and images to `output`."""
+    def evaluate(
+        self, split: str | None = None, *, output: str | Path | None = None, lpips: str | Path | None = None
+    ) -> "SplitScores":
+        """Score every frame of a split (default: the validation split) once; writes scores and images to `output`.
+
+        `lpips` is a file with the weights of LPIPS, which is computed only with them.
+        """
         from flatout.spike.predict import score_split
 
-        return score_split(self._predictor(), split, None if output is None else Path(output))
+        return score_split(self._predictor(), split, None if output is None else Path(output), lpips=lpips)
 
     def predict(
         self,
@@ -70,17 +75,41 @@ class Deblurrer:
         *,
         video: bool = False,
         side_by_side: bool = False,
+        page: bool = False,
     ) -> "PredictedFolder":
-        """Deblur the frames in `blur` with the spike files of the same names in `spikes`; writes them to `output`."""
+        """Deblur the frames in `blur` with the spike files of the same names in `spikes`; writes them to `output`.
+
+        Also writes a video, images side by side, and a page with a slider, as requested.
+        """
         from flatout.spike.predict import predict_folder
 
         return predict_folder(
-            self._predictor(), Path(blur), Path(spikes), Path(output), video=video, compare=side_by_side
+            self._predictor(), Path(blur), Path(spikes), Path(output), video=video, compare=side_by_side, page=page
         )  # fmt: skip
+
+    def export(
+        self,
+        size_hw: tuple[int, int],
+        *,
+        length: int | None = None,
+        output: str | Path | None = None,
+        openvino: bool = False,
+    ) -> "Exported":
+        """Write the network as an ONNX file for frames of this height and width, compared with the network.
+
+        `length`: frames of a clip (default: 1, or those of the training if the network mixes neighbouring frames).
+        `output` is the file (default: beside the weights). `openvino`: also write an OpenVINO model.
+        """
+        from flatout.spike.export import export_file
+
+        return export_file(self._trained_weights(), size_hw, length=length, output=output, openvino=openvino)
 
     def _predictor(self) -> "DeblurPredictor":
         from flatout.spike.predict import load_predictor
 
+        return load_predictor(self._trained_weights(), self._device)
+
+    def _trained_weights(self) -> Path:
         if self.weights is None:
             raise ConfigError(f"{self.config} has no weights yet. Train it first, or load a weights file.")
-        return load_predictor(self.weights, self._device)
+        return self.weights

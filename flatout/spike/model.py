@@ -4,6 +4,12 @@
                             |                                                          |
     spikes --> branch ------+---------------------- shortcut: 3 x 3, pixel shuffle ----+
 
+That is the kind `branch`. The kind `stacked` has no branch: frames are rearranged to the resolution of spikes, and both
+enter the first layer together, so that every layer sees all spikes, at a quarter of the pixels:
+
+    blur --> 2 x 2 pixels as 12 channels --+--> level 0 --> ... --> level 0 --> pixel shuffle --> + blur --> sharp
+    spikes --------------------------------/
+
 A U-Net of gated blocks processes each frame; the spike branch joins at the level whose feature map has its resolution.
 Spike frames of GoPro-Spike are exactly half as large as RGB frames, so nothing is interpolated. Spikes are given as
 their mean over time and the differences from it, so that a static scene adds no disturbance. On one simulated batch,
@@ -108,13 +114,19 @@ class DeblurNet(nn.Module):
     """Maps a clip of any size and any number of frames to sharp frames [N, L, 3, H, W]."""
 
     def __init__(self, config: ModelConfig, *, channels: int, ratio: float = 2.0) -> None:
-        """`channels` of spikes; `ratio`: RGB pixels per spike pixel, which decides the level at which spikes join."""
+        """`channels` of spikes; `ratio`: RGB pixels per spike pixel, which decides where spikes join."""
         super().__init__()
         self.spec: dict[str, Any] = {"channels": channels, "ratio": ratio, "model": _model_values(config)}
         self._num_levels = len(config.ENC_BLOCKS)
-        self._join = _join_level(ratio, self._num_levels) if config.USE_SPIKE else -1
+        self._is_stacked = config.KIND == "stacked"
+        has_branch = config.USE_SPIKE and not self._is_stacked
+        self._join = _join_level(ratio, self._num_levels) if has_branch else -1
+        self._uses_spikes = config.USE_SPIKE
+        self._fold = max(1, round(ratio)) if self._is_stacked else 1
+        frame_channels = 3 * self._fold**2
         widths = [config.WIDTH * 2**level for level in range(self._num_levels + 1)]
-        self.intro = nn.Conv2d(3, widths[0], 3, padding=1)
+        spike_channels = channels + 1 if self._is_stacked and config.USE_SPIKE else 0
+        self.intro = nn.Conv2d(frame_channels + spike_channels, widths[0], 3, padding=1)
         self.down_blocks = nn.ModuleList(map(_blocks, widths, config.ENC_BLOCKS))
         self.downs = nn.ModuleList(nn.Conv2d(width, 2 * width, 2, 2) for width in widths[:-1])
         self.middle = _blocks(widths[-1], config.MIDDLE_BLOCKS)
@@ -123,9 +135,9 @@ class DeblurNet(nn.Module):
             for width in reversed(widths[:-1])
         )
         self.up_blocks = nn.ModuleList(map(_blocks, reversed(widths[:-1]), config.DEC_BLOCKS))
-        self.ending = nn.Conv2d(widths[0], 3, 3, padding=1)
+        self.ending = nn.Conv2d(widths[0], frame_channels, 3, padding=1)
         _zero_init(self.ending)  # so that the network is initially the identity
-        if config.USE_SPIKE:
+        if has_branch:
             width, scale = widths[self._join], 2**self._join
             self.spike_branch = nn.Sequential(
                 nn.Conv2d(channels + 1, width, 3, padding=1), *(GatedBlock(width) for _ in range(config.SPIKE_BLOCKS))
@@ -140,15 +152,19 @@ class DeblurNet(nn.Module):
     def forward(self, clip: Clip) -> Tensor:
         blur, spikes = clip
         num, length, _, height, width = blur.shape
-        grid = 2**self._num_levels
+        grid = self._fold * 2**self._num_levels
         shape_hw = (-(-height // grid) * grid, -(-width // grid) * grid)
         frames = padded(blur.flatten(0, 1), shape_hw)
-        x = self.intro(frames)
+        x = F.pixel_unshuffle(frames, self._fold) if self._is_stacked else frames
+        if self._is_stacked and self._uses_spikes:
+            x = torch.cat((x, self._spike_inputs(spikes.flatten(0, 1), (height, width), self._fold, x)), 1)
+        x = self.intro(x)
         result = frames
         skips = []
         for level, (blocks, down) in enumerate(zip(self.down_blocks, self.downs, strict=True)):
             if level == self._join:
-                features = self._spike_features(spikes.flatten(0, 1), (height, width), (x.shape[2], x.shape[3]))
+                inputs = self._spike_inputs(spikes.flatten(0, 1), (height, width), 2**self._join, x)
+                features = self.spike_branch(inputs)
                 x = self.join(torch.cat((x, features), 1))
                 result = result + self.short_way(features)
             x = self._mixed(blocks(x), level, length)
@@ -157,18 +173,23 @@ class DeblurNet(nn.Module):
         x = self._mixed(self.middle(x), self._num_levels, length)
         for up, blocks, skip in zip(self.ups, self.up_blocks, reversed(skips), strict=True):
             x = blocks(up(x) + skip)
-        sharp: Tensor = (self.ending(x) + result)[..., :height, :width]
+        change = self.ending(x)
+        if self._is_stacked:
+            change = F.pixel_shuffle(change, self._fold)
+        sharp: Tensor = (change + result)[..., :height, :width]
         return sharp.reshape(num, length, *sharp.shape[1:])
 
-    def _spike_features(self, spikes: Tensor, frame_hw: tuple[int, int], level_hw: tuple[int, int]) -> Tensor:
-        """Features of the padded size of a level; `frame_hw` is the size of the frame before padding."""
-        scale = 2**self._join
+    def _spike_inputs(self, spikes: Tensor, frame_hw: tuple[int, int], scale: int, like_NCHW: Tensor) -> Tensor:
+        """Spikes as their mean and the differences from it, padded to the size of `like_NCHW`.
+
+        `frame_hw` is the size of the frame before padding, `scale` its pixels per pixel of the result.
+        """
         expected = (frame_hw[0] // scale, frame_hw[1] // scale)
-        if spikes.shape[2:] != expected:  # no level has the resolution of the spikes
+        if spikes.shape[2:] != expected:  # the spikes have another resolution
             spikes = F.interpolate(spikes, expected, mode="bilinear", align_corners=False)
         mean = spikes.mean(1, keepdim=True)
         inputs = torch.cat((SPREAD * (spikes - mean), mean), 1)
-        return self.spike_branch(padded(inputs, level_hw))  # type: ignore[no-any-return]
+        return padded(inputs, (like_NCHW.shape[2], like_NCHW.shape[3]))
 
     def _mixed(self, x: Tensor, level: int, length: int) -> Tensor:
         if not hasattr(self, "time_mixes") or str(level) not in self.time_mixes:
@@ -184,7 +205,7 @@ def network_from(spec: Mapping[str, Any]) -> DeblurNet:
     return DeblurNet(ModelConfig(**model), channels=spec["channels"], ratio=spec["ratio"])
 
 
-NETWORK_KEYS = ("USE_SPIKE", "WIDTH", "ENC_BLOCKS", "MIDDLE_BLOCKS", "DEC_BLOCKS", "SPIKE_BLOCKS", "TEMPORAL")
+NETWORK_KEYS = ("KIND", "USE_SPIKE", "WIDTH", "ENC_BLOCKS", "MIDDLE_BLOCKS", "DEC_BLOCKS", "SPIKE_BLOCKS", "TEMPORAL")
 
 
 def _model_values(config: ModelConfig) -> dict[str, Any]:

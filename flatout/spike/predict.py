@@ -7,24 +7,32 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from flatout.engine import DTYPES, default_amp
 from flatout.errors import CheckpointError, DataError
 from flatout.ranks import choose_device
 from flatout.spike.config import SpikeConfig, config_from
-from flatout.spike.data.clip_set import ClipSet, clips_of, open_clips, validation_split
+from flatout.spike.data.clip_set import ClipFrame, ClipSet, clips_of, open_clips, validation_split
+from flatout.spike.data.frames import read_frame
 from flatout.spike.data.stream_files import STREAM_EXTS
 from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, files_by_stem
 from flatout.spike.evaluate import DeblurEvaluation, RestoredBatch, Restorer, evaluate
 from flatout.spike.input import FeedSettings, open_scoring_feed
+from flatout.spike.lpips import Lpips, LpipsMeter
 from flatout.spike.step import ToClip
-from flatout.spike.visuals import as_bytes, side_by_side, write_image, write_video
+from flatout.spike.visuals import (
+    BeforeAfter,
+    as_bytes,
+    side_by_side,
+    write_image,
+    write_slider_page,
+    write_video,
+)
 from flatout.spike.weights import load_network
 
 logger = logging.getLogger(__name__)
@@ -52,6 +60,23 @@ class PredictedFolder:
     seconds: float
     video: Path | None
     """The video file; None if none was written."""
+    page: Path | None = None
+    """The page with a slider between blurry and restored frames; None if none was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitScores(DeblurEvaluation):
+    """The scores of a split, with LPIPS if its weights were given."""
+
+    lpips: float | None = None
+    """Mean LPIPS of restored frames: 0 is equal to the sharp frame, lower is better."""
+    blurry_lpips: float | None = None
+    """Mean LPIPS of the blurry input."""
+
+    def __str__(self) -> str:
+        if self.lpips is None:
+            return super().__str__()
+        return f"{super().__str__()}, LPIPS {self.lpips:.4f} (blurry input: {self.blurry_lpips:.4f})"
 
 
 def load_predictor(
@@ -84,11 +109,14 @@ def load_predictor(
     return DeblurPredictor(config, restorer, chosen)
 
 
-def score_split(predictor: DeblurPredictor, split: str | None, folder: Path | None) -> DeblurEvaluation:
+def score_split(
+    predictor: DeblurPredictor, split: str | None, folder: Path | None, *, lpips: str | Path | None = None
+) -> SplitScores:
     """Score every frame of a split once; writes scores and images to `folder` if it is given.
 
-    `split` None: the validation split; DataError if there is none.
+    `split` None: the validation split; DataError if there is none. `lpips`: a file with weights of LPIPS.
     """
+    meter = LpipsMeter(Lpips(lpips).to(predictor.device)) if lpips is not None else None
     data = predictor.config.DATA
     split = split or validation_split(data)
     if split is None:
@@ -96,16 +124,30 @@ def score_split(predictor: DeblurPredictor, split: str | None, folder: Path | No
     clips = open_clips(data, split, scored=True)
     writer = _FrameWriter(folder / "visuals", clips, compare=True) if folder is not None else None
     with open_scoring_feed(clips, data, _feed_settings(predictor)) as feed:
-        found = evaluate(predictor.restorer, feed, [writer] if writer is not None else [])
+        scores = evaluate(predictor.restorer, feed, [each for each in (writer, meter) if each is not None])
+    distances = meter.means() if meter is not None else {}
+    found = SplitScores(
+        **asdict(scores), lpips=distances.get("lpips"), blurry_lpips=distances.get("blurry_lpips")
+    )  # fmt: skip
     if folder is not None:
         _write_summary(folder, found.as_dict() | {"split": split})
     return found
 
 
 def predict_folder(
-    predictor: DeblurPredictor, blur: Path, spikes: Path, output: Path, *, video: bool, compare: bool
+    predictor: DeblurPredictor,
+    blur: Path,
+    spikes: Path,
+    output: Path,
+    *,
+    video: bool,
+    compare: bool,
+    page: bool = False,
 ) -> PredictedFolder:
-    """Deblur the frames of a folder that have a spike file of the same name; every frame is written once."""
+    """Deblur the frames of a folder that have a spike file of the same name; every frame is written once.
+
+    Also writes, as requested, a video, images side by side (`compare`), and a page with a slider.
+    """
     clips = _clips_of_folders(predictor.config, blur, spikes)
     writer = _FrameWriter(output, clips, compare=False)
     start = time.perf_counter()
@@ -118,8 +160,16 @@ def predict_folder(
     count = writer.count
     peak = torch.cuda.max_memory_allocated() / 1e6 if predictor.device.type == "cuda" else 0.0
     _write_summary(output, {"frames": count, "seconds": seconds, "fps": count / seconds, "peak_mem_mb": peak})
-    path = output / "restored.avi" if video and count and write_video(output / "restored.avi", writer.written) else None
-    return PredictedFolder(output, count, seconds, path)
+    # From the files again: a long sequence would not fit into memory.
+    restored_frames = (read_frame(str(each.after)) for each in writer.written)
+    path = (
+        output / "restored.avi" if video and count and write_video(output / "restored.avi", restored_frames) else None
+    )
+    page_path = output / "before_after.html" if page and count else None
+    if page_path is not None:
+        title = f"{blur.resolve().parent.name}/{blur.name}: blurry and restored"
+        write_slider_page(page_path, writer.written, title=title)
+    return PredictedFolder(output, count, seconds, path, page_path)
 
 
 class _FrameWriter:
@@ -129,11 +179,11 @@ class _FrameWriter:
         self._folder, self._clips, self._compare = folder, clips, compare
         self.count = 0
         """Number of frames written."""
-        self.written: list[np.ndarray] = []
-        """The images, in order."""
+        self.written: list[BeforeAfter] = []
+        """The files, in order: blurry frames, and what was written."""
 
     def __call__(self, restored: RestoredBatch) -> None:
-        self._for_each(restored, self._write)
+        self._for_each(restored, lambda row, position, each, name: self._write(restored, row, position, each, name))
 
     def compare_into(self, folder: Path, restored: RestoredBatch) -> None:
         """Write images with the blurry and the restored frame to another folder."""
@@ -142,26 +192,26 @@ class _FrameWriter:
             frames = (restored.blur[row, position], restored.predicted[row, position])
             write_image(folder / name, side_by_side([as_bytes(each) for each in frames]))
 
-        self._for_each(restored, lambda row, position, name, _: write(row, position, name))
+        self._for_each(restored, lambda row, position, each, name: write(row, position, name))
 
-    def _write(self, row: int, position: int, name: str, restored: RestoredBatch) -> None:
+    def _write(self, restored: RestoredBatch, row: int, position: int, each: ClipFrame, name: str) -> None:
         frame = as_bytes(restored.predicted[row, position])
         if self._compare:
             others = (as_bytes(restored.blur[row, position]), as_bytes(restored.sharp[row, position]))
             frame = side_by_side((others[0], frame, others[1]))
         write_image(self._folder / name, frame)
         self.count += 1
-        self.written.append(frame)
+        self.written.append(BeforeAfter(each.stem, Path(each.blur), self._folder / name))
 
-    def _for_each(self, restored: RestoredBatch, do: Callable[[int, int, str, RestoredBatch], None]) -> None:
-        """Call `do` with row, position in the clip, file name and batch of every scored frame."""
+    def _for_each(self, restored: RestoredBatch, do: Callable[[int, int, ClipFrame, str], None]) -> None:
+        """Call `do` with row, position in the clip, files and name of every scored frame."""
         for row, index in enumerate(restored.indices):
             for position, is_scored in enumerate(self._clips.score_NL[index].tolist()):
                 if is_scored:
                     each = self._clips.frames[int(self._clips.windows_NL[index, position])]
                     sequence = self._clips.sequences[each.sequence].name
                     folder = f"{sequence}/" if len(self._clips.sequences) > 1 else ""
-                    do(row, position, f"{folder}{each.stem}.png", restored)
+                    do(row, position, each, f"{folder}{each.stem}.png")
 
 
 def _clips_of_folders(config: SpikeConfig, blur: Path, spikes: Path) -> ClipSet:

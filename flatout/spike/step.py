@@ -70,7 +70,7 @@ class Perceptual(nn.Module):
         if unknown := [name for name in config.LAYERS if name not in FEATURES]:
             raise ConfigError(f"LOSS.VGG_PERCEPTUAL.LAYERS: {unknown[0]} is unknown: use {', '.join(FEATURES)}.")
         self._indices = sorted(FEATURES[name] for name in config.LAYERS)
-        layers = list(_vgg16())[: self._indices[-1] + 1]
+        layers = list(vgg16())[: self._indices[-1] + 1]
         self._layers = nn.ModuleList(layers)
         assert config.WEIGHTS is not None
         _load(self._layers, Path(config.WEIGHTS))
@@ -89,7 +89,7 @@ class Perceptual(nn.Module):
         return total
 
 
-def _vgg16() -> nn.Sequential:
+def vgg16() -> nn.Sequential:
     layers: list[nn.Module] = []
     channels = 3
     for width in VGG_WIDTHS:
@@ -100,14 +100,14 @@ def _vgg16() -> nn.Sequential:
 
 def _load(layers: nn.Module, path: Path) -> None:
     """Load weights under torchvision's names from a file, without executing anything in it."""
-    state = {key.removeprefix("features."): value for key, value in _tensors_in(path).items()}
+    state = {key.removeprefix("features."): value for key, value in tensors_in(path).items()}
     expected = layers.state_dict()
     if missing := [key for key, value in expected.items() if key not in state or state[key].shape != value.shape]:
         raise CheckpointError(f"{path}: no VGG-16 weights: features.{missing[0]} is missing or has another shape.")
     layers.load_state_dict({key: state[key] for key in expected})
 
 
-def _tensors_in(path: Path) -> dict[str, Tensor]:
+def tensors_in(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

@@ -1,15 +1,21 @@
-"""Writes frames: images, images side by side, sheets, and videos. Does not import torch.
+"""Writes frames: images, images side by side, sheets, videos, and pages with a slider. Does not import torch.
 
 Dimension key:  H W frame
 """
 
+import base64
+import json
 import logging
 from collections.abc import Iterable, Sequence
+from html import escape
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from string import Template
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from flatout.safefiles import write_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,3 +99,48 @@ def _write_gif(path: Path, frames_HW3: list[np.ndarray], fps: float) -> bool:
     animation.frames = frames_HW3
     animation.durations = [round(1000 / fps)] * len(frames_HW3)
     return bool(cv2.imwriteanimation(str(path), animation))
+
+
+class BeforeAfter(NamedTuple):
+    """A frame of a slider page: two image files of the same size."""
+
+    name: str
+    before: Path
+    after: Path
+
+
+MAX_PAGE_FRAMES, MAX_PAGE_PX, JPEG_QUALITY = 60, 960, 90
+"""Frames of a slider page, their longest side and their quality: a page has some ten megabytes at most."""
+PAGE_INTERVAL_MS = 125
+"""Time between two frames when a slider page plays."""
+
+
+def write_slider_page(path: Path, frames: Sequence[BeforeAfter], *, title: str) -> int:
+    """Write one HTML file with a slider between both images of each frame; returns how many frames are in it.
+
+    The images are inside, so it works offline and can be sent. Of many frames, some at equal distances are shown.
+    """
+    shown = [frames[int(number)] for number in np.unique(np.linspace(0, len(frames) - 1, MAX_PAGE_FRAMES).round())]
+    links = [[each.name, _link(each.before), _link(each.after)] for each in shown]
+    some = f"{len(shown)} of {len(frames)} frames. " if len(shown) < len(frames) else ""
+    template = Template(Path(__file__).with_name("slider.html").read_text(encoding="utf-8"))
+    text = f"{some}Move over the image, or use the sliders below it."
+    # "<" inside a script could end it.
+    script = json.dumps(links).replace("<", "\\u003c")
+    page = template.substitute(title=escape(title), text=text, frames=script, interval=PAGE_INTERVAL_MS)
+    write_file(path, page.encode())
+    return len(shown)
+
+
+def _link(path: Path) -> str:
+    """An image file as a link that contains it, as a JPEG of at most MAX_PAGE_PX."""
+    import cv2
+
+    image = cv2.imread(str(path), cv2.IMREAD_COLOR)
+    if image is None:
+        raise OSError(f"{path} could not be read.")
+    scale = MAX_PAGE_PX / max(image.shape[:2])
+    if scale < 1:
+        image = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    content = cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY))[1].tobytes()
+    return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"

@@ -15,7 +15,10 @@ import tifffile
 import torch
 
 from flatout.__main__ import main
+from flatout.defect import export
 from flatout.defect.check import check_data_set, displacement
+from flatout.defect.compare.align import AlignConfig
+from flatout.defect.data.pairs import PairReader, list_pair_images
 from flatout.defect.demo_data import (
     DemoDataConfig,
     generate_defective_strip,
@@ -29,6 +32,7 @@ from flatout.defect.patches import Grid
 from flatout.defect.weights import weights_metadata
 from flatout.errors import ConfigError
 from flatout.safefiles.container import write_container
+from tests.defect.boards import write_boards
 from tests.defect.small_runs import small_data
 
 
@@ -308,6 +312,19 @@ def test_smaller_files_give_nearly_the_same_heat_map(precision, data, weights, t
         (tmp_path / "broken.tiff").write_bytes(b"II*\0nothing")
         assert main([*words, "--precision", "int8", "--calibrate", str(tmp_path)]) == 3
         assert "broken.tiff" in capsys.readouterr().err
+
+
+def test_int8_is_calibrated_on_pairs_as_the_network_sees_them(weights, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    boards = write_boards(tmp_path / "boards", 2)
+    given = []
+    monkeypatch.setattr(export, "reduce_precision", lambda path, out, precision, images: given.extend(images))
+    words = ["defect", "export", "--model_path", str(weights), "--size", "80", "64"]
+    assert main([*words, "--output", str(tmp_path / "b.onnx"), "--precision", "int8", "--calibrate", str(boards)]) == 0
+    pairs = list_pair_images(boards)
+    assert len(given) == len(pairs) == 2
+    for image_CHW, pair in zip(given, pairs, strict=True):
+        np.testing.assert_array_equal(image_CHW, PairReader(pairs, AlignConfig())(pair.path))
 
 
 def test_an_openvino_model_computes_the_same_heat_map_for_any_batch(weights, tmp_path, capsys):

@@ -5,7 +5,7 @@ import torch
 
 from flatout.errors import CheckpointError, ConfigError
 from flatout.spike.config import CharbonnierConfig, LossConfig, PerceptualConfig
-from flatout.spike.step import DeblurLoss, Normalise, _vgg16, apply_gain
+from flatout.spike.step import DeblurLoss, Normalise, apply_gain, vgg16
 
 
 def test_empty_bins_are_zero_as_a_rate_and_meanstd_shifts_and_divides():
@@ -36,7 +36,7 @@ def test_a_perceptual_term_needs_weights_of_the_users_own(tmp_path, ending):
     from safetensors.torch import save_file
 
     torch.manual_seed(0)
-    state = {f"features.{key}": value for key, value in _vgg16()[:4].state_dict().items()}
+    state = {f"features.{key}": value for key, value in vgg16()[:4].state_dict().items()}
     path = tmp_path / f"vgg.{ending}"
     if ending == "safetensors":
         save_file(state, path)

@@ -142,10 +142,26 @@ def test_weights_score_and_deblur_through_the_commands(demo, trained, tmp_path, 
         "--output",
         str(tmp_path / "out"),
     ]
-    assert main(["spike", "predict", "--weights", weights, "--device", "cpu", *words, "--video", "--side_by_side"]) == 0
+    assert (
+        main(
+            ["spike", "predict", "--weights", weights, "--device", "cpu", *words, "--video", "--side_by_side", "--page"]
+        )
+        == 0
+    )
+    assert "before_after.html: open it in a browser" in capsys.readouterr().out
+    page = (tmp_path / "out/before_after.html").read_text()
+    assert page.count("data:image/jpeg;base64,") == 12
     assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == [f"{n:06d}.png" for n in range(1, 7)]
-    assert (tmp_path / "out/restored.avi").stat().st_size > 0
+    assert len(list(frames_of_video(tmp_path / "out/restored.avi"))) == 6
     assert (tmp_path / "out/side_by_side/000001.png").is_file()
+
+
+def frames_of_video(path):
+    import cv2
+
+    video = cv2.VideoCapture(str(path))
+    while (found := video.read())[0]:
+        yield found[1]
 
 
 def test_predict_takes_the_size_of_spike_frames_from_beside_the_spikes(demo, trained, tmp_path):

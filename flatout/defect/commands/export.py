@@ -33,7 +33,12 @@ FLAGS = (
         default="float32",
         choices=("float32", "float16", "int8"),
     ),
-    value("--calibrate", "with int8, required: images from which value ranges are taken", type=Path, metavar="FOLDER"),
+    value(
+        "--calibrate",
+        "with int8, required: images, or pairs, from which value ranges are taken",
+        type=Path,
+        metavar="FOLDER",
+    ),
     value(
         "--img_format",
         "file format of the calibration images (default: %(default)s)",

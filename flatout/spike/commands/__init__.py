@@ -7,6 +7,7 @@ Files:
     check        flatout spike check: check configuration, data, loader and network before training
     demo         flatout spike demo: simulate data, train, and show frames before and after
     demo_data    flatout spike demo-data: simulate a small data set to try things on
+    export       flatout spike export: export a network for whole frames as an ONNX file
     predict      flatout spike predict: deblur a folder of frames
     prepare      flatout spike prepare: arrange the files of a data set as training expects them
     reconstruct  flatout spike reconstruct: images from spikes alone

@@ -11,7 +11,7 @@ tiles that are blended, so that there are no seams.
 """
 EPILOG = """\
 examples:
-  flatout spike predict --weights best.pt --input_blur clip/blur --input_spike clip/spike --output out --video
+  flatout spike predict --weights best.pt --input_blur clip/blur --input_spike clip/spike --output out --video --page
 
 Exit code: 0, 2 wrong arguments, 3 unusable data, 4 unusable weights.
 """
@@ -38,6 +38,10 @@ FLAGS = (
     DEVICE,
     switch("--side_by_side", "also write images with the blurry and the restored frame"),
     switch("--video", "also write the restored frames as a video, restored.avi"),
+    switch(
+        "--page",
+        "also write before_after.html, one file with a slider between blurry and restored frames, which works offline",
+    ),
     value("--tile_size", "side of a tile in pixels (default: TEST.TILE_SIZE, which is 256)", type=int, metavar="PX"),
     value(
         "--tile_overlap",
@@ -66,7 +70,10 @@ def main(argv: list[str]) -> int:
     given = {key: value for key, value in tiles.items() if value is not None}
     predictor = load_predictor(args.weights, args.device, config, overrides=overrides, tiles=given)
     done = predict_folder(
-        predictor, args.input_blur, args.input_spike, args.output, video=args.video, compare=args.side_by_side
-    )
+        predictor, args.input_blur, args.input_spike, args.output,
+        video=args.video, compare=args.side_by_side, page=args.page,
+    )  # fmt: skip
+    if done.page is not None:
+        print(f"{done.page}: open it in a browser")
     print(f"{done.frames} frames in {done.folder}, {done.frames / done.seconds:.2f} frames/s")
     return 0

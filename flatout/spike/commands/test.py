@@ -13,6 +13,7 @@ EPILOG = """\
 examples:
   flatout spike test --weights runs/spike/exp/ckpts/best.pt
   flatout spike test --weights best.pt --config my.yaml --split test --output runs/spike/test
+  flatout spike test --weights best.pt --lpips lpips_alex.pth
 
 Exit code: 0, 2 wrong config, 3 unusable data, 4 unusable weights.
 """
@@ -27,6 +28,13 @@ FLAGS = (
         type=Path,
         metavar="DIR",
     ),
+    value(
+        "--lpips",
+        "also compute LPIPS, with the weights in this file, which the package lpips writes: "
+        "torch.save(lpips.LPIPS(net='alex').state_dict(), FILE). Nothing is downloaded (default: no LPIPS)",
+        type=Path,
+        metavar="FILE",
+    ),
 )
 
 
@@ -40,7 +48,7 @@ def main(argv: list[str]) -> int:
 
     config = load_config(args.config, args.set) if args.config else None
     predictor = load_predictor(args.weights, args.device, config, overrides=args.set)
-    found = score_split(predictor, args.split, args.output)
+    found = score_split(predictor, args.split, args.output, lpips=args.lpips)
     print(found)
     print(
         f"As defined by the early S-VRT code (not comparable with papers): psnr_rgb {found.ref_psnr_rgb:.2f}, "
