@@ -45,13 +45,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.old_runs.compare", description=__doc__.partition("\n")[0])
     parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT", help="a checkout of the version to compare with")
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"any of {', '.join(SITUATIONS)} (default: all)")
+    parser.add_argument(
+        "--here", default="", metavar="FLAGS",
+        help="more flags for the trainings of this tree, which switch off what the other does not have yet: "
+        "defect --here='--defect_prior 0'",
+    )  # fmt: skip
     arguments = parser.parse_args(argv)
     if unknown := [job for job in arguments.jobs if job not in SITUATIONS]:
         parser.error(f"unknown job {unknown[0]!r}; use {', '.join(SITUATIONS)}")
     other = arguments.other.resolve()
     if not (other / "flatout/__main__.py").exists():
         parser.error(f"{other} is not a checkout of flatout: it has no flatout/__main__.py")
-    found = [comparison for job in arguments.jobs or SITUATIONS for comparison in compare(job, ROOT, other)]
+    found = [
+        comparison
+        for job in arguments.jobs or SITUATIONS
+        for comparison in compare(job, ROOT, other, arguments.here.split())
+    ]
     for comparison in found:
         print(comparison)
         for difference in comparison.differences:
@@ -59,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(comparison.differences for comparison in found))
 
 
-def compare(job: str, tree: Path, other: Path) -> list[Comparison]:
-    """Train a job with the code of both trees and compare their weights, file by file."""
+def compare(job: str, tree: Path, other: Path, more: Sequence[str] = ()) -> list[Comparison]:
+    """Train a job with the code of both trees, the first with more flags, and compare their weights, file by file."""
     situation = SITUATIONS[job]
     with tempfile.TemporaryDirectory() as name:
         here, there = Path(name, "here"), Path(name, "there")
@@ -70,8 +79,8 @@ def compare(job: str, tree: Path, other: Path) -> list[Comparison]:
         shutil.copytree(here, there)
         found = []
         for when, stop_after in (("stopped", situation.stop_after), ("finished", None)):
-            for code, folder in ((tree, here), (other, there)):
-                train(situation, folder, code, stop_after)
+            for code, folder, flags in ((tree, here, more), (other, there, ())):
+                train(situation, folder, code, stop_after, flags)
             ours, theirs = (_files(folder / situation.run) for folder in (here, there))
             if when == "finished":
                 for files in (ours, theirs):
@@ -83,7 +92,7 @@ def compare(job: str, tree: Path, other: Path) -> list[Comparison]:
         return found
 
 
-def train(situation: Situation, folder: Path, code: Path, stop_after: int | None) -> None:
+def train(situation: Situation, folder: Path, code: Path, stop_after: int | None, more: Sequence[str] = ()) -> None:
     """Run the training in a process that imports flatout from the tree `code`; RuntimeError if it fails."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FLATOUT_")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(code), "CUDA_VISIBLE_DEVICES": ""}
@@ -91,7 +100,7 @@ def train(situation: Situation, folder: Path, code: Path, stop_after: int | None
     # The process checks that it has not imported an installed flatout instead.
     program = "import sys, flatout, runpy; assert flatout.__file__.startswith(sys.argv.pop(1)), flatout.__file__; "
     program += "runpy.run_module('flatout', run_name='__main__', alter_sys=True)"
-    command = [sys.executable, "-c", program, f"{code}/flatout/", *situation.command]
+    command = [sys.executable, "-c", program, f"{code}/flatout/", *situation.command, *more]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(situation.command[:2])} with the code of {code} failed:\n{done.stderr[-2000:]}")
