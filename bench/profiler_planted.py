@@ -1,8 +1,8 @@
 """Does the profiler find the planted causes of foreign training scripts, and how accurate are its predictions?
 
 Two sets of eight scripts in bench/planted were written, and their causes drawn, by somebody who had not read the
-profiler; answers.json is the key. The first set was used to improve the profiler; the second was not seen before its
-first run, which its result file reports: later runs of it are written to files of their own (`_again`), and on a busy
+profiler; answers.json is the key. The first set was used to improve the profiler; the second was written later, and
+its result file reports its first run: later runs of it are written to files of their own (`_again`), and on a busy
 machine it does not begin. Each script runs under `python -m flatout.profile_any` as it is, and by itself with the cause
 removed (`--fixed`), by turns, so that other programs disturb both alike. Compared are milliseconds per sample: the
 prediction of the remedy of the cause, and the script's own clock without the cause.
