@@ -150,7 +150,8 @@ def _planes_of(given: Given) -> Iterator[tuple[np.ndarray, str]]:
     if isinstance(given, np.ndarray):
         if given.ndim != 3 or given.shape[0] != 3:
             raise ConfigError(
-                f"an array of shape {list(given.shape)} is not an image: [3, height, width] in 0..255 is expected."
+                f"predict() got an array of shape {list(given.shape)}. Stack the target and its two references as "
+                "[3, height, width] with values from 0 to 255, or give the path of a file."
             )
         yield given, ""
         return

@@ -221,7 +221,10 @@ class DefectRecipe(Recipe):
         return facts | {"fitness": outcome.fitness, "threshold": outcome.threshold}
 
     def plot_batches(self) -> None:
-        """Write examples.png: samples of the first batch, the first thing to look at. Waits for the device."""
+        """Write examples.png, samples of the first batch, and keep them for the check of the network at the end.
+
+        Waits for the device.
+        """
         if self._examples is None:
             return
         images, masks = (part.float().cpu() for part in self._examples)

@@ -53,7 +53,7 @@ def check_cores(cores: Cores) -> Finding:
 
 
 def check_memory(memory: Memory) -> Finding:
-    """Finding about free memory, to which caches and batch buffers are sized."""
+    """Finding about free memory and the limit of the cgroup; free memory decides the size of caches and buffers."""
     limit = memory.cgroup_limit
     limited = limit is not None and limit < memory.total
     rule = f"cgroup limit {in_units(limit)}" if limit is not None and limited else "no cgroup limit"

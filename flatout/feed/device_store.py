@@ -354,7 +354,10 @@ def _item_or_none(items: Arrays, index: int, unreadable: dict[int, str]) -> np.n
 
 
 def _dtype_and_shapes(items: Arrays, unreadable: dict[int, str]) -> tuple[np.dtype, np.ndarray]:
-    """The dtype of all items, and the shape of each, int64 [N, D]; arbitrary for unreadable ones."""
+    """The dtype of all items, and the shape of each, int64 [N, D]. Reads every item, unless they know their shapes.
+
+    Those that cannot be read are added to `unreadable` and get another's shape.
+    """
     if len(items) == 0:
         raise DataError("There are no items to put on the device. Check the data path.")
     if isinstance(items, ShapedArrays):

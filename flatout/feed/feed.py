@@ -101,7 +101,7 @@ class Feed:
             runtime.meter.restart()  # the start of the workers does not count as waiting
 
     def close(self) -> None:
-        """Stop the workers and free the memory. May be called twice."""
+        """Stop the workers and free the memory; batches must not be used any more. May be called twice."""
         if self._runtime is not None:
             self._remember_bad()
             self._num_replaced += self._runtime.stream.num_replaced

@@ -174,10 +174,10 @@ def _finished_folder(recipe: Recipe, request: RunRequest, mirror: Mirror | None)
 
 
 def _open_folder(recipe: Recipe, request: RunRequest, stack: ExitStack) -> RunFolder:
-    """The locked run folder, with the options written to it."""
+    """Choose the run folder, new or that of the run that continues, write the options to it, and lock it."""
     folder = choose_run(request)
     stack.callback(folder.close)
-    # Before it is entered, because a new folder is removed after a failure if it contains nothing else.
+    # Written before the folder is entered: after a failure, a new folder that contains nothing else is removed.
     recipe.write_config(folder.folder)
     return stack.enter_context(folder)
 

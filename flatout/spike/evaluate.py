@@ -96,16 +96,19 @@ class Restorer:
         """Restore every clip of a feed, in order."""
         was_training = self._network.training
         self._network.eval()
-        for batch in feed.batches.epoch(0):
-            indices = batch.indices.tolist()
-            clip = self._to_clip(batch.fields)
-            predicted = self.restore_clip(clip, feed.clips.sequence_of(indices[0]).crop_steps)
-            yield RestoredBatch(indices, clip.blur, to_float_frames(batch["sharp"]), predicted, batch["score"].bool())
-        self._network.train(was_training)
+        try:
+            for batch in feed.batches.epoch(0):
+                indices = batch.indices.tolist()
+                clip = self._to_clip(batch.fields)
+                predicted = self.restore_clip(clip, feed.clips.sequence_of(indices[0]).crop_steps)
+                sharp = to_float_frames(batch["sharp"])
+                yield RestoredBatch(indices, clip.blur, sharp, predicted, batch["score"].bool())
+        finally:
+            self._network.train(was_training)
 
 
 def evaluate(restorer: Restorer, feed: ClipFeed, observers: Sequence[BatchObserver] = ()) -> DeblurEvaluation:
-    """Score a network; `observers` are called with every restored batch, and may raise to stop."""
+    """Score a network; `observers` are called with every restored batch, and what they raise ends it."""
     began = time.perf_counter()
     frame_scores: list[Tensor] = []
     clip_scores: list[Tensor] = []

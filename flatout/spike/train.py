@@ -391,7 +391,7 @@ class SpikeRecipe(Recipe):
         return self._run.stack.enter_context(open_scoring_feed(clips, config.DATA, settings, store))
 
     def _write_visuals(self, restored: RestoredBatch) -> None:
-        """Write blur | restored | sharp of the first frame of the first clips, over those of earlier validations."""
+        """Write the first frame of the first clips as blur | restored | sharp; replaces earlier ones."""
         for row, index in enumerate(restored.indices):
             if index < NUM_VISUALS and self._run.plots:
                 frames = (restored.blur[row, 0], restored.predicted[row, 0], restored.sharp[row, 0])

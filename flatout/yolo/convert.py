@@ -130,8 +130,8 @@ def _rounded(state: State, dtype: torch.dtype, source: str | Path) -> State:
     for key, tensor in state.items():
         if (rounded[key].isinf() & ~tensor.isinf()).any():
             raise CheckpointError(
-                f"{source}: {key} contains {tensor.abs().max():.3g}, which is too large for {_name(dtype)}. Convert "
-                "without --half."
+                f"{source}: the tensor {key} contains {tensor.abs().max():.3g}, which is too large for "
+                f"{_name(dtype)}. Convert without --half."
             )
     return rounded
 

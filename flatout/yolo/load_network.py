@@ -132,8 +132,9 @@ def check_fit(network: Network, state: State, where: str | Path) -> None:
     if any(differences):
         kind = network.spec.head.module
         raise CheckpointError(
-            f"{where}: does not match its network, which has {compared.total} entries and ends in {kind}: "
-            f"{'; '.join(filter(None, differences))}. Give the config it was made with by --cfg."
+            f"{where}: its tensors do not fit the network of its config, or of --cfg, which has {compared.total} "
+            f"entries and ends in {kind}: {'; '.join(filter(None, differences))}. Give the config that the weights "
+            "were trained with by --cfg."
         )
 
 

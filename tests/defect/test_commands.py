@@ -318,7 +318,12 @@ def test_int8_is_calibrated_on_pairs_as_the_network_sees_them(weights, tmp_path,
     pytest.importorskip("onnxruntime")
     boards = write_boards(tmp_path / "boards", 2)
     given = []
-    monkeypatch.setattr(export, "reduce_precision", lambda path, out, precision, images: given.extend(images))
+
+    def reduce_precision(path, out, precision, images):
+        given.extend(images)
+        out.write_bytes(path.read_bytes())
+
+    monkeypatch.setattr(export, "reduce_precision", reduce_precision)
     words = ["defect", "export", "--model_path", str(weights), "--size", "80", "64"]
     assert main([*words, "--output", str(tmp_path / "b.onnx"), "--precision", "int8", "--calibrate", str(boards)]) == 0
     pairs = list_pair_images(boards)

@@ -79,7 +79,7 @@ def test_mistakes_have_clear_messages(trained, tmp_path):
         flatout.defect.load("gone.pt")
     with pytest.raises(ConfigError, match="v2 has no weights yet"):
         flatout.defect.load("v2").predict(tmp_path)
-    with pytest.raises(ConfigError, match=r"an array of shape \[4, 4\] is not an image"):
+    with pytest.raises(ConfigError, match=r"predict\(\) got an array of shape \[4, 4\]"):
         model.predict(np.zeros((4, 4)))
     with pytest.raises(DataError, match="no images in this folder"):
         model.predict(tmp_path)

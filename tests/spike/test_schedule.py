@@ -11,7 +11,7 @@ from tests.golden_cases import golden_cases
 def test_steps_match_the_golden_table(case):
     given, expect = case["input"], case["expect"]
     if expect["steps_per_epoch"] == 0:
-        with pytest.raises(ConfigError, match="no whole step"):
+        with pytest.raises(ConfigError, match="but one step takes"):
             plan_steps(given["samples"], world=given["world"], batch=given["batch"], accumulation=given["accum"])
         return
     plan = plan_steps(given["samples"], world=given["world"], batch=given["batch"], accumulation=given["accum"])

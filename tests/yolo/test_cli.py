@@ -130,7 +130,11 @@ def test_info_of_weights_shows_what_they_contain(capsys):
 def test_info_of_weights_that_do_not_match_their_config_still_shows_what_they_contain(capsys):
     text = printed(capsys, "info", FULL, "--cfg", "yolov7")
     assert "tensors    344" in text
-    assert re.search(r"^network +.+: does not match its network, which has 566 entries", text, re.MULTILINE)
+    assert re.search(
+        r"^network +.+: its tensors do not fit the network of its config, or of --cfg, which has 566",
+        text,
+        re.MULTILINE,
+    )
 
 
 def test_a_wrong_config_is_exit_code_2_and_one_line(tmp_path, capsys):

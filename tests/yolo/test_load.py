@@ -106,9 +106,10 @@ def test_weights_of_another_network_are_refused_with_numbers_and_examples(networ
     with pytest.raises(CheckpointError) as caught:
         load_network(path)
     assert str(caught.value) == (
-        f"{path}: does not match its network, which has 344 entries and ends in IDetect: 1 missing (model.0.bn.bias); "
-        "1 unknown (model.99.extra); 1 of another shape or type "
-        "(model.1.conv.weight is [1, 2], not [8, 8, 3, 3]). Give the config it was made with by --cfg."
+        f"{path}: its tensors do not fit the network of its config, or of --cfg, which has 344 entries and ends in "
+        "IDetect: 1 missing (model.0.bn.bias); 1 unknown (model.99.extra); 1 of another shape or type "
+        "(model.1.conv.weight is [1, 2], not [8, 8, 3, 3]). Give the config that the weights were trained with by "
+        "--cfg."
     )
 
 
@@ -122,7 +123,8 @@ def test_weights_of_another_type_are_refused_with_both_types(network, tmp_path):
 
 def test_a_config_that_does_not_fit_the_weights_is_refused():
     with pytest.raises(
-        CheckpointError, match=r"does not match its network, which has 566 entries and ends in IDetect: \d+ miss"
+        CheckpointError,
+        match=r"its tensors do not fit .*, which has 566 entries and ends in IDetect: \d+ miss",
     ):
         load_network(FULL, cfg="yolov7")
 

@@ -386,7 +386,7 @@ def test_devices_are_named_as_in_yolov7(monkeypatch):
         "cuda:0": ["cuda:0"],
     }
     assert str(choose_device("1,0")) == "cuda:1"
-    with pytest.raises(ResourceError, match="this machine has 2, numbered from 0"):
+    with pytest.raises(ResourceError, match="torch sees 2 GPUs, numbered from 0"):
         choose_devices("2")
     with pytest.raises(ConfigError, match="listed twice"):
         choose_devices("1,1")

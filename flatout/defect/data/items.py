@@ -130,7 +130,8 @@ class Strips:
             # The patch grid of another size would silently crop at wrong positions.
             raise DecodeError(
                 f"{self._paths[index]}: it has {size_text(planes_CHW.shape[1:])} pixels (width x height), the first "
-                f"image of this run {size_text(self.shape_hw)}. All images of a run must have one size."
+                f"image of this run {size_text(self.shape_hw)}. All images of a run must have one size: "
+                "crop or resize it, or move it to another folder."
             )
         return planes_CHW
 

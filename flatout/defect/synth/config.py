@@ -68,8 +68,8 @@ class SynthConfig:
                 raise ConfigError(f"{name}={getattr(self, name)}: it must lie in 0..1.")
         if self.hard_negative_ratio + self.line_ratio > 1:
             raise ConfigError(
-                f"hard_negative_ratio={self.hard_negative_ratio} and line_ratio={self.line_ratio} together exceed 1. "
-                "Lower one of them."
+                f"hard_negative_ratio={self.hard_negative_ratio} and line_ratio={self.line_ratio} are shares of the "
+                "same samples and together exceed 1. Lower one of them."
             )
         if self.min_target_only not in (0, 1):
             raise ConfigError(f"min_target_only={self.min_target_only}: it must be 0 or 1.")

@@ -385,7 +385,10 @@ class DatasetSource:
         return part._replace(body_bytes=part.body_bytes * max(1, request.probe))
 
     def _fetch(self, request: BatchRequest, begin: int, end: int) -> Any:
-        """The samples of a part. Unless workers are round-robin, random numbers depend on a sample's position only."""
+        """The samples `begin` to `end` of a request, one micro-batch.
+
+        Each is seeded by its position, except with round-robin workers or in a data set that draws no random numbers.
+        """
         keys = request.keys[begin:end]
         self._note(keys, request, begin)
         if self.round_robin:

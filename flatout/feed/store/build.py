@@ -181,7 +181,7 @@ def _decoded(
 
 
 def _probed(items: Items) -> dict[int, Decoded]:
-    """A few items from all over the data set, decoded to estimate how much room an item takes; not the unreadable."""
+    """A few items from all over the data set, decoded to estimate the size of an item; unreadable ones left out."""
     source, found = DecodingSource(items, 1), {}
     for index in np.unique(np.linspace(0, len(items) - 1, ITEMS_PROBED).astype(int)).tolist():
         # Not swallowed: the feed decodes the item again, and the error is then reported with it.
@@ -223,7 +223,7 @@ class BuildNote:
         self.update(0)
 
     def update(self, done: int) -> None:
-        """Record how many items are done, for the processes that wait."""
+        """Record how many items are done, for the processes that wait; at most once per NOTE_INTERVAL_S."""
         if self._note_path is None or time.monotonic() - self._noted_s < NOTE_INTERVAL_S:
             return
         self._noted_s = time.monotonic()

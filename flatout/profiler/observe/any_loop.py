@@ -180,7 +180,10 @@ class AnyLoop:
             self.profile.reword = for_stream
 
     def pass_ended(self, batches: "_Pass") -> None:
-        """After the last batch of a pass, or when it is abandoned."""
+        """End a pass, after its last batch or when it is abandoned.
+
+        A data set in whose pass no weights were updated counts as validation from then on.
+        """
         if not self.is_here():
             return
         self.leave_validation()

@@ -241,8 +241,10 @@ class Sampler:
         label: Callable[[], str | None],
         functions: Mapping[CodeType, str] | None = None,
     ) -> None:
-        """`on_sample` is called with every line and its stage. `label` gives the current stage of the thread; where it
-        gives None, `functions` (code -> label) is searched for a function on the stack.
+        """Start sampling. `on_sample` gets the running line and its stage, in the sampling thread.
+
+        `label` returns the stage that the sampled thread is in; if it returns None, the innermost function on the stack
+        that is in `functions` (code -> stage) decides.
         """
         self._thread_id = threading.get_ident()
         self._on_sample, self._label, self._functions = on_sample, label, functions or {}

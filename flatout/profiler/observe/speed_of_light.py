@@ -67,7 +67,7 @@ def host_copy_gb_s() -> float:
 
 
 def decode_mpx_s(decode: Callable[[Any], np.ndarray], samples: Sequence[Any], seconds: float = 0.5) -> float:
-    """Million pixels per second of one core over the samples, in turn."""
+    """Million pixels per second that one core decodes, going round the samples for this many seconds."""
     decode(samples[0])
     begin_s, pixels, number = time.perf_counter(), 0, 0
     while time.perf_counter() - begin_s < seconds:

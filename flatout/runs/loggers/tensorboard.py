@@ -29,7 +29,7 @@ class TensorBoard(Callback):
         writer.flush()
 
     def end(self, end: End) -> None:
-        """Add the plots of the run, as they are at its end."""
+        """Add the plots in the run folder as images, and close the event file."""
         if self._writer is None:
             return
         for path in (path for part in PLOTS for path in sorted(end.folder.glob(part))):

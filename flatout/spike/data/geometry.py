@@ -27,7 +27,7 @@ _NAME = re.compile(r"(\d{1,5})\s*[xX*]\s*(\d{1,5})")
 
 
 def parse_geometry(name: str) -> tuple[int, int]:
-    """(height, width) from a name as cameras have it, width first: `400x250`; ConfigError for anything else."""
+    """(height, width) from a size as cameras state it, width first: `400x250`; ConfigError for anything else."""
     match = _NAME.fullmatch(name.strip())
     width, height = map(int, match.groups()) if match else (0, 0)
     if not (width and height):

@@ -6,7 +6,7 @@ pixel that fires in every spike frame has 1. Times the camera's threshold (its g
     raw    the spikes themselves                                    noise, no blur
     TFP    spikes in a window / spike frames of the window          little noise in a long window, blur of its length
     TFI    1 / distance between the spikes before and after         little blur, coarse steps where it is bright
-    voxel  TFP of the parts into which a stream is divided          what a network gets
+    voxel  TFP of the parts into which a stream is divided          what a network gets, as counts or rates
 
 TFP and TFI: L. Zhu et al., A retina-inspired sampling method for visual texture reconstruction, ICME 2019.
 

@@ -73,7 +73,8 @@ def tfp_centres(num_frames: int, num_channels: int, half: int) -> list[int]:
     """Middle frame of the window of each channel, at least `half` frames away from the ends."""
     if num_frames <= 2 * half:
         raise DataError(
-            f"a texture from +-{half} spike frames needs more than {2 * half} spike frames, but there are {num_frames}."
+            f"TFP averages {half} spike frames on each side of its centre and needs more than {2 * half}, but there "
+            f"are {num_frames}. Lower DATA.TFP_HALF_WINDOW, or use longer streams."
         )
     if num_channels == 1:
         return [num_frames // 2]

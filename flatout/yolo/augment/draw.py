@@ -142,12 +142,13 @@ def draw_training(
     indices_M: np.ndarray,
     class_aware: ClassAware | None = None,
 ) -> dict[str, np.ndarray]:
-    """Parameters of M training samples of `size` x `size` pixels; row m follows from position and index m.
+    """Parameters of M training samples of `size` x `size` pixels; row m depends on the seed, the epoch and
+    positions_M[m], which give its random numbers, and on indices_M[m], its first image.
 
     kind        int8 [M, 2]         NONE, PLAIN, FOUR or NINE tiles
     tiles       int64 [M, 2, 9]     image numbers, -1 for none
     centre      float64 [M, 2, 2]   x, y: where four tiles meet, or the corner of the window onto nine
-    warp        float64 [M, 2, 8]   perspective x, y; degrees; scale; shear x, y in degrees; x, y relative to the side
+    warp        float64 [M, 2, 8]   perspective x, y; degrees; scale; shear x, y in degrees; centre x, y: 0.5 is none
     aspect      float64 [M, 2]      factor of width over height in the warp, which keeps the area
     copy_key    uint64 [M, 2]       decides which polygons are copied: see `pick`
     mix         float64 [M]         weight of the sample's own canvas

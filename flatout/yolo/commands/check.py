@@ -1,15 +1,14 @@
 """`flatout yolo check`: examine every file of a data set and report what would spoil a training."""
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli import parser_of, switch, value
-from flatout.errors import ConfigError, DataError, ResourceError, counted
+from flatout.errors import ConfigError, DataError, counted
 from flatout.findings import Finding, is_bad, places, summary
+from flatout.safefiles import write_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,15 +106,7 @@ def write_png(path: Path, image: "np.ndarray") -> None:
     """Write a PNG file atomically; ResourceError if that fails."""
     import cv2
 
-    content = cv2.imencode(".png", image)[1].tobytes()
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
-    except OSError as error:
-        raise ResourceError(
-            f"{path}: the preview cannot be written: {error.strerror}. Choose another path with --preview."
-        ) from None
+    write_file(path, cv2.imencode(".png", image)[1].tobytes())
 
 
 def _counts(counts: dict[str, int]) -> str:

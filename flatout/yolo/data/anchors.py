@@ -83,7 +83,10 @@ def search_anchors(
 
 
 def k_means(box_wh_T2: np.ndarray, num_anchors: int, rng: np.random.Generator, *, rounds: int = 30) -> np.ndarray:
-    """K-means centres of the box sizes, with each axis scaled by its standard deviation; float64 [A, 2]."""
+    """Centres of k-means over the box sizes, float64 [A, 2], in the units of the boxes.
+
+    For distances, each axis is divided by its standard deviation.
+    """
     spread_2 = box_wh_T2.std(0)
     spread_2[spread_2 == 0] = 1
     point_T2 = box_wh_T2 / spread_2

@@ -196,7 +196,10 @@ def _used_categories(content: dict[str, Any], path: str) -> set[Any]:
 
 
 def image_folder(path: str, images: Iterable[dict[str, Any]]) -> str:
-    """The folder of the images of a COCO file: the first of the usual places that contains the first image."""
+    """The folder of the images of a COCO file: the first place that contains the first image.
+
+    Places: beside the file; images/SPLIT, SPLIT, images and the folder above itself. DataError if none does.
+    """
     above, stem = os.path.dirname(os.path.dirname(os.path.abspath(path))), os.path.splitext(os.path.basename(path))[0]
     split = stem.rpartition("_")[2]
     tries = [

@@ -107,7 +107,8 @@ def convert_data(
         raise
     except OSError as error:
         raise ResourceError(
-            f"{out}: cannot be written: {error.strerror or error}. Fix this, then run the same command again."
+            f"{error.filename or out}: {error.strerror or error}. Free the disk or correct the permissions, then run "
+            "the same command again: it continues."
         ) from None
     return ConvertedSet(
         out,

@@ -55,7 +55,7 @@ class SplitConfig:
 
     @property
     def waived(self) -> frozenset[str]:
-        """Checks whose findings do not prevent a start with this config."""
+        """Checks whose findings would prevent a start, but do not with this config."""
         waived = {
             "class-beyond-names": self.single_class,
             "labels-none": not self.needs_labels,

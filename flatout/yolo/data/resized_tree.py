@@ -144,7 +144,8 @@ def write_resized(
         raise
     except OSError as error:
         raise ResourceError(
-            f"{out}: cannot be written: {error.strerror or error}. Fix this, then run the same command again."
+            f"{error.filename or out}: {error.strerror or error}. Free the disk or correct the permissions, then run "
+            "the same command again: it continues."
         ) from None
     num_skipped = len(outcome.skipped)
     if num_skipped > MAX_UNREADABLE * (outcome.num_images + num_skipped):
@@ -594,7 +595,7 @@ class ResizedTree:
             height, width = target_hw((int(image["height"]), int(image["width"])), self._config)
         except (KeyError, TypeError, ValueError, ZeroDivisionError):
             raise DataError(
-                f"{path}: image {image.get('file_name')!r} has no width and height. Export the file again."
+                f"{path}: image {image.get('file_name')!r} has no valid width and height. Export the file again."
             ) from None
         return width, height
 

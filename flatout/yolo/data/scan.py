@@ -478,7 +478,7 @@ def scan(pairs: Sequence[Pair], config: ScanConfig) -> ScanTable:
 
 
 def _one_by_one(pairs: Sequence[Pair], config: ScanConfig) -> ScanTable:
-    """Scan a chunk in which some file crashes its worker, one image at a time."""
+    """Scan a chunk again, one image at a time: a file in it crashed the worker, and is reported as unreadable."""
     crashed = ScannedImage(
         "unreadable_image",
         "",

@@ -74,7 +74,7 @@ class ExportOptions:
 
     @property
     def form(self) -> Form:
-        """The form of the output; NMS needs decoded boxes, so it implies --grid."""
+        """What the file outputs: raw maps, decoded boxes (--grid), or boxes after NMS, with or without --grid."""
         if self.end2end:
             return "tensorrt-nms" if self.max_wh is None else "onnx-nms"
         if self.include_nms:

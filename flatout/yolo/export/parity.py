@@ -113,8 +113,8 @@ def check_within(difference: Difference, limit: Difference, what: str) -> None:
     """ParityError if a difference exceeds its limit."""
     if not difference.is_within(limit):
         raise ParityError(
-            f"{what}: differs from its network by {difference.text(limit)}, so nothing was written. "
-            f"Check that all weights are finite. {REMEDY}"
+            f"{what}: the exported network differs from the torch network by {difference.text(limit)}, so nothing was "
+            f"written. Check that all weights are finite. {REMEDY}"
         )
 
 

@@ -300,7 +300,7 @@ class Detect(nn.Module):
         return outputs.view(*outputs.shape[:3], self.na, self.no).permute(0, 3, 1, 2, 4)
 
     def decode(self, raw: list[Tensor]) -> Tensor:
-        """Raw lead predictions -> boxes and scores, [B, K, O]."""
+        """Raw maps of all levels, without auxiliary ones -> boxes in pixels and scores from 0 to 1, [B, K, O]."""
         levels = [
             # By index: iteration would export a Split of constants, which OpenCV cannot read.
             decode_level(raw_BAYXO, self.anchor_grid[level], stride)

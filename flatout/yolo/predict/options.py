@@ -94,7 +94,7 @@ def _problems(options: PredictOptions) -> Iterator[str]:
 
 
 def tile_problems(tiles: int | None, overlap: float, *, full_view: bool = False) -> Iterator[str]:
-    """Mistakes in the options about tiles, which `detect`, `test` and `train` share."""
+    """Mistakes in the options about tiles, which `detect`, `test` and `train` share; `tiles`: their side in px."""
     if tiles is not None and tiles < MIN_TILE:
         yield f"--tiles {tiles}: tiles have sides of {MIN_TILE} px or more"
     if not 0 <= overlap < 1:

@@ -49,7 +49,7 @@ class Tracker:
         return cls(conf_thres=options.conf_thres, buffer=options.track_buffer) if options.track else None
 
     def __call__(self, result: Result) -> Result:
-        """The result with ids, without the detections below the score threshold that belong to no track."""
+        """The next frame of its sequence, with ids; detections in no track below the score threshold are dropped."""
         key = _sequence_of(result.origin)
         is_new = result.origin.kind == "video" and result.origin.frame == 1
         if key not in self._sequences or is_new:

@@ -101,7 +101,7 @@ def read_plan(
         _check_keys(f"stage {number}", stage, path, also_refused=("weights",) if number > 1 else ())
     if refused := [f"--{key.replace('_', '-')}" for key in REFUSED_KEYS if key in flags]:
         raise ConfigError(
-            f"{refused[0]} cannot be used with stages: the same command continues a job, --fresh starts a new one."
+            f"{refused[0]} cannot be used with stages: the same command continues them, --fresh starts again."
         )
     job = {key: flags.pop(key) for key in JOB_KEYS if key in flags}
     stages = [
@@ -140,7 +140,7 @@ def _digest(stage: TrainOptions) -> str:
 
 
 def _normalised(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with underscores in their keys, and with lists where one number is allowed instead."""
+    """The values with underscores in their keys, a single `freeze` as a list, and `img_size` for training and test."""
     plain = {key.replace("-", "_"): value for key, value in values.items()}
     if isinstance(freeze := plain.get("freeze"), int):
         plain["freeze"] = [freeze]
@@ -154,7 +154,7 @@ def _check_keys(part: str, values: Mapping[str, Any], path: Path, also_refused: 
     known = [option.name for option in fields(TrainOptions)]
     for key in (key.replace("-", "_") for key in values):
         if key in JOB_KEYS:
-            raise ConfigError(f"{path}: {part}: {key} applies to the whole job: give it to the command, as --{key}.")
+            raise ConfigError(f"{path}: {part}: {key} applies to all stages: give it to the command, as --{key}.")
         if key in REFUSED_KEYS:
             raise ConfigError(f"{path}: {part}: {key} cannot be used in stages. Leave it out.")
         if key in also_refused:

@@ -404,7 +404,7 @@ def head_config_inside(network: PickledModule, reader: PlainReader) -> HeadConfi
 
 
 def _modules(network: PickledModule) -> Iterator[PickledModule]:
-    """The network and its modules, at most MAX_MODULES, in case it contains itself."""
+    """The network and all modules inside it; at most MAX_MODULES, which ends a network that contains itself."""
     waiting = [network]
     for _ in range(MAX_MODULES):
         if not waiting:

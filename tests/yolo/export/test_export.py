@@ -77,7 +77,7 @@ def test_what_only_training_needs_is_not_in_the_file(tmp_path):
 def test_a_file_that_differs_from_the_network_is_not_written(grid, network, tmp_path, monkeypatch):
     (tmp_path / "x.onnx").write_text("an older one")
     monkeypatch.setattr(parity, "fused", folded_wrongly)
-    with pytest.raises(ParityError, match=r"x\.onnx: differs from its network by .* so nothing was written"):
+    with pytest.raises(ParityError, match=r"x\.onnx: the exported network differs from .* so nothing was written"):
         exported(network, tmp_path, grid=grid)
     with pytest.raises(ParityError, match=r"x\.torchscript\.pt: differs"):
         exported(network, tmp_path, grid=grid, formats=("torchscript", "onnx"))
@@ -110,7 +110,7 @@ def test_a_network_that_amplifies_rounding_errors_gets_wider_limits(network, mon
     context = parity.ExportContext.of(network, ExportOptions(img_size=(SIDE, SIDE), pictures=1))
     assert context.accepted(Difference(raw=1e-4), "x") == Difference(raw=1e-3)
     assert context._rounding(raw=True).raw < 1e-4
-    with pytest.raises(ParityError, match=r"^x: differs from its network by 5\.0e-03 in raw outputs"):
+    with pytest.raises(ParityError, match=r"^x: the exported network differs from the .* by 5\.0e-03 in raw outputs"):
         context.accepted(Difference(raw=5e-3), "x")
     monkeypatch.setattr(parity.ExportContext, "_rounding", lambda self, *, raw: Difference(raw=2e-3))
     assert context.accepted(Difference(raw=5e-3), "x").raw == pytest.approx(2e-2)

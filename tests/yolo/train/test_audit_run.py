@@ -109,5 +109,5 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         flatout.yolo.audit(weights="best.pt")
     with pytest.raises(ConfigError, match="Give the folder of a run, or weights and a data set"):
         flatout.yolo.audit()
-    with pytest.raises(MissingFileError, match=r"it has no opt\.yaml"):
+    with pytest.raises(MissingFileError, match=r"which has a file opt\.yaml"):
         flatout.yolo.audit(tmp_path)

@@ -249,7 +249,7 @@ def test_flags_of_the_command_hold_for_all_stages(file: Path):
         ({"stages": [{"epochs": 0}]}, "stage 1: --epochs 0 must be 1 or more"),
         ({"stages": [{"epochs": "many"}]}, "stage 1: epochs: wrong value ('many') - write a whole number"),
         ({"stages": [{}, {"weights": "x.pt"}]}, "stage 2: weights: a stage starts from the best weights"),
-        ({"stages": [{"name": "x"}]}, "stage 1: name applies to the whole job: give it to the command, as --name."),
+        ({"stages": [{"name": "x"}]}, "stage 1: name applies to all stages: give it to the command, as --name."),
         ({"common": {"resume": True}, "stages": [{}]}, "common: resume cannot be used in stages. Leave it out."),
         ({"stages": [{"hyp": "hyp.scratch.tiny.noota.stage9.yaml"}]}, "--hyp hyp.scratch.tiny.noota.stage9.yaml: no"),
     ],

@@ -59,7 +59,10 @@ def _inside_polygon(points, num_points, u0, u1, v0, v1):
 def _add(
     data, begin, kept_w, kept_h, column, row, in_polygon, weight, blue, green, red, SUBSAMPLED: tl.constexpr
 ):  # fmt: skip
-    """Zero values inside of a polygon become 255, so that they cover; outside of the image the canvas is grey."""
+    """Add one weighted pixel of an object to the sums: nothing outside its polygon, grey where that leaves the image.
+
+    A value of 0 inside becomes 255, because 0 means that nothing covers the pixel.
+    """
     in_picture = in_polygon & (column >= 0) & (column < kept_w) & (row >= 0) & (row < kept_h)
     at = pixel_at(begin, kept_w, row, column, SUBSAMPLED)
     b, g, r = fetch_bgr(data, at, colour_at(begin, kept_w, kept_h, row, column), in_picture, SUBSAMPLED)

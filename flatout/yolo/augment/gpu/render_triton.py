@@ -110,7 +110,10 @@ def _within(value):
 
 @triton.jit
 def fetch_bgr(data, at, colour, there, SUBSAMPLED: tl.constexpr):
-    """Blue, green and red of pixels, int32; grey where there is none."""
+    """Blue, green and red of the pixels at offsets `at`, int32; grey where `there` is false.
+
+    SUBSAMPLED: brightness is at `at`, Cb and Cr are at `colour`.
+    """
     if SUBSAMPLED:
         y = tl.load(data + at, mask=there, other=GREY).to(tl.int32)
         cb = tl.load(data + colour, mask=there, other=128).to(tl.int32) - 128

@@ -12,6 +12,7 @@ from flatout.errors import counted
 from flatout.findings import Severity
 from flatout.yolo.data.check.facts import Check, Found, SetFacts, SplitFacts, add_check, set_check, split_check
 from flatout.yolo.data.find import label_path
+from flatout.yolo.data.formats.sidecars import SIDECARS
 from flatout.yolo.data.label_text import drops_a_label
 from flatout.yolo.data.scan import REASONS
 
@@ -249,7 +250,7 @@ def _cause_of_no_labels(split: SplitFacts) -> str:
         return f"the label files are empty or missing, such as {first.label}"
     folder = os.path.dirname(first.label) or "."
     try:
-        num_files = sum(name.endswith((".txt", ".xml")) for name in os.listdir(folder))
+        num_files = sum(name.endswith((".txt", *SIDECARS)) for name in os.listdir(folder))
     except OSError:
         return f"the folder {folder} does not exist or cannot be read; {_expected(first.image, first.label)}"
     there = f"{counted(num_files, 'label file')} with other names" if num_files else "no label files"

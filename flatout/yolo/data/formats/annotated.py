@@ -305,8 +305,8 @@ def parse_xml(path: str, handle: Callable[[XmlEvent], None]) -> None:
 
     def refuse(*_: object) -> None:
         raise DataError(
-            f"{path}:{parser.CurrentLineNumber}: XML with a document type declaration or entities is not read. "
-            "Export it again."
+            f"{path}:{parser.CurrentLineNumber}: XML with a document type declaration (<!DOCTYPE, <!ENTITY) is "
+            "not read, because entities can expand without limit. Delete it, or export without it."
         )
 
     def forward(kind: str) -> Callable[..., None]:

@@ -193,8 +193,9 @@ def _write_images(path: str, folder: Path) -> None:
         free = shutil.disk_usage(folder.parent).free
         if os.path.getsize(path) > free:
             raise ResourceError(
-                f"{folder.parent}: the images of {path} need about {os.path.getsize(path) / 1e9:.2f} GB, but only "
-                f"{free / 1e9:.2f} GB are free. Set XDG_CACHE_HOME to a folder on another disk."
+                f"{folder.parent}: the images inside {path} are unpacked there and need about "
+                f"{os.path.getsize(path) / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free. Free some space, or set "
+                "XDG_CACHE_HOME to a folder on another disk."
             )
         with tempfile.TemporaryDirectory(dir=folder.parent, suffix=".part") as part:
             row = 0

@@ -83,12 +83,12 @@ def with_confusion(source: Source, path: Path) -> Source:
     if num_classes != len(source.names):
         raise ConfigError(
             f"{path}: {num_classes} classes, but {source.where} has {len(source.names)}. Give the confusion matrix of "
-            "a network for this data set."
+            "a network that was trained on this data set."
         )
     if confusion.names is not None and confusion.names != source.names:
         raise ConfigError(
-            f"{path}: its class names differ from those of {source.where}. Give the confusion matrix of a network for "
-            "this data set, or correct the names."
+            f"{path}: its class names, or their order, differ from those of {source.where}. Give the confusion "
+            "matrix of a network that was trained on this data set, or correct the names."
         )
     return Source(source.where, source.names, source.read_boxes, confusion)
 

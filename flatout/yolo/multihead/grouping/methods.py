@@ -140,7 +140,10 @@ def shape_similarity(log_ratio_C: np.ndarray) -> np.ndarray:
 
 
 def cooccurrence_similarity(together_CC: np.ndarray) -> np.ndarray:
-    """Images with both classes over images with either (Jaccard), float64 [C, C]; ones on the diagonal."""
+    """Images with both classes over images with either (Jaccard), float64 [C, C]; ones on the diagonal.
+
+    `together_CC` counts images with both classes; on its diagonal, images with the class.
+    """
     count_C = np.diag(together_CC)
     either_CC = count_C[:, None] + count_C - together_CC
     similarity_CC = together_CC / np.maximum(either_CC, 1)
