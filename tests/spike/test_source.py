@@ -237,7 +237,7 @@ def test_unusual_but_complete_streams_are_read_with_a_warning(demo, tmp_path, ca
 @pytest.mark.parametrize(("kind", "channels"), [("window", 81), ("tfp", 4)])
 def test_streams_too_short_for_a_representation_are_found_before_training(demo, kind, channels):
     config = replace(config_of(demo), SPIKE_REPR=kind, NUM_VOXEL_BINS=channels, TFP_HALF_WINDOW=40)
-    with pytest.raises(ValueError, match=r"\.dat: a (window|texture)"):
+    with pytest.raises(ValueError, match=r"\.dat: (a window|TFP)"):
         open_clips(config, "train", scored=False)
 
 
