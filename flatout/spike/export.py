@@ -21,16 +21,19 @@ from torch import Tensor, nn
 
 from flatout.errors import ConfigError, ParityError, ResourceError
 from flatout.export import (
+    CardFile,
     OpenVino,
     Run,
     Session,
     is_installed,
+    openvino_use,
     refuse_missing,
     require_package,
     save,
     save_parts,
     set_metadata,
     traced,
+    write_card,
 )
 from flatout.spike.config import DataConfig, SpikeConfig, config_from
 from flatout.spike.model import Clip, DeblurNet
@@ -57,6 +60,8 @@ class Exported:
     """The folder with the OpenVINO model, if one was requested."""
     openvino_difference: float | None = None
     """The same difference, computed by OpenVINO."""
+    card: Path | None = None
+    """The model card that was written beside them."""
 
 
 class WholeFrames(nn.Module):
@@ -122,13 +127,33 @@ def export_file(
         raise ResourceError(f"{path}: cannot be written: {error.strerror}. Choose another folder.") from None
     save(onnx_model, path)
     done = Exported(path, difference)
-    if not openvino:
-        return done
-    runtime = OpenVino(require_package("onnx").load(str(path)))
-    folder = path.with_name(f"{path.stem}_openvino")
-    difference = _compared(model, runtime, examples, folder)
-    save_parts(folder, path.stem, {**runtime.files(), ".json": json.dumps(facts, indent=1).encode()})
-    return replace(done, openvino=folder, openvino_difference=difference)
+    if openvino:
+        runtime = OpenVino(require_package("onnx").load(str(path)))
+        folder = path.with_name(f"{path.stem}_openvino")
+        difference = _compared(model, runtime, examples, folder)
+        save_parts(folder, path.stem, {**runtime.files(), ".json": json.dumps(facts, indent=1).encode()})
+        done = replace(done, openvino=folder, openvino_difference=difference)
+    return replace(done, card=_write_card(done, facts))
+
+
+def _write_card(done: Exported, facts: Mapping[str, str]) -> Path:
+    def compared(difference: float | None) -> str:
+        return "not compared" if difference is None else f"largest difference {difference:.1e} (limit {TOLERANCE:g})"
+
+    use = f'`onnxruntime.InferenceSession("{done.path.name}")`.'
+    files = [CardFile(done.path, compared(done.largest_difference), use)]
+    if done.openvino is not None:
+        use = openvino_use(f"{done.openvino.name}/{done.path.stem}.xml")
+        files.append(CardFile(done.openvino, compared(done.openvino_difference), use))
+    return write_card(
+        done.path.with_suffix(""),
+        about=f"Deblurring of frames with the spikes of their exposure: network {facts['network']}.",
+        inputs={name: f"{facts[name]}, float32" for name in ("blur", "spikes") if name in facts},
+        input_rule="Give clips of exactly this length and size; the number of clips is free.",
+        output=f"`sharp`, of the size of `blur`: {facts['sharp']}.",
+        files=files,
+        compared_on="noise",
+    )
 
 
 def _examples(

@@ -22,7 +22,7 @@ from flatout.spike.evaluate import RestoredBatch
 from flatout.spike.step import tensors_in, vgg16
 
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
-"""Of RGB values in -1..1, as the published weights expect."""
+"""Mean and standard deviation of RGB values in -1..1, as the published weights expect."""
 EPSILON = 1e-10
 """Added to the length of features, so that features of 0 can be divided by it."""
 TAPS = {"alex": (1, 4, 7, 9, 11), "vgg": (3, 8, 15, 22, 29)}

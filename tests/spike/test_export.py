@@ -1,5 +1,6 @@
 """An exported network computes what the network computes, and says what it takes."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -105,6 +106,17 @@ def test_the_command_writes_a_file_that_restores_a_sequence_like_predict(weights
     found = np.moveaxis(run(out, blur=blur, spikes=spikes)[0, 0], 0, 2) * 255
     expected = cv2.imread(str(predicted / f"{frame.stem}.png"))[..., ::-1]
     assert np.abs(found - expected).max() <= 0.51
+
+
+def test_a_model_card_describes_the_files_and_no_folders_of_this_machine(weights_of):
+    path, _ = weights_of(data={"VOXEL_NORM": "rate"})
+    done = export_file(path, (24, 36))
+    assert done.card == path.with_name("random.card.md")
+    text = done.card.read_text()
+    assert hashlib.sha256(done.path.read_bytes()).hexdigest() in text
+    assert "| spikes | [1, " in text and "`sharp`, of the size of `blur`" in text
+    assert f"largest difference {done.largest_difference:.1e}" in text
+    assert str(path.parent) not in text
 
 
 def test_a_file_that_differs_is_not_written(weights_of, monkeypatch):

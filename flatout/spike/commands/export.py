@@ -56,5 +56,6 @@ def main(argv: list[str]) -> int:
     )
     if done.openvino is not None:
         print(f"{done.openvino}: OpenVINO, within {done.openvino_difference:.1e} of the network")
+    print(f"model card: {done.card}")
     print(f"{done.path}: {done.path.stat().st_size / 2**20:.1f} MiB, {checked}")
     return 0
