@@ -79,7 +79,7 @@ def test_time_that_workers_sleep_is_not_called_time_of_a_core():
 
 
 def test_workers_that_take_every_core_hold_the_main_thread_up():
-    """Of 20 ms beside the wait, the main thread queued 8 for a core; it gets one once the workers have little to do."""
+    """The main thread queues for a core during 8 of the 20 ms beside the wait, until the workers have little to do."""
     decode = HotLine(where="data.py:8", ms=108, text="image = cv2.imread(path)", function="__getitem__", in_worker=True)
     crowded = measured(60, {"feed.wait": 40, "forward": 8, "backward": 12}, num_workers=2, workers={"fetch": 108},
                        cores=2, main_cpu=0.2, worker_cpu_ms=108.0, lines=(decode,))  # fmt: skip
