@@ -123,6 +123,7 @@ def write_set(data: Path, out: Path, seed: int | None) -> list[Planted]:
         lines = [line.split() for line in file.read_text().splitlines()]
         labels[file.stem] = [[float(word) for word in line] for line in lines if line]
     planted = [] if seed is None else plant(labels, len(names), seed)
+    shutil.rmtree(out, ignore_errors=True)
     (out / "images").mkdir(parents=True)
     (out / "labels/train").mkdir(parents=True)
     for place in NAMES.values():
@@ -143,15 +144,8 @@ def train(data: Path, project: Path, name: str, seed: int, options: Namespace) -
     """Fine-tune; returns the run folder and the seconds it took."""
     command = [sys.executable, str(ROOT / "train.py"), "--data", str(data), "--weights", options.weights, "--cfg", ""]
     command += ["--hyp", "data/hyp.finetune.yaml", "--adam", "--img", str(options.img), "--batch", "16", "--notest"]
-    command += [
-        "--epochs",
-        str(options.epochs),
-        "--seed",
-        str(seed),
-        "--audit",
-        str(options.every),
-        "--fast-dataloader",
-    ]
+    command += ["--epochs", str(options.epochs), "--seed", str(seed), "--audit", str(options.every)]
+    command += ["--fast-dataloader", "--once"]
     command += ["--project", str(project), "--name", name, *options.more]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     begin_s = time.monotonic()
@@ -182,9 +176,9 @@ def suspects_of(folder: Path, data: Path, options: Namespace) -> dict[str, list[
     from flatout.yolo.label_audit.set_boxes import fuse, labels_as_boxes
     from flatout.yolo.label_audit.statistics import (
         FILE_NAME,
-        LabelStatistics,
+        LabelHistory,
         fingerprint,
-        read_statistics,
+        read_history,
         with_history,
     )
 
@@ -193,12 +187,12 @@ def suspects_of(folder: Path, data: Path, options: Namespace) -> dict[str, list[
     labels = labels_as_boxes(images.labels)
     found = fuse(passes_of([str(folder / "weights/last.pt")], images, config, shown=False))
     evidence = gather_evidence(labels, found)
-    statistics = read_statistics(folder / FILE_NAME)
-    if statistics is None or statistics.fingerprint != fingerprint(labels):
-        statistics = LabelStatistics.empty(labels)  # --same-network: other labels than in the training
+    history = read_history(folder / FILE_NAME)
+    if history is None or history.fingerprint != fingerprint(labels):
+        history = LabelHistory()  # --same-network: other labels than in the training
     names = [Path(path).stem for path in images.paths]
     lists = {}
-    for way, own in ((RUN, with_history(evidence, statistics)), (WEIGHTS, evidence)):
+    for way, own in ((RUN, with_history(evidence, history)), (WEIGHTS, evidence)):
         lists[way] = [
             Suspect(
                 each.score,
@@ -384,26 +378,28 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=1000, help="of the generated set (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--device", default="")
+    parser.add_argument("--keep", type=Path, help="keep the trainings in this folder; finished ones are used again")
     parser.add_argument("more", nargs="*", help="more flags of train.py, behind --")
     options = parser.parse_args()
     print(facts_line(), flush=True)
     seeds = options.seeds[:1] if options.quick else options.seeds
     results: dict[str, list[dict[str, Figures]]] = {}
     with tempfile.TemporaryDirectory() as name:
+        folder = options.keep or Path(name)
         sets = {}
         if BCCD in options.sets and options.data is not None:
             sets[BCCD] = options.data
         if GENERATED in options.sets:
-            sets[GENERATED] = generated(Path(name), options.images)
+            sets[GENERATED] = generated(folder, options.images)
         for each, data in sets.items():
-            results[each] = [audit_once(each, data, seed, options, Path(name)) for seed in seeds]
+            results[each] = [audit_once(each, data, seed, options, folder) for seed in seeds]
     return write(results, seeds, options)
 
 
 def generated(folder: Path, num_images: int) -> Path:
     from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
 
-    return write_demo_data(folder / "demo", DemoDataConfig(images=num_images, val=16))
+    return write_demo_data(folder / f"demo-{num_images}", DemoDataConfig(images=num_images, val=16))
 
 
 def write(results: Mapping[str, Sequence[dict[str, Figures]]], seeds: Sequence[int], options: Namespace) -> int:

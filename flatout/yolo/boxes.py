@@ -41,6 +41,16 @@ def pairwise_iou(box_xyxy_N4: Tensor, box_xyxy_M4: Tensor) -> Tensor:
     return inter_NM / (area_N[:, None] + area_M[None, :] - inter_NM)
 
 
+def paired_iou(box_cxcywh_N4: Tensor, other_cxcywh_N4: Tensor) -> Tensor:
+    """Intersection over union of box n with the other box n, [N]; 0 if both are empty."""
+    (low_N2, high_N2), (other_low_N2, other_high_N2) = (
+        cxcywh_to_xyxy(box_N4).split(2, 1) for box_N4 in (box_cxcywh_N4, other_cxcywh_N4)
+    )
+    common_N = (torch.minimum(high_N2, other_high_N2) - torch.maximum(low_N2, other_low_N2)).clamp(min=0).prod(1)
+    area_N, other_area_N = box_cxcywh_N4[:, 2:].prod(1), other_cxcywh_N4[:, 2:].prod(1)
+    return common_N / (area_N + other_area_N - common_N).clamp(min=EPSILON)
+
+
 def paired_ciou(box_cxcywh_N4: Tensor, true_cxcywh_N4: Tensor) -> Tensor:
     """Complete IoU of box n with true box n, [N]: IoU minus penalties for the distance of the centres and for a
     different aspect ratio; the weight of the second has no gradient.

@@ -19,11 +19,12 @@ from flatout.yolo.label_audit.rank import KINDS, NONE, assign, gather_evidence, 
 from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
 from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image, fuse, pairwise_iou
 from flatout.yolo.label_audit.statistics import (
-    LabelStatistics,
+    LabelHistory,
+    PassStatistics,
     fingerprint,
-    read_statistics,
+    read_history,
     with_history,
-    write_statistics,
+    write_history,
 )
 
 NUM_IMAGES, PER_IMAGE, NUM_CLASSES = 60, 6, 3
@@ -191,20 +192,20 @@ def test_a_pass_fused_with_itself_is_unchanged():
 def test_statistics_count_what_was_learned_and_forgotten(tmp_path: Path):
     labels = boxes_of([[[0.1, 0.1, 0.3, 0.3, 1, 0]]])
     there, nothing = boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0]]]), boxes_of([[]])
-    statistics = LabelStatistics.empty(labels)
+    statistics = PassStatistics.empty(labels)
     for found in (nothing, there, there, nothing, there):
         statistics = statistics.add(gather_evidence(labels, found))
     assert (statistics.num_passes, statistics.learned_T.tolist(), statistics.forgotten_T.tolist()) == (5, [3], [1])
     assert statistics.weight == pytest.approx(3 * 0.8**2)  # the squared mean, which is 0.8 or 0
     assert statistics.own_T.tolist() == pytest.approx([0.8 * statistics.weight])
-    write_statistics(tmp_path / "statistics.npz", statistics)
-    again = read_statistics(tmp_path / "statistics.npz")
-    assert again is not None and again.fingerprint == fingerprint(labels) and again.num_passes == 5
-    assert again.forgotten_T.tolist() == [1]
-    assert read_statistics(tmp_path / "absent.npz") is None
+    write_history(tmp_path / "statistics.npz", LabelHistory(passes=statistics))
+    again = read_history(tmp_path / "statistics.npz")
+    assert again is not None and again.fingerprint == fingerprint(labels) and again.steps is None
+    assert again.passes is not None and again.passes.num_passes == 5 and again.passes.forgotten_T.tolist() == [1]
+    assert read_history(tmp_path / "absent.npz") is None
     (tmp_path / "bad.npz").write_bytes(b"no")
     with pytest.raises(DataError, match="is damaged"):
-        read_statistics(tmp_path / "bad.npz")
+        read_history(tmp_path / "bad.npz")
 
 
 def test_a_label_that_was_learned_late_is_less_confirmed_than_the_last_weights_say():
@@ -212,12 +213,13 @@ def test_a_label_that_was_learned_late_is_less_confirmed_than_the_last_weights_s
     both = gather_evidence(labels, boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0], [0.6, 0.6, 0.8, 0.8, 0.8, 0]]]))
     one = gather_evidence(labels, boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0]]]))
     nothing = gather_evidence(labels, boxes_of([[]]))
-    untrained = LabelStatistics.empty(labels).add(nothing)
-    assert with_history(both, untrained).own_T.tolist() == pytest.approx([0.8, 0.8])
+    untrained = PassStatistics.empty(labels).add(nothing)
+    assert with_history(both, LabelHistory(passes=untrained)).own_T.tolist() == pytest.approx([0.8, 0.8])
     # The squared mean was 0.16, and is 0.64 now: the pass counts a quarter of a half.
-    late = LabelStatistics.empty(labels).add(one)
-    assert with_history(both, late).own_T.tolist() == pytest.approx([0.8, 0.7])
-    assert with_history(both, LabelStatistics.empty(labels).add(both)).own_T.tolist() == pytest.approx([0.8, 0.8])
+    late = PassStatistics.empty(labels).add(one)
+    assert with_history(both, LabelHistory(passes=late)).own_T.tolist() == pytest.approx([0.8, 0.7])
+    early = LabelHistory(passes=PassStatistics.empty(labels).add(both))
+    assert with_history(both, early).own_T.tolist() == pytest.approx([0.8, 0.8])
 
 
 # Files

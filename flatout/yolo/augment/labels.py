@@ -54,6 +54,8 @@ class CanvasLabels(NamedTuple):
     """bool: whether a canvas has any polygon, if some of its labels were left out; else None."""
     tile_T: np.ndarray | None = None
     """int64: number of the label's tile on its canvas, if known."""
+    label_T: np.ndarray | None = None
+    """int64: number of the label in the data set, if known; -1 for a copy."""
 
     @property
     def num_points_T(self) -> np.ndarray:
@@ -108,6 +110,7 @@ def gather_labels(labels: Labels, canvases: Canvases, *, visible_in: tuple[int, 
         offsets(found.num_points_T),
         found.has_polygons_Q,
         found.tile_T,
+        found.label_T,
     )
 
 
@@ -193,6 +196,8 @@ class WarpedLabels(NamedTuple):
     """float32."""
     box_T4: np.ndarray
     """float32 corners x1, y1, x2, y2 in output pixels."""
+    label_T: np.ndarray
+    """int64: number of the label in the data set; -1 for a copy, or if it is not known."""
 
 
 def warp_labels(
@@ -219,7 +224,9 @@ def warp_labels(
         min_area_T = np.where(by_points_T, MIN_AREA_POLYGONS, MIN_AREA)
     before_T4 = labels.box_T4 * canvases.scale_Q[canvas_T, None]
     kept_T = np.flatnonzero(are_trainable(before_T4, box_T4, min_area_T))
-    return WarpedLabels(canvases.sample_Q[canvas_T[kept_T]], labels.class_T[kept_T], box_T4[kept_T].astype(np.float32))
+    label_T = np.full(len(canvas_T), -1) if labels.label_T is None else labels.label_T
+    sample_T = canvases.sample_Q[canvas_T[kept_T]]
+    return WarpedLabels(sample_T, labels.class_T[kept_T], box_T4[kept_T].astype(np.float32), label_T[kept_T])
 
 
 def are_trainable(before_T4: np.ndarray, after_T4: np.ndarray, least_area: np.ndarray | float) -> np.ndarray:
@@ -298,6 +305,17 @@ def to_targets(
     target_T6[:, 2:4] = np.where(flip_M2[sample_T][:, ::-1], 1 - centre_T2, centre_T2)
     target_T6[:, 4:6] = (high_T2 - low_T2) / scale_2
     return target_T6
+
+
+def target_label_ids(warped: WarpedLabels, count_M: np.ndarray) -> np.ndarray:
+    """The field `label_ids`, int32 [T, 1]: for every target its label's number in the data set, -1 for a pasted object.
+
+    `count_M` is the number of targets of each sample; pasted objects come after the sample's own labels.
+    """
+    id_T1 = np.full((int(count_M.sum()), 1), -1, np.int32)
+    own_T = np.arange(len(warped.label_T)) - np.searchsorted(warped.sample_T, warped.sample_T)
+    id_T1[offsets(count_M)[warped.sample_T] + own_T, 0] = warped.label_T
+    return id_T1
 
 
 # Boxes of polygons that are warped and clipped to the output.

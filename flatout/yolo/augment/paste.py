@@ -139,6 +139,7 @@ def _append(labels: CanvasLabels, copies: Sequence[Sequence[int]], width_Q: np.n
         np.concatenate((labels.box_T4, box_A4))[order],
         np.concatenate([polygons[label] for label in order]),
         offsets(np.array([len(polygons[label]) for label in order])),
+        label_T=None if labels.label_T is None else np.append(labels.label_T, np.full(len(added), -1))[order],
     )
 
 

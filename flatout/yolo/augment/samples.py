@@ -10,7 +10,7 @@ import numpy as np
 
 from flatout.clock import clock
 from flatout.errors import ConfigError
-from flatout.feed import Out, Store, Substituted, Unreadable
+from flatout.feed import Fields, Out, Rows, Store, Substituted, Unreadable
 from flatout.images import read_large, read_usable
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware, draw_training, identity_draws, redraw_warps
 from flatout.yolo.augment.labels import gather_labels, to_targets
@@ -124,6 +124,11 @@ class TileImages:
         with clock.stage("resize"):
             tile = np.ascontiguousarray(image[top:bottom, left:right])
             return resize_long_side(tile, self._size, augment=True).image
+
+
+def label_id_fields(expected_targets: float) -> Fields:
+    """A field with the number of each target's label in the data set, in the order of `targets`; -1 without one."""
+    return {"label_ids": Rows(1, np.int32, expected=expected_targets)}
 
 
 class TrainingSourceBase:

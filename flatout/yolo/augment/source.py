@@ -11,7 +11,7 @@ Dimension key:  M samples of a micro-batch   N images of the data set   Q canvas
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import cv2
 import numpy as np
@@ -20,7 +20,7 @@ from flatout.clock import clock
 from flatout.errors import ConfigError
 from flatout.feed import Fetch, Field, Fields, Out, Rows, read_at_once
 from flatout.yolo.augment.draw import PLAIN, AugmentConfig, ClassAware, Color, colors, mosaic_draws, pick
-from flatout.yolo.augment.labels import CanvasLabels, gather_labels, to_targets, warp_labels
+from flatout.yolo.augment.labels import CanvasLabels, gather_labels, target_label_ids, to_targets, warp_labels
 from flatout.yolo.augment.layout import (
     Canvases,
     check_scanned_size,
@@ -43,12 +43,23 @@ from flatout.yolo.augment.paint import (
 )
 from flatout.yolo.augment.paint_compiled import fastest_painter, pixels_library
 from flatout.yolo.augment.paste import Pick, copy_objects
-from flatout.yolo.augment.samples import TrainingSourceBase, shape_rows, write_letterboxed
+from flatout.yolo.augment.samples import TrainingSourceBase, label_id_fields, shape_rows, write_letterboxed
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.data.letterbox import PADDING
 
 PAINTERS: Mapping[str, Callable[[], Painter]] = {"classic": Classic, "fast": fastest_painter, "opencv": Fast}
 """All give the same bytes; "fast" becomes "opencv" where pixels.c cannot be compiled."""
+
+
+class Rendered(NamedTuple):
+    """What belongs to M rendered samples besides their pixels."""
+
+    target_T6: np.ndarray
+    """float32, see `to_targets`."""
+    count_M: np.ndarray
+    """int64: targets of each sample."""
+    label_T1: np.ndarray
+    """int32: number of each target's label in the data set; -1 for objects that were pasted or copied."""
 
 
 class DecodedImages(Protocol):
@@ -80,8 +91,8 @@ class Renderer:
         fetch: Fetch = read_at_once,
         *,
         first_row: int = 0,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Render M samples into `out_MCHW`, uint8; returns targets float32 [T, 6] and how many each has, int64 [M].
+    ) -> Rendered:
+        """Render M samples into `out_MCHW`, uint8.
 
         The first sample is in row `first_row` of its batch. `fetch` reads the images; a sample for which it returned
         None is not usable.
@@ -120,7 +131,8 @@ class Renderer:
                 self.painter.deliver(image, draws["flip"][m], out_CHW)
         count_M = np.array(list(map(len, found)))
         sample_T = np.repeat(np.arange(len(found)), count_M)
-        return to_targets(sample_T, np.concatenate(found), out_wh, draws["flip"], first_row=first_row), count_M
+        target_T6 = to_targets(sample_T, np.concatenate(found), out_wh, draws["flip"], first_row=first_row)
+        return Rendered(target_T6, count_M, target_label_ids(warped, count_M))
 
     def _paint_sample(self, prepared: list[PreparedCanvas], share: float) -> np.ndarray:
         with clock.stage("warp"):
@@ -218,8 +230,12 @@ class TrainingSource(TrainingSourceBase):
         size: int,
         painter: Literal["classic", "fast", "opencv"] = "fast",
         class_aware: ClassAware | None = None,
+        label_ids: bool = False,
     ) -> None:
-        """`images` are decoded and resized for training at `size` (flatout.yolo.data.letterbox, augment=True)."""
+        """`images` are decoded and resized for training at `size` (flatout.yolo.data.letterbox, augment=True).
+
+        With `label_ids`, a field of this name has the number in the data set of each target's label.
+        """
         super().__init__(image_set, config, size=size, class_aware=class_aware)
         if painter not in PAINTERS:
             raise ConfigError(f"Unknown painter={painter!r}: use {' or '.join(map(repr, PAINTERS))}.")
@@ -228,13 +244,17 @@ class TrainingSource(TrainingSourceBase):
         self._images = images
         self._renderer: Renderer | None = None
         self.fields = sample_fields(size, size, expected_targets=self.expected_targets)
+        if label_ids:
+            self.fields = {**self.fields, **label_id_fields(self.expected_targets)}
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         if self._renderer is None:
             self._renderer = self._make_renderer()
         images_MCHW, shapes_M6 = out["images"], out["shapes"]
-        targets = self._renderer.render(draws, images_MCHW, out.fetch, first_row=out.first_row)
-        out["targets"].put_all(*targets)
+        rendered = self._renderer.render(draws, images_MCHW, out.fetch, first_row=out.first_row)
+        out["targets"].put_all(rendered.target_T6, rendered.count_M)
+        if "label_ids" in self.fields:
+            out["label_ids"].put_all(rendered.label_T1, rendered.count_M)
         shapes_M6[:] = 0
         plain = draws["kind"][:, 0] == PLAIN
         shown = draws["tiles"][plain, 0, 0]
@@ -302,23 +322,27 @@ QUADRANTS = ((0, 0), (1, 0), (0, 1), (1, 1))
 """Row and column of each of the four samples: the second is below the first."""
 
 
-def quad(images_BCHW: np.ndarray, targets_T6: np.ndarray, uniform_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [G, C, 2H, 2W] and their targets; samples left over after the last whole group are dropped.
+def quad(
+    images_BCHW: np.ndarray, targets_T6: np.ndarray, uniform_G: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images uint8 [G, C, 2H, 2W], their targets, and the row in `targets_T6` that each of these comes from.
 
     Targets are (image in the batch, class, cx, cy, w, h), in the order of images. `uniform_G` decides for each group
-    whether it shows four samples or one.
+    whether it shows four samples or one; samples left over after the last whole group are dropped.
     """
     num_groups = len(images_BCHW) // 4
     _, channels, height, width = images_BCHW.shape
     out = np.empty((num_groups, channels, 2 * height, 2 * width), np.uint8)
-    targets = [np.zeros((0, 6), np.float32)]
+    targets, rows = [np.zeros((0, 6), np.float32)], [np.zeros(0, np.int64)]
     for group, uniform in enumerate(uniform_G[:num_groups]):
         members = range(4 * group, 4 * group + 4)
-        own = [targets_T6[targets_T6[:, 0] == member].copy() for member in members]
+        own_rows = [np.flatnonzero(targets_T6[:, 0] == member) for member in members]
         if uniform < ENLARGE_PROBABILITY:
+            own_rows = own_rows[:1]
+            own = [targets_T6[own_rows[0]]]
             out[group] = _enlarged(images_BCHW[members[0]])
-            own = own[:1]
         else:
+            own = [targets_T6[row_n] for row_n in own_rows]
             for member, (row, column), target in zip(members, QUADRANTS, own, strict=True):
                 place = (slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width))
                 out[group][:, *place] = images_BCHW[member]
@@ -326,7 +350,8 @@ def quad(images_BCHW: np.ndarray, targets_T6: np.ndarray, uniform_G: np.ndarray)
         joined = np.concatenate(own)
         joined[:, 0] = group
         targets.append(joined)
-    return out, np.concatenate(targets)
+        rows += own_rows
+    return out, np.concatenate(targets), np.concatenate(rows)
 
 
 def _enlarged(image_CHW: np.ndarray) -> np.ndarray:

@@ -7,19 +7,20 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flatout.errors import counted
 from flatout.yolo.data.find import Pair
 from flatout.yolo.data.label_text import MAX_BYTES, decode_text, label_line_numbers
 from flatout.yolo.label_audit.fixes import Fix, label_text
 from flatout.yolo.label_audit.rank import NONE, Evidence, Finding
 from flatout.yolo.label_audit.set_boxes import SetBoxes, pairwise_iou
-from flatout.yolo.label_audit.statistics import LabelStatistics
+from flatout.yolo.label_audit.statistics import LabelHistory, StepStatistics, unpack_confusion
 
 VERSION = 1
 """Version of audit.json."""
@@ -48,6 +49,8 @@ class Record:
     found_box: tuple[float, ...] | None
     fix: Fix | None
     """The suggested change; None where label files are not YOLO text."""
+    training: "TrainingRecord | None" = None
+    """What the steps of the training saw of the label; None for a missing one, and without --audit."""
 
     def as_plain(self) -> dict[str, Any]:
         return asdict(self) | {"score": round(self.score, 4)}
@@ -56,6 +59,25 @@ class Record:
     def place(self) -> str:
         """File and line, as editors understand it."""
         return f"{self.label_file}:{self.line}" if self.line else self.label_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """What the steps of a training saw of a label."""
+
+    epochs: int
+    """Epochs in which it was shown."""
+    learned: int
+    """Epochs in which it was learned."""
+    forgotten: int
+    """Times that it was learned, and no longer in the next epoch."""
+    loss: float
+    """Mean loss over the epochs; likewise iou, with its prediction."""
+    iou: float
+    confused_with: str
+    """The class that was predicted at its place with the highest confidence, other than its own; "" without one."""
+    confusion: float
+    """That confidence."""
 
 
 @dataclass(frozen=True)
@@ -74,26 +96,49 @@ def records_of(
     evidence: Evidence,
     pairs: Sequence[Pair],
     names: Sequence[str],
-    statistics: LabelStatistics | None = None,
+    history: LabelHistory | None = None,
 ) -> list[Record]:
     """All findings with their places and reasons; `pairs` are the image and label files of the used images."""
+    history = history or LabelHistory()
     lines_of = cache(_read_lines)
     found_what = [
         _record(number, finding, labels, found, evidence, pairs[finding.image], names, lines_of)
         for number, finding in enumerate(findings, 1)
     ]
-    if statistics is None:
-        return found_what
     return [
-        record if finding.label == NONE else replace(record, reason=record.reason + _history(statistics, finding.label))
+        record if finding.label == NONE else _with_history(record, finding.label, history, names)
         for record, finding in zip(found_what, findings, strict=True)
     ]
 
 
-def _history(statistics: LabelStatistics, label: int) -> str:
-    learned, forgotten = int(statistics.learned_T[label]), int(statistics.forgotten_T[label])
-    text = f"; learned in {learned} of {statistics.num_passes} passes of the training"
-    return f"{text}, forgotten {forgotten} times" if forgotten else text
+def _with_history(record: Record, label: int, history: LabelHistory, names: Sequence[str]) -> Record:
+    """The record, whose reason also says how the label was learned: in the steps, or else in the passes."""
+    if history.steps is not None:
+        training = training_record(history.steps, label, names)
+        text = f"learned in {training.learned} of {counted(training.epochs, 'epoch')}"
+        text += f", forgotten {counted(training.forgotten, 'time')}" if training.forgotten else ""
+        return replace(record, reason=f"{record.reason}; {text}", training=training)
+    if history.passes is not None:
+        learned, forgotten = int(history.passes.learned_T[label]), int(history.passes.forgotten_T[label])
+        text = f"learned in {learned} of {history.passes.num_passes} passes of the training"
+        text += f", forgotten {counted(forgotten, 'time')}" if forgotten else ""
+        return replace(record, reason=f"{record.reason}; {text}")
+    return record
+
+
+def training_record(steps: StepStatistics, label: int, names: Sequence[str]) -> TrainingRecord:
+    """What the steps saw of one label."""
+    (confusion,), (number,) = unpack_confusion(steps.confused_T[label : label + 1])
+    epochs = int(steps.epochs_T[label])
+    return TrainingRecord(
+        epochs=epochs,
+        learned=int(steps.learned_T[label]),
+        forgotten=int(steps.forgotten_T[label]),
+        loss=round(float(steps.loss_T[label]) / max(1, epochs), 4),
+        iou=round(float(steps.iou_T[label]) / max(1, epochs), 4),
+        confused_with="" if number < 0 else names[int(number)],
+        confusion=round(float(confusion), 4),
+    )
 
 
 def _record(
@@ -200,15 +245,19 @@ def _fix(
 COLUMNS = (
     "rank", "kind", "score", "label_file", "line", "image", "class_name", "found_class", "found_score", "reason",
 )  # fmt: skip
+TRAINING_COLUMNS = tuple(each.name for each in fields(TrainingRecord))
+"""Columns at the end; empty for findings without a record of the training."""
 
 
 def as_csv(records: Sequence[Record]) -> str:
     """A table with one row per finding, for spreadsheets."""
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow([*COLUMNS, *TRAINING_COLUMNS])
     for record in records:
-        writer.writerow([record.as_plain()[column] for column in COLUMNS])
+        plain = record.as_plain()
+        training = plain["training"] or dict.fromkeys(TRAINING_COLUMNS, "")
+        writer.writerow([*(plain[column] for column in COLUMNS), *(training[column] for column in TRAINING_COLUMNS)])
     return sink.getvalue()
 
 

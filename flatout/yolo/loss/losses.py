@@ -104,6 +104,15 @@ ITEM_NAMES = ("box", "obj", "cls", "total")
 """Names of `LossParts.items`, in their order."""
 
 
+class Assigned(NamedTuple):
+    """What the cells of a head were trained to predict, for statistics about single targets."""
+
+    target_T6: Tensor
+    """The targets; of head images, if there are several heads."""
+    matches: Matches
+    heads: Heads | None
+
+
 class LossParts(NamedTuple):
     """A loss and its parts, on the device of the maps; reading a value makes the host wait."""
 
@@ -115,6 +124,9 @@ class LossParts(NamedTuple):
 
     obj_L: Tensor
     """Detached [L]: mean objectness loss of each layer, without gain or balance, for `rebalance`."""
+
+    assigned: Assigned | None = None
+    """The assignment; that of the lead head, if there is an auxiliary one."""
 
     @property
     def box(self) -> Tensor:
@@ -135,7 +147,7 @@ def sum_parts(parts: Sequence[LossParts]) -> LossParts:
     total, items = first.total, first.items
     for other in others:
         total, items = total + other.total, items + other.items
-    return LossParts(total, items, first.obj_L)
+    return LossParts(total, items, first.obj_L, first.assigned)
 
 
 def rebalance(balance_L: Tensor, obj_L: Tensor, strides_px: Sequence[float]) -> Tensor:
@@ -217,11 +229,13 @@ def head_loss(
         from flatout.yolo.loss.on_device import device_head_loss  # imports Triton
 
         with torch.cuda.device(maps[0].device):
-            return device_head_loss(maps, targets_T6, matches, anchors, config, balance_L, weight, heads)
-    with torch.autocast(maps[0].device.type, enabled=False):
-        return torch_head_loss(
-            as_images(maps, heads, anchors), targets_T6, matches, anchors, config, balance_L, weight, heads
-        )
+            parts = device_head_loss(maps, targets_T6, matches, anchors, config, balance_L, weight, heads)
+    else:
+        with torch.autocast(maps[0].device.type, enabled=False):
+            parts = torch_head_loss(
+                as_images(maps, heads, anchors), targets_T6, matches, anchors, config, balance_L, weight, heads
+            )
+    return parts._replace(assigned=Assigned(targets_T6, matches, heads))
 
 
 # Assignment: by kernels on a GPU, by torch operations elsewhere, with the same matches
@@ -309,7 +323,7 @@ def torch_head_loss(
     """
     entries = sort_by_layer(maps, matches)
     logits_NO, objectness_S = read_cells(maps, entries)
-    ciou_N = paired_ciou(*_boxes(logits_NO, targets_T6, maps, entries, anchors))
+    ciou_N = paired_ciou(*matched_boxes(logits_NO, targets_T6, maps, entries.cell, entries.target, anchors))
     weight_N = (
         _match_weights_by_layer(entries.num_per_layer, logits_NO)
         if heads is None
@@ -317,9 +331,9 @@ def torch_head_loss(
     )
     box = torch.dot(1 - ciou_N, weight_N)
     class_N = targets_T6[entries.target, 1].long()
-    cls = torch.dot(_class_loss(logits_NO[:, 5:], class_N, config, heads, entries.image), weight_N)
+    cls = torch.dot(class_loss(logits_NO[:, 5:], class_N, config, heads, entries.image), weight_N)
     true_S = _true_objectness(entries, ciou_N.detach(), config.gr, len(objectness_S))
-    obj_S = _bce(objectness_S, true_S, config.obj_pw, config)
+    obj_S = bce(objectness_S, true_S, config.obj_pw, config)
     num_images, layers = maps[0].shape[0], obj_S.split(cells_per_layer(maps))
     obj_L = torch.stack([_mean_of_cells(layer, heads, num_images) for layer in layers])
     parts_3 = torch.stack((config.box * box, config.obj * torch.dot(obj_L, balance_L), config.cls * cls)) * weight
@@ -329,15 +343,16 @@ def torch_head_loss(
     return LossParts(total * batch_size, items_4, obj_L.detach())
 
 
-def _boxes(
-    logits_NO: Tensor, targets_T6: Tensor, maps: Sequence[Maps], entries: LayerMatches, anchors: Anchors
+def matched_boxes(
+    logits_NO: Tensor, targets_T6: Tensor, maps: Sequence[Maps], cell: Cell, target_N: Tensor, anchors: Anchors
 ) -> tuple[Tensor, Tensor]:
     """Predicted and true boxes in cells, relative to the corner of the matched cell, cxcywh [N, 4]."""
-    layer_N, anchor_N, row_N, column_N = entries.cell
+    layer_N, anchor_N, row_N, column_N = cell
     doubled_N4 = 2 * logits_NO[:, :4].sigmoid()
     size_N2 = doubled_N4[:, 2:].square() * anchors.size_LA2.to(logits_NO)[layer_N, anchor_N]
-    sides_L4 = logits_NO.new_tensor([(each.shape[3], each.shape[2]) * 2 for each in maps])
-    true_N4 = targets_T6[entries.target, 2:6].float() * sides_L4[layer_N]
+    sides = tuple(float(side) for each in maps for side in (each.shape[3], each.shape[2]) * 2)
+    sides_L4 = constants(sides, logits_NO.device).view(-1, 4)
+    true_N4 = targets_T6[target_N, 2:6].float() * sides_L4[layer_N]
     true_N4[:, :2] -= torch.stack((column_N, row_N), 1)
     return torch.cat((doubled_N4[:, :2] - 0.5, size_N2), 1), true_N4
 
@@ -363,14 +378,14 @@ def _mean_of_cells(loss_S: Tensor, heads: Heads | None, num_images: int) -> Tens
     return torch.dot(loss_S.view(num_images // heads.num, heads.num, -1).mean((0, 2)), heads.weight_H)
 
 
-def _class_loss(logits_NC: Tensor, class_N: Tensor, config: LossConfig, heads: Heads | None, image_N: Tensor) -> Tensor:
+def class_loss(logits_NC: Tensor, class_N: Tensor, config: LossConfig, heads: Heads | None, image_N: Tensor) -> Tensor:
     """Class loss of each match, [N]: the mean over the classes, or zero if there is only one class."""
     num_classes = logits_NC.shape[1]
     if num_classes == 1:
         return logits_NC.new_zeros(len(logits_NC))
     true_NC = torch.full_like(logits_NC, 0.5 * config.label_smoothing)
     true_NC.scatter_(1, class_N[:, None], 1 - 0.5 * config.label_smoothing)
-    loss_NC = _bce(logits_NC, true_NC, config.cls_pw, config)
+    loss_NC = bce(logits_NC, true_NC, config.cls_pw, config)
     if heads is None:
         return loss_NC.mean(1)
     head_N = image_N % heads.num
@@ -386,10 +401,10 @@ def _true_objectness(entries: LayerMatches, ciou_N: Tensor, gr: float, num_cells
     return true_S
 
 
-def _bce(logits: Tensor, true: Tensor, positive_weight: float, config: LossConfig) -> Tensor:
+def bce(logits: Tensor, true: Tensor, positive_weight: float, config: LossConfig) -> Tensor:
     """Binary cross-entropy of each element, focal if configured."""
     # A weight of 1 is left out, because it would cost another pass over the maps.
-    weight = None if positive_weight == 1 else logits.new_tensor(positive_weight)
+    weight = None if positive_weight == 1 else constants((positive_weight,), logits.device)
     loss = F.binary_cross_entropy_with_logits(logits, true, pos_weight=weight, reduction="none")
     if config.fl_gamma == 0:
         return loss

@@ -70,6 +70,8 @@ class InputConfig:
     persistent_workers: bool = True
     verify: bool = False
     """Compare stored images with their checksums."""
+    label_ids: bool = False
+    """Deliver `label_ids`: the number of each target's label in the data set."""
 
     @property
     def applied_augment(self) -> AugmentConfig:
@@ -227,6 +229,7 @@ class _Opener:
             budget_bytes=budget_bytes,
             pinned_bytes=pinned_bytes,
             subsampled=settings.subsampled,
+            label_ids=config.label_ids,
         )
         return training_input(
             self._images,
@@ -249,6 +252,7 @@ class _Opener:
             size=config.size,
             painter=settings.painter,
             class_aware=config.class_aware,
+            label_ids=config.label_ids,
         )
         # The first rank chose; this rank may be on a smaller machine.
         workers = num_workers(settings.workers, config.batch_size, config.world)

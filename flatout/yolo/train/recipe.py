@@ -10,7 +10,7 @@ import logging
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,18 @@ from flatout.yolo.evaluate import Outcome, test
 from flatout.yolo.evaluate.tiles import TileConfig
 from flatout.yolo.find_file import find_data, find_file
 from flatout.yolo.hyp import Hyp, load_hyp
+from flatout.yolo.label_audit.in_step import LabelSums, sums_of_all_ranks
 from flatout.yolo.label_audit.passes import PassConfig, pass_during_training
 from flatout.yolo.label_audit.rank import gather_evidence
-from flatout.yolo.label_audit.set_boxes import labels_as_boxes
-from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, write_statistics
+from flatout.yolo.label_audit.set_boxes import SetBoxes, labels_as_boxes
+from flatout.yolo.label_audit.statistics import (
+    FILE_NAME,
+    LabelHistory,
+    PassStatistics,
+    StepStatistics,
+    fingerprint,
+    write_history,
+)
 from flatout.yolo.load_network import TrainingStart
 from flatout.yolo.metrics import LOSSES, YOLOV7_LOSSES, YOLOV7_RESULTS, zero_scores
 from flatout.yolo.metrics.coco import is_requested
@@ -251,7 +259,10 @@ class YoloRecipe(Recipe):
             capacity=capacity_for(self._input.expected_targets, self.world.batch_per_rank(options.batch_size)),
         )
         self._batch_plots = BatchPlots(self._run.folder, self._network.names) if self._run.plots else None
-        self._job = DetectionJob(config, self._loss, self._batch_plots)
+        if options.audit:
+            num_labels = len(self._images.train.labels.class_box_T5)
+            self._label_sums = LabelSums(num_labels, self._loss.anchors, self._loss.config, self.device)
+        self._job = DetectionJob(config, self._loss, self._batch_plots, self._label_sums)
         return self._job
 
     def schedule(self, model: Model, steps_per_epoch: int) -> YoloSchedule:
@@ -328,8 +339,8 @@ class YoloRecipe(Recipe):
             self._maps = found.outcome.evaluation.maps.tolist() if found is not None else self._maps
             if epoch + 1 < model.epochs:
                 self._update_image_weights(epoch + 1)
-        if self.options.audit and (epoch + 1) % self.options.audit == 0:
-            self._audit_labels(model)
+        if self.options.audit:
+            self._audit_labels(model, epoch)
         if self.saves and self.world.is_first and keeps_checkpoint(epoch, model.epochs):
             with clock.stage("train.save"):
                 try:
@@ -378,25 +389,32 @@ class YoloRecipe(Recipe):
             return ""
         return f"flatout yolo replay {shlex.quote(str(folder))} --epoch {epoch} --step {step}"
 
-    _statistics: LabelStatistics | None = None
-    """What the passes of --audit have seen of each label; on the first rank."""
+    _history = LabelHistory()
+    """What --audit has gathered about each label; on the first rank."""
+    _label_sums: LabelSums | None = None
+    """What the steps of this epoch have seen of each label."""
 
     def state(self) -> dict[str, Any]:
         last = self._job.last
         state = {"maps": self._maps, "last": {"num_targets": last.num_targets, "width_px": last.width_px}}
-        if self._statistics is not None:
-            plain = self._statistics.as_plain()
-            state["label_statistics"] = {
-                name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-                for name, value in plain.items()
-            }
+        if self._history.passes is not None:
+            state["label_statistics"] = _as_tensors(self._history.passes.as_plain())
+        if self._history.steps is not None:
+            state["step_statistics"] = _as_tensors(vars(self._history.steps))
+        if self._label_sums is not None:
+            state["label_sums"] = self._label_sums.read()
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._maps = state.get("maps", [])
         self._job.last.targets, self._job.last.width_px = state["last"]["num_targets"], state["last"]["width_px"]
-        if "label_statistics" in state:
-            self._statistics = LabelStatistics.from_plain(state["label_statistics"])
+        passes, steps = state.get("label_statistics"), state.get("step_statistics")
+        self._history = LabelHistory(
+            passes=None if passes is None else PassStatistics.from_plain(passes),
+            steps=None if steps is None else StepStatistics.from_plain(steps),
+        )
+        if self._label_sums is not None and "label_sums" in state and self.world.is_first:
+            self._label_sums.load(state["label_sums"])
         self._update_image_weights(state["epoch"] + 1)
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
@@ -492,6 +510,7 @@ class YoloRecipe(Recipe):
             channels_last=options.channels_last,
             persistent_workers=not options.no_persistent_workers,
             verify=options.verify_cache,
+            label_ids=options.audit > 0,
         )
         choices = input_choices(images, config, self.unresolved.asked, self._network, graphs=options.as_graphs)
         return open_input(images, config, choices)
@@ -526,8 +545,25 @@ class YoloRecipe(Recipe):
         )
         return Validation(self._images.val, self._network.names, config, self._loss, self._run)
 
-    def _audit_labels(self, model: Model) -> None:
-        """A pass of --audit: what the moving average finds in the training images is counted for each label."""
+    def _audit_labels(self, model: Model, epoch: int) -> None:
+        """After an epoch of a training with --audit: add what its steps saw of each label, and a pass if one is due."""
+        assert self._label_sums is not None
+        labels = labels_as_boxes(self._images.train.labels)
+        own = fingerprint(labels)
+        if self._history.fingerprint != own:
+            self._history = LabelHistory()
+        sums = sums_of_all_ranks(self._label_sums, self.world)
+        self._label_sums.clear()
+        if sums is not None:
+            steps = self._history.steps or StepStatistics.empty(len(labels.class_D), own)
+            self._history = replace(self._history, steps=steps.add(sums))
+        if (epoch + 1) % self.options.audit == 0:
+            self._audit_pass(model, labels)
+        if self.world.is_first:
+            write_history(self._run.folder / FILE_NAME, self._history)
+
+    def _audit_pass(self, model: Model, labels: SetBoxes) -> None:
+        """What the moving average finds in the training images is counted for each label."""
         options, images = self.options, self._images.train
         batch = options.test_batch_size or 2 * self.world.batch_per_rank(options.batch_size)
         config = PassConfig(
@@ -543,12 +579,9 @@ class YoloRecipe(Recipe):
             )
         if found is None:
             return
-        labels = labels_as_boxes(images.labels)
-        if self._statistics is None or self._statistics.fingerprint != fingerprint(labels):
-            self._statistics = LabelStatistics.empty(labels)
-        self._statistics = self._statistics.add(gather_evidence(labels, found))
-        write_statistics(self._run.folder / FILE_NAME, self._statistics)
-        logger.info("Audit: pass %d took %.1f s.", self._statistics.num_passes, time.monotonic() - begin_s)
+        passes = (self._history.passes or PassStatistics.empty(labels)).add(gather_evidence(labels, found))
+        self._history = replace(self._history, passes=passes)
+        logger.info("Audit: pass %d took %.1f s.", passes.num_passes, time.monotonic() - begin_s)
 
     def _update_image_weights(self, epoch: int) -> None:
         """With `--image-weights`: weight images by the scores of their classes, from `epoch` on."""
@@ -612,6 +645,11 @@ def stripped(network: nn.Module, fitness: float) -> dict[str, Any]:
     """The content of a weights file, without the description of the network: half precision, as in YOLOv7."""
     state = {key: _to_half(tensor) for key, tensor in network.state_dict().items()}
     return {"kind": "stripped", "state": state, "epoch": ENDED, "best_fitness": fitness}
+
+
+def _as_tensors(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """With tensors in place of arrays, as checkpoints store them."""
+    return {name: torch.from_numpy(each) if isinstance(each, np.ndarray) else each for name, each in plain.items()}
 
 
 def memory_gb() -> float:

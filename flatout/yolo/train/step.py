@@ -23,6 +23,7 @@ from flatout.feed import DeviceBatch, Purpose, keyed_uniform
 from flatout.yolo.augment.source import quad
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.hyp import Hyp
+from flatout.yolo.label_audit.in_step import LabelSums
 from flatout.yolo.loss import LossParts, aux_ota_loss, ota_loss, ota_router_loss, plain_loss, plain_router_loss
 from flatout.yolo.loss.losses import ITEM_NAMES, LossConfig
 from flatout.yolo.loss.matches import Anchors
@@ -158,13 +159,17 @@ class StepInputs:
     def __init__(self, config: StepConfig) -> None:
         self._config = config
 
-    def __call__(self, images_BCHW: Tensor, targets_T6: Tensor, epoch: int, step: int) -> dict[str, Tensor]:
-        """Images and targets of a step; a pure function of the batch, the seed and the position."""
+    def __call__(
+        self, images_BCHW: Tensor, targets_T6: Tensor, epoch: int, step: int, label_T1: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Images and targets of a step, and the ids of their labels if given; a pure function of the batch, the seed
+        and the position."""
         if self._config.multi_scale:
             images_BCHW = self._rescaled(images_BCHW, epoch, step)
-        if self._config.quad:
-            images_BCHW, targets_T6 = self._in_fours(images_BCHW, targets_T6, epoch, step)
-        return {"images": images_BCHW, "targets": targets_T6}
+        inputs = {"images": images_BCHW, "targets": targets_T6}
+        if label_T1 is not None:
+            inputs["label_ids"] = label_T1
+        return self._in_fours(inputs, epoch, step) if self._config.quad else inputs
 
     def as_input(self, images_BCHW: Tensor) -> Tensor:
         """Scale to 0..1 in the dtype and memory format of the network's input; images rendered on the device are so."""
@@ -184,13 +189,18 @@ class StepInputs:
             return images_BCHW
         return F.interpolate(self.as_input(images_BCHW).float(), shape_hw, mode="bilinear", align_corners=False)
 
-    def _in_fours(self, images_BCHW: Tensor, targets_T6: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+    def _in_fours(self, inputs: dict[str, Tensor], epoch: int, step: int) -> dict[str, Tensor]:
         """--quad: join images in groups of four. Done on the CPU, so that with a GPU the host waits for the device."""
+        images_BCHW, targets_T6 = inputs["images"], inputs["targets"]
         uniform_G = keyed_uniform(
             self._config.seed, epoch, np.array([step]), len(images_BCHW) // 4 or 1, purpose=Purpose.STEP
         )[0]
-        joined, targets = quad(images_BCHW.cpu().numpy(), targets_T6.cpu().numpy(), uniform_G)
-        return torch.from_numpy(joined).to(images_BCHW.device), torch.from_numpy(targets).to(images_BCHW.device)
+        joined, targets, row_T = quad(images_BCHW.cpu().numpy(), targets_T6.cpu().numpy(), uniform_G)
+        device = images_BCHW.device
+        result = {"images": torch.from_numpy(joined).to(device), "targets": torch.from_numpy(targets).to(device)}
+        if "label_ids" in inputs:
+            result["label_ids"] = inputs["label_ids"][torch.from_numpy(row_T).to(device)]
+        return result
 
 
 class LastBatch:
@@ -211,15 +221,26 @@ class DetectionJob:
 
     item_names = ITEM_NAMES
 
-    def __init__(self, config: StepConfig, loss: DetectionLoss, plots: BatchPlots | None = None) -> None:
-        """`plots` keeps the first batches, to plot them later."""
+    def __init__(
+        self,
+        config: StepConfig,
+        loss: DetectionLoss,
+        plots: BatchPlots | None = None,
+        label_sums: LabelSums | None = None,
+    ) -> None:
+        """`plots` keeps the first batches, to plot them later. `label_sums` collects what steps see of each label; the
+        batches then have a field `label_ids`."""
         self._config = config
         self._inputs = StepInputs(config)
         self._loss = loss
         self._kind = loss.kind(0)
         self._plots = plots
+        self._label_sums = label_sums
         self.last = LastBatch()
-        self.paddings: Mapping[str, Padding] = {"targets": Padding(config.capacity, -1.0)} if config.capacity else {}
+        ragged = ("targets", "label_ids") if label_sums is not None else ("targets",)
+        self.paddings: Mapping[str, Padding] = (
+            dict.fromkeys(ragged, Padding(config.capacity, -1.0)) if config.capacity else {}
+        )
 
     def phase(self, epoch: int) -> object:
         self._kind = self._loss.kind(epoch)
@@ -228,7 +249,8 @@ class DetectionJob:
     def inputs(self, batch: DeviceBatch, epoch: int, step: int) -> dict[str, Tensor]:
         if self._plots is not None:
             self._plots.keep(epoch, step, batch["images"], batch["targets"])
-        inputs = self._inputs(batch["images"], batch["targets"], epoch, step)
+        label_T1 = batch["label_ids"] if self._label_sums is not None else None
+        inputs = self._inputs(batch["images"], batch["targets"], epoch, step, label_T1)
         self.last.targets = batch.fields.get("num_targets", int(batch.counts["targets"].sum()))
         self.last.width_px = inputs["images"].shape[3]
         return inputs
@@ -238,6 +260,10 @@ class DetectionJob:
             maps = network(self._inputs.as_input(inputs["images"]))
         with clock.stage("train.loss"):
             parts = self._loss(self._kind, maps, inputs["targets"])
+        if self._label_sums is not None:
+            assert parts.assigned is not None
+            with clock.stage("train.label_sums"):
+                self._label_sums.add(maps[: self._loss.head.nl], parts.assigned, inputs["label_ids"])
         return parts.total * QUAD_GAIN if self._config.quad else parts.total, parts.items
 
 

@@ -109,7 +109,7 @@ def test_samples_are_collated_to_the_golden_batches(case):
         np.testing.assert_array_equal(images, arrays["img"])
     if "lab" in arrays:
         np.testing.assert_array_equal(targets, arrays["lab"])
-    found, found_targets = quad(images, targets, np.array(meta["draws"]))
+    found, found_targets, _ = quad(images, targets, np.array(meta["draws"]))
     assert len(found) == len(meta["paths4"])
     if "img4" in arrays:
         assert np.abs(found.astype(int) - arrays["img4"]).max() <= 1

@@ -212,7 +212,7 @@ def test_a_whole_item_is_replayed_to_the_golden_one(case, painter):
         images, labels, AugmentConfig(**record["hyp"]), size=size, painter=painter(), pick=replay.pick
     )
     out_1CHW = np.empty((1, 3, size, size), np.uint8)
-    target_T6, _ = renderer.render(replay.draws, out_1CHW)
+    target_T6, *_ = renderer.render(replay.draws, out_1CHW)
     assert_item(out_1CHW[0], target_T6[:, 1:], record, arrays)
 
 

@@ -130,7 +130,7 @@ def test_a_mosaic_gives_the_golden_canvas_image_and_labels(case, painter):
     out_1CHW = np.empty((1, 3, size, size), np.uint8)
     prepared = renderer._prepare(canvases, [], 0, (size, size))
     near_opencv(renderer.painter.paint(prepared)[..., :3], variants(arrays, f"out{number}"))
-    targets_T6, _ = renderer.render(draws, out_1CHW)
+    targets_T6, *_ = renderer.render(draws, out_1CHW)
     warped = warp_labels(on_canvas, canvases, out_wh=(size, size), perspective=False)
     if f"tout{number}" in arrays:
         assert_labels(warped.class_T, warped.box_T4, arrays[f"tout{number}"])

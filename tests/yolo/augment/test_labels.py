@@ -128,7 +128,7 @@ def test_samples_without_any_label_are_rendered():
     config = AugmentConfig(mixup=1, copy_paste=0.5, paste_in=1)
     renderer = renderer_of(images, labels_of([np.zeros((0, 5), np.float32)] * 4), config, size=SIZE)
     out = np.empty((1, 3, SIZE, SIZE), np.uint8)
-    targets, counts = renderer.render(one_draw([{"tiles": [0, 1, 2, 3], "centre": (60, 60)}], paste=True), out)
+    targets, counts, _ = renderer.render(one_draw([{"tiles": [0, 1, 2, 3], "centre": (60, 60)}], paste=True), out)
     assert targets.shape == (0, 6) and counts.tolist() == [0]
 
 

@@ -10,7 +10,7 @@ import torch
 
 import flatout.yolo
 from flatout.errors import ConfigError, MissingFileError
-from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, read_statistics
+from flatout.yolo.label_audit.statistics import FILE_NAME, LabelHistory, read_history
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import TrainResult, train
 from flatout.yolo.weights import read_weights
@@ -24,10 +24,14 @@ def trained(options: TrainOptions) -> TrainResult:
     return result
 
 
-def statistics_of(folder: Path) -> LabelStatistics:
-    statistics = read_statistics(folder / FILE_NAME)
-    assert statistics is not None
-    return statistics
+def history_of(folder: Path) -> LabelHistory:
+    history = read_history(folder / FILE_NAME)
+    assert history is not None
+    return history
+
+
+def num_passes(history: LabelHistory) -> int:
+    return 0 if history.passes is None else history.passes.num_passes
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +53,32 @@ def test_the_weights_are_the_same_to_the_bit_with_and_without_audit(
 
 
 def test_a_resumed_run_keeps_its_statistics(options: TrainOptions, audited: TrainResult) -> None:
-    whole = statistics_of(audited.folder)
-    assert whole.num_passes == options.epochs
-    stopped = trained(replace(options, audit=1, stop_after=4))
-    first = statistics_of(stopped.folder)
-    assert not stopped.finished and first.num_passes == 1
+    whole = history_of(audited.folder)
+    assert num_passes(whole) == options.epochs
+    stopped = trained(replace(options, audit=1, stop_after=4))  # in the second epoch
+    assert not stopped.finished and num_passes(history_of(stopped.folder)) == 1
     (stopped.folder / FILE_NAME).unlink()  # the checkpoint has them
     resumed = trained(replace(options, audit=1))
     assert (resumed.folder, resumed.finished) == (stopped.folder, True)
-    again = statistics_of(resumed.folder)
-    for name, value in whole.as_plain().items():
-        assert np.array_equal(again.as_plain()[name], value), name
+    again = history_of(resumed.folder)
+    for name, part in vars(whole).items():
+        for column, value in vars(part).items():
+            assert np.array_equal(vars(getattr(again, name))[column], value), (name, column)
+
+
+def test_steps_count_every_appearance_of_every_label(audited: TrainResult) -> None:
+    steps = history_of(audited.folder).steps
+    assert steps is not None and steps.num_epochs == 2
+    assert steps.epochs_T.max() == 2 and (steps.epochs_T > 0).mean() > 0.8  # a mosaic may cut a label off
+    shown_T = steps.epochs_T > 0
+    assert (steps.loss_T[shown_T] > 0).all() and (steps.iou_T[shown_T] > 0).any() and not steps.loss_T[~shown_T].any()
+    assert (steps.learned_T <= steps.epochs_T).all() and (steps.forgotten_T <= steps.learned_T).all()
 
 
 def test_an_audit_may_begin_in_a_resumed_run(options: TrainOptions) -> None:
     trained(replace(options, stop_after=4))
     resumed = trained(replace(options, audit=1))
-    assert statistics_of(resumed.folder).num_passes == 1
+    assert num_passes(history_of(resumed.folder)) == 1
 
 
 def test_single_cls_cannot_be_audited(options: TrainOptions) -> None:
@@ -89,7 +102,7 @@ def test_the_audit_of_a_run_writes_its_files_and_changes_no_label(
     first = own[0]
     assert first.fix is not None
     assert Path(first.label_file).read_text().splitlines()[first.line - 1] == first.fix.was
-    assert "of 2 passes of the training" in first.reason
+    assert "of 2 epochs" in first.reason and first.training is not None and first.training.loss > 0
     assert flatout.yolo.audit(audited.folder, workers=0, device="cpu").folder == audited.folder / "audit2"
 
 

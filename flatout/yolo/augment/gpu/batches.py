@@ -1,6 +1,6 @@
 """Batches finished on the device: rendered, with objects pasted, labels finished and targets padded.
 
-Dimension key:  N images   B samples of a batch   T targets   S samples that are pasted into   K objects
+Dimension key:  N images   B samples of a batch   T targets   W columns   S samples that are pasted into   K objects
                 J masks of canvases   H W height and width
 """
 
@@ -99,7 +99,7 @@ def _warn_triton_missing() -> None:
     )
 
 
-BATCH_FIELDS: tuple[str, ...] = ("images", "targets", "shapes")
+BATCH_FIELDS: tuple[str, ...] = ("images", "targets", "label_ids", "shapes")
 
 
 class DeviceInput(DeviceFeed):
@@ -133,7 +133,7 @@ class DeviceInput(DeviceFeed):
         self._out_wh_N2 = out_wh_N2
         self._bucket = target_bucket
         self._subsampled = subsampled
-        self._padded: dict[tuple[int, int], Tensor] = {}
+        self._padded: dict[tuple[str, int, int], Tensor] = {}
         self._paste = paster_for(store.device)
         self._fill = filler_for(store.device)
         self._finish_labels = finish_labels
@@ -168,7 +168,9 @@ class DeviceInput(DeviceFeed):
             with clock.stage("render"):
                 kept["targets"] = self._finish_labels(fields["targets"], fields, (width, height), kept["num_targets"])
         if self._bucket is not None:
-            kept["targets"] = self._pad_targets(turn, kept["targets"], self._bucket)
+            for name in ("targets", "label_ids"):
+                if name in kept:
+                    kept[name] = self._pad(name, turn, kept[name], self._bucket)
         return kept
 
     def _masks(self, batch: Batch, fields: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -200,13 +202,13 @@ class DeviceInput(DeviceFeed):
             self._subsampled,
         )
 
-    def _pad_targets(self, turn: int, targets_T6: Tensor, bucket: int) -> Tensor:
-        rows = max(1, -(-len(targets_T6) // bucket)) * bucket
+    def _pad(self, name: str, turn: int, row_TW: Tensor, bucket: int) -> Tensor:
+        num_rows = max(1, -(-len(row_TW) // bucket)) * bucket
         # Kept for every size that occurs: a step may still read what a larger one would replace.
-        key = (turn % 2, rows)
+        key = (name, turn % 2, num_rows)
         if key not in self._padded:
-            self._padded[key] = targets_T6.new_empty((rows, 6))
+            self._padded[key] = row_TW.new_empty((num_rows, row_TW.shape[1]))
         padded = self._padded[key].zero_()
-        padded[len(targets_T6) :, 0] = -1
-        padded[: len(targets_T6)] = targets_T6
+        padded[len(row_TW) :, 0] = -1
+        padded[: len(row_TW)] = row_TW
         return padded

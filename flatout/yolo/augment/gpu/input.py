@@ -125,6 +125,8 @@ class DeviceInputConfig:
     """Pad targets to a multiple of this with rows of image -1, so that few shapes occur; None: no padding."""
     polygons_on_device: bool = True
     """Finish labels with polygons on the device; False: in the workers, as labels with boxes are."""
+    label_ids: bool = False
+    """Deliver `label_ids` with training batches: the number of each target's label in the data set."""
 
     def __post_init__(self) -> None:
         if self.target_bucket is not None and self.target_bucket < 1:
@@ -161,6 +163,7 @@ def training_input(
         out_wh_N2=out_wh_N2,
         streamed=store.streamed_items(),
         defer_labels=finish_labels is not None,
+        label_ids=config.label_ids,
     )
     render = renderer_for(
         device, mixup=augment.mixup > 0, perspective=augment.perspective > 0, subsampled=config.subsampled

@@ -26,10 +26,17 @@ from flatout.yolo.augment.draw import (
     mosaic_draws,
     pick,
 )
-from flatout.yolo.augment.labels import VisibleLabels, find_visible_labels, gather_labels, to_targets, warp_labels
+from flatout.yolo.augment.labels import (
+    VisibleLabels,
+    find_visible_labels,
+    gather_labels,
+    target_label_ids,
+    to_targets,
+    warp_labels,
+)
 from flatout.yolo.augment.layout import Canvases, lay_out, needs_all_tiles, resized_wh, without_invisible
 from flatout.yolo.augment.paste import ENOUGH_OBJECTS, MIN_VALUES, PasteArea, copy_objects, fit_into, paste_all
-from flatout.yolo.augment.samples import TrainingSourceBase, write_letterboxed
+from flatout.yolo.augment.samples import TrainingSourceBase, label_id_fields, write_letterboxed
 from flatout.yolo.data.image_set import ImageSet, Labels
 
 TILES = 2 * NINE
@@ -73,6 +80,20 @@ def parameter_fields(*, expected_targets: float) -> Fields:
     }
 
 
+class TargetRows(NamedTuple):
+    """The targets of M samples, in the order of samples."""
+
+    row_T6: np.ndarray
+    """float32, see `to_targets`; int32 if some are deferred."""
+    sample_T: np.ndarray
+    """int64, ascending: number of the sample."""
+    label_T1: np.ndarray
+    """int32: number of each target's label in the data set; -1 for objects that are pasted or copied."""
+
+
+NO_TARGETS = TargetRows(np.zeros((0, 6), np.float32), np.zeros(0, np.int64), np.zeros((0, 1), np.int32))
+
+
 class ParameterSource(TrainingSourceBase):
     """Parameters and targets of training samples of `size` x `size` pixels; without mosaics, of their batch's shape."""
 
@@ -86,11 +107,13 @@ class ParameterSource(TrainingSourceBase):
         out_wh_N2: np.ndarray | None = None,
         streamed: StreamedItems | None = None,
         defer_labels: bool = False,
+        label_ids: bool = False,
     ) -> None:
         """`out_wh_N2`: width and height of the batch that each image is in, for rectangular batches.
 
         `streamed` writes the images that the device store does not keep. With `defer_labels` the device finishes the
-        targets; only where `can_defer_labels` allows it.
+        targets; only where `can_defer_labels` allows it. With `label_ids`, a field of this name has the number in the
+        data set of each target's label.
         """
         super().__init__(image_set, config, size=size, class_aware=class_aware)
         if out_wh_N2 is not None and config.mosaic:
@@ -101,6 +124,9 @@ class ParameterSource(TrainingSourceBase):
         if defer_labels:
             assert can_defer_labels(image_set, config)
             self.fields = {**self.fields, **deferred_fields(expected_rows=self._expected_rows())}
+        if label_ids:
+            expected_rows = self._expected_rows() if defer_labels else self.expected_targets
+            self.fields = {**self.fields, **label_id_fields(expected_rows)}
         has_polygons = len(image_set.labels.point_P2) > 0
         self._paste: PastePlanner | None = None
         if config.paste_in and has_polygons:
@@ -122,18 +148,18 @@ class ParameterSource(TrainingSourceBase):
         visible_in = None if needs_all_tiles(self._config, self._image_set.labels) else out_wh
         pasted = None
         if self._defer_labels:
-            targets_T6, deferred_canvases = np.zeros((0, 6), np.float32), canvases
+            finished, deferred_canvases = NO_TARGETS, canvases
             if self._paste is not None:
                 is_pasted_Q = draws["paste"][canvases.sample_Q]
-                targets_T6, pasted = self._finish_on_worker(
-                    canvases.select(is_pasted_Q), draws, out_wh, visible_in, out
-                )
+                finished, pasted = self._finish_on_worker(canvases.select(is_pasted_Q), draws, out_wh, visible_in, out)
                 deferred_canvases = canvases.select(~is_pasted_Q)
-            write_deferred(self._image_set.labels, deferred_canvases, targets_T6, out, visible_in=visible_in)
+            rows = write_deferred(self._image_set.labels, deferred_canvases, finished, out, visible_in=visible_in)
         else:
-            targets_T6, pasted = self._finish_on_worker(canvases, draws, out_wh, visible_in, out)
-            sample_T = targets_T6[:, 0].astype(np.int64) - out.first_row
-            out["targets"].put_all(targets_T6, np.bincount(sample_T, minlength=len(indices)))
+            rows, pasted = self._finish_on_worker(canvases, draws, out_wh, visible_in, out)
+        count_M = np.bincount(rows.sample_T, minlength=len(indices))
+        out["targets"].put_all(rows.row_T6, count_M)
+        if "label_ids" in self.fields:
+            out["label_ids"].put_all(rows.label_T1, count_M)
         shown = canvases if visible_in is None else without_invisible(canvases, out_wh, draws.get("in_full"))
         write_parameters(shown, draws, out, perspective=perspective)
         for name, parameter_M in color_parameters(draws).items():
@@ -148,8 +174,8 @@ class ParameterSource(TrainingSourceBase):
         out_wh: tuple[int, int],
         visible_in: tuple[int, int] | None,
         out: Out,
-    ) -> tuple[np.ndarray, PastePlan | None]:
-        """Targets [T, 6] of the samples of these canvases, and what is pasted; writes pastes and copies to `out`."""
+    ) -> tuple["TargetRows", PastePlan | None]:
+        """Targets of the samples of these canvases, and what is pasted; writes pastes and copies to `out`."""
         num_samples = len(draws["flip"])
         labels = gather_labels(self._image_set.labels, canvases, visible_in=visible_in)
         if self._copies:
@@ -165,7 +191,9 @@ class ParameterSource(TrainingSourceBase):
             out["outlines"].put_all(pasted.point_P2, pasted.num_points_M)
             label_T5 = np.concatenate(pasted.label_T5)
             sample_T = np.repeat(np.arange(num_samples), list(map(len, pasted.label_T5)))
-        return to_targets(sample_T, label_T5, out_wh, draws["flip"], first_row=out.first_row), pasted
+        target_T6 = to_targets(sample_T, label_T5, out_wh, draws["flip"], first_row=out.first_row)
+        label_T1 = target_label_ids(warped, np.bincount(sample_T, minlength=num_samples))
+        return TargetRows(target_T6, sample_T, label_T1), pasted
 
     def _expected_rows(self) -> float:
         """Rows per sample with deferred labels. With perspective, all labels of its five tiles are listed."""
@@ -482,9 +510,9 @@ def deferred_fields(*, expected_rows: float) -> Fields:
 
 
 def write_deferred(
-    labels: Labels, canvases: Canvases, finished_T6: np.ndarray, out: Out, *, visible_in: tuple[int, int] | None
-) -> None:
-    """Write the deferred labels of these canvases, with what is needed to finish them, among finished targets.
+    labels: Labels, canvases: Canvases, finished: TargetRows, out: Out, *, visible_in: tuple[int, int] | None
+) -> TargetRows:
+    """The deferred labels of these canvases, among finished targets; writes to `out` what is needed to finish them.
 
     With `visible_in`, labels that do not reach an output of this width and height are left out; for affine warps.
     """
@@ -492,11 +520,13 @@ def write_deferred(
     assert found.has_polygons_Q is not None  # nothing is deferred without polygons
     _write_geometry(canvases, found.has_polygons_Q, out)
     row_T6 = deferred_rows(found, canvases, first_row=out.first_row)
-    sample_T = canvases.sample_Q[found.canvas_T]
-    if len(finished_T6):
-        sample_T = np.concatenate((sample_T, finished_T6[:, 0].astype(np.int64) - out.first_row))
-        row_T6 = np.concatenate((row_T6, finished_T6.view(np.int32)))[np.argsort(sample_T, kind="stable")]
-    out["targets"].put_all(row_T6, np.bincount(sample_T, minlength=len(out["matrix"])))
+    sample_T = np.concatenate((canvases.sample_Q[found.canvas_T], finished.sample_T))
+    order_T = np.argsort(sample_T, kind="stable")
+    return TargetRows(
+        np.concatenate((row_T6, finished.row_T6.view(np.int32)))[order_T],
+        sample_T[order_T],
+        np.concatenate((found.label_T[:, None].astype(np.int32), finished.label_T1))[order_T],
+    )
 
 
 def deferred_rows(found: VisibleLabels, canvases: Canvases, *, first_row: int) -> np.ndarray:
