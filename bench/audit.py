@@ -11,6 +11,7 @@ BCCD has natural errors: the unplanted set is trained on and audited too, and wh
 that audit leaves both counts, of all ways alike (--same-network: found by the network of the planted labels). AP with
 everything counted stands beside it. Flags of train.py go behind --: on two cores, use `-- --amp bf16 --channels-last`.
 Answer: bench/results/audit_<machine>_<yyyymm>.md and .json (rewrite them with --write).
+What gathering inside the steps costs is measured by bench/audit_cost.py.
 """
 
 import json

@@ -13,7 +13,7 @@ Dimension key:  N steps of an interval   K numbers of a step
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -159,6 +159,8 @@ class Loop:
     on_hashes: Callable[[list[HashedStep]], None] | None = None
     """With it the inputs of every step are hashed on the device; called with the hashes of past steps at every log
     interval, on all ranks."""
+    hashed_inputs: Collection[str] | None = None
+    """Names of the inputs that are hashed; None: all."""
     replay_command: Callable[[int, int], str] = lambda epoch, step: ""
     """Returns the command that shows a step; empty: there is none."""
 
@@ -321,7 +323,8 @@ class Loop:
         if self._hashes is None:
             return
         try:
-            self._hashes.put(self.epoch, self.step, inputs)
+            names = inputs if self.hashed_inputs is None else self.hashed_inputs
+            self._hashes.put(self.epoch, self.step, {name: inputs[name] for name in names})
         except RuntimeError as error:
             self._hashes = None
             logger.warning(

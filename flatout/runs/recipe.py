@@ -16,7 +16,7 @@ checkpoints. `docs/new-job.md` builds a complete job from this.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -286,6 +286,9 @@ class Recipe(ABC):
     def describe_run(self) -> dict[str, Any]:
         """Further entries of the section "run" of a checkpoint, besides config, data, environment and seed."""
         return {}
+
+    hashed_inputs: Collection[str] | None = None
+    """Names of the inputs of a step that are hashed if steps are recorded; None: all."""
 
     def input_facts(self) -> Mapping[str, Any] | None:
         """What is needed, besides the files of the run folder, to make the input of a step again, as JSON values; None:

@@ -358,6 +358,7 @@ class _Training:
             between=epoch_end.between,
             sample_name=batches.feed.source.where,
             on_hashes=step_record,
+            hashed_inputs=recipe.hashed_inputs,
             replay_command=lambda epoch, step: recipe.replay_command(self.context.folder, epoch, step),
         )
 

@@ -149,6 +149,7 @@ class YoloRecipe(Recipe):
 
     name = "yolo"
     validates = True
+    hashed_inputs = ("images", "targets")
     options: TrainOptions
     """Resolved: shortcuts such as --fast are replaced by what they switch on here."""
 

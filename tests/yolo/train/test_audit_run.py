@@ -66,6 +66,10 @@ def test_a_resumed_run_keeps_its_statistics(options: TrainOptions, audited: Trai
             assert np.array_equal(vars(getattr(again, name))[column], value), (name, column)
 
 
+def test_the_steps_of_an_audited_run_can_be_replayed_bit_for_bit(audited: TrainResult) -> None:
+    assert flatout.yolo.replay(audited.folder, epoch=1, step=1, losses=False).identical
+
+
 def test_steps_count_every_appearance_of_every_label(audited: TrainResult) -> None:
     steps = history_of(audited.folder).steps
     assert steps is not None and steps.num_epochs == 2
