@@ -10,7 +10,8 @@ learning (self-confidence of labels, and detections above the mean self-confiden
 BCCD has natural errors: the unplanted set is trained on and audited too, and what is among the first 2N findings of
 that audit leaves both counts, of all ways alike (--same-network: found by the network of the planted labels). AP with
 everything counted stands beside it. Flags of train.py go behind --: on two cores, use `-- --amp bf16 --channels-last`.
-Answer: bench/results/audit_<machine>_<yyyymm>.md and .json (rewrite them with --write).
+Answer: bench/results/audit_<machine>_<yyyymm>.md and .json, audit_generated_... if only that set is used (rewrite them
+with --write).
 What gathering inside the steps costs is measured by bench/audit_cost.py.
 """
 
@@ -145,7 +146,7 @@ def train(data: Path, project: Path, name: str, seed: int, options: Namespace) -
     """Fine-tune; returns the run folder and the seconds it took."""
     command = [sys.executable, str(ROOT / "train.py"), "--data", str(data), "--weights", options.weights, "--cfg", ""]
     command += ["--hyp", "data/hyp.finetune.yaml", "--adam", "--img", str(options.img), "--batch", "16", "--notest"]
-    command += ["--epochs", str(options.epochs), "--seed", str(seed), "--audit", str(options.every)]
+    command += ["--epochs", str(options.epochs), "--seed", str(seed), "--audit"]
     command += ["--fast-dataloader", "--once"]
     command += ["--project", str(project), "--name", name, *options.more]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
@@ -177,9 +178,9 @@ def suspects_of(folder: Path, data: Path, options: Namespace) -> dict[str, list[
     from flatout.yolo.label_audit.set_boxes import fuse, labels_as_boxes
     from flatout.yolo.label_audit.statistics import (
         FILE_NAME,
-        LabelHistory,
+        LabelStatistics,
         fingerprint,
-        read_history,
+        read_statistics,
         with_history,
     )
 
@@ -188,12 +189,13 @@ def suspects_of(folder: Path, data: Path, options: Namespace) -> dict[str, list[
     labels = labels_as_boxes(images.labels)
     found = fuse(passes_of([str(folder / "weights/last.pt")], images, config, shown=False))
     evidence = gather_evidence(labels, found)
-    history = read_history(folder / FILE_NAME)
-    if history is None or history.fingerprint != fingerprint(labels):
-        history = LabelHistory()  # --same-network: other labels than in the training
+    statistics = read_statistics(folder / FILE_NAME)
+    if statistics is None or statistics.fingerprint != fingerprint(labels):
+        # --same-network: other labels than in the training
+        statistics = LabelStatistics.empty(len(labels.class_D), fingerprint(labels))
     names = [Path(path).stem for path in images.paths]
     lists = {}
-    for way, own in ((RUN, with_history(evidence, history)), (WEIGHTS, evidence)):
+    for way, own in ((RUN, with_history(evidence, statistics)), (WEIGHTS, evidence)):
         lists[way] = [
             Suspect(
                 each.score,
@@ -369,7 +371,6 @@ def main() -> int:
     parser.add_argument("--sets", nargs="+", choices=(BCCD, GENERATED), default=[BCCD, GENERATED])
     parser.add_argument("--weights", default="yolov7-tiny", help="default: %(default)s")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--every", type=int, default=1, help="epochs between passes of --audit (default: %(default)s)")
     parser.add_argument(
         "--same-network",
         action="store_true",
@@ -405,7 +406,7 @@ def generated(folder: Path, num_images: int) -> Path:
 
 def write(results: Mapping[str, Sequence[dict[str, Figures]]], seeds: Sequence[int], options: Namespace) -> int:
     lines = [
-        f"size {options.img}, {options.epochs} epochs, --audit {options.every}, "
+        f"size {options.img}, {options.epochs} epochs, "
         f"seeds {' '.join(map(str, seeds))}; means over the seeds; "
         f"columns by kind: recall@2N; {'--same-network ' * options.same_network}{' '.join(options.more)}".rstrip("; ")
     ]
@@ -422,12 +423,12 @@ def write(results: Mapping[str, Sequence[dict[str, Figures]]], seeds: Sequence[i
         "options": {
             "img": options.img,
             "epochs": options.epochs,
-            "every": options.every,
             "images": options.images,
             "more": options.more,
         },
     }
-    report("audit", "\n".join([*lines, "", *map(str, criteria)]), json.loads(json.dumps(numbers)), options)
+    name = "audit_generated" if list(results) == [GENERATED] else "audit"
+    report(name, "\n".join([*lines, "", *map(str, criteria)]), json.loads(json.dumps(numbers)), options)
     return int(not all(each.passed for each in criteria))
 
 

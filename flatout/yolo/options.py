@@ -22,8 +22,6 @@ Amp = Literal["fp16", "bf16", "off"]
 GENERATIONS = 300
 """Generations of `--evolve` without a number."""
 
-AUDIT_EVERY = 5
-"""Epochs between two passes of `--audit` without a number."""
 
 NEVER_RELEASED = "yolo7.pt"
 """YOLOv7's default for `--weights`. No such file was ever released, so it means training from scratch."""
@@ -257,12 +255,12 @@ class TrainOptions(RunOptions):
     # New flags: files
     audit: int = option(
         0,
-        "after every N epochs (5 if N is omitted), compare the training labels with what the network finds, for "
-        "flatout yolo audit; each time takes as long as validating the training images; 0: never",
+        "sum up in every step how each training label is learned, for flatout yolo audit; the weights stay the same to "
+        "the bit; 0: off",
         change="exact",
         type=int,
         nargs="?",
-        const=AUDIT_EVERY,
+        const=1,
         metavar="N",
     )
     compat_pt: bool = option(

@@ -19,12 +19,10 @@ from flatout.yolo.label_audit.rank import KINDS, NONE, assign, gather_evidence, 
 from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
 from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image, fuse, pairwise_iou
 from flatout.yolo.label_audit.statistics import (
-    LabelHistory,
-    PassStatistics,
-    fingerprint,
-    read_history,
+    LabelStatistics,
+    read_statistics,
     with_history,
-    write_history,
+    write_statistics,
 )
 
 NUM_IMAGES, PER_IMAGE, NUM_CLASSES = 60, 6, 3
@@ -189,37 +187,39 @@ def test_a_pass_fused_with_itself_is_unchanged():
 # Statistics of a training
 
 
-def test_statistics_count_what_was_learned_and_forgotten(tmp_path: Path):
-    labels = boxes_of([[[0.1, 0.1, 0.3, 0.3, 1, 0]]])
-    there, nothing = boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0]]]), boxes_of([[]])
-    statistics = PassStatistics.empty(labels)
-    for found in (nothing, there, there, nothing, there):
-        statistics = statistics.add(gather_evidence(labels, found))
-    assert (statistics.num_passes, statistics.learned_T.tolist(), statistics.forgotten_T.tolist()) == (5, [3], [1])
-    assert statistics.weight == pytest.approx(3 * 0.8**2)  # the squared mean, which is 0.8 or 0
-    assert statistics.own_T.tolist() == pytest.approx([0.8 * statistics.weight])
-    write_history(tmp_path / "statistics.npz", LabelHistory(passes=statistics))
-    again = read_history(tmp_path / "statistics.npz")
-    assert again is not None and again.fingerprint == fingerprint(labels) and again.steps is None
-    assert again.passes is not None and again.passes.num_passes == 5 and again.passes.forgotten_T.tolist() == [1]
-    assert read_history(tmp_path / "absent.npz") is None
+def test_statistics_are_read_as_they_were_written(tmp_path: Path):
+    statistics = after_epochs([[0.8, 0.2]])
+    write_statistics(tmp_path / "statistics.npz", statistics)
+    again = read_statistics(tmp_path / "statistics.npz")
+    assert again is not None and again.fingerprint == "labels" and again.num_epochs == 1
+    assert again.learned_T.tolist() == [1, 0] and again.confused_T.dtype == np.int32
+    assert read_statistics(tmp_path / "absent.npz") is None
     (tmp_path / "bad.npz").write_bytes(b"no")
     with pytest.raises(DataError, match="is damaged"):
-        read_history(tmp_path / "bad.npz")
+        read_statistics(tmp_path / "bad.npz")
+    np.savez(tmp_path / "old.npz", num_passes=3)
+    assert read_statistics(tmp_path / "old.npz") is None
+
+
+def after_epochs(own_ET: list[list[float]]) -> LabelStatistics:
+    """Statistics of epochs that confirm each label so much; a negative number: it was not shown."""
+    statistics = LabelStatistics.empty(len(own_ET[0]), "labels")
+    for own_T in own_ET:
+        rows = [[1, own, own, 0, own, 1] if own >= 0 else [0] * 6 for own in own_T]
+        sums = {"sum": np.array(rows, np.float32), "confused": np.zeros(len(rows), np.int32)}
+        statistics = statistics.add(sums)
+    return statistics
 
 
 def test_a_label_that_was_learned_late_is_less_confirmed_than_the_last_weights_say():
     labels = boxes_of([[[0.1, 0.1, 0.3, 0.3, 1, 0], [0.6, 0.6, 0.8, 0.8, 1, 0]]])
     both = gather_evidence(labels, boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0], [0.6, 0.6, 0.8, 0.8, 0.8, 0]]]))
-    one = gather_evidence(labels, boxes_of([[[0.1, 0.1, 0.3, 0.3, 0.8, 0]]]))
-    nothing = gather_evidence(labels, boxes_of([[]]))
-    untrained = PassStatistics.empty(labels).add(nothing)
-    assert with_history(both, LabelHistory(passes=untrained)).own_T.tolist() == pytest.approx([0.8, 0.8])
-    # The squared mean was 0.16, and is 0.64 now: the pass counts a quarter of a half.
-    late = PassStatistics.empty(labels).add(one)
-    assert with_history(both, LabelHistory(passes=late)).own_T.tolist() == pytest.approx([0.8, 0.7])
-    early = LabelHistory(passes=PassStatistics.empty(labels).add(both))
-    assert with_history(both, early).own_T.tolist() == pytest.approx([0.8, 0.8])
+    assert with_history(both, after_epochs([[0, 0]])).own_T.tolist() == pytest.approx([0.8, 0.8])
+    # The squared mean was 0.16, and is 0.64 now: that epoch counts a quarter of a half, scaled to a mean of 0.8.
+    assert with_history(both, after_epochs([[0.8, 0]])).own_T.tolist() == pytest.approx([0.825, 0.7])
+    assert with_history(both, after_epochs([[0.4, 0.4]])).own_T.tolist() == pytest.approx([0.8, 0.8])
+    # A label that was never shown keeps what the last weights say.
+    assert with_history(both, after_epochs([[0.8, -1]])).own_T.tolist() == pytest.approx([0.8, 0.8])
 
 
 # Files

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flatout.yolo.label_audit.in_step import LabelSums, TargetTerms, pack_confusion, target_terms
-from flatout.yolo.label_audit.statistics import StepStatistics, unpack_confusion
+from flatout.yolo.label_audit.statistics import LabelStatistics, unpack_confusion
 from flatout.yolo.loss import LossConfig, LossParts, aux_ota_loss, ota_loss, ota_router_loss, plain_loss
 from flatout.yolo.loss.losses import Assigned
 from flatout.yolo.loss.matches import Anchors, unpack_cells
@@ -150,7 +150,7 @@ def test_the_most_confident_other_class_wins_whatever_its_number():
 
 
 def test_epochs_count_how_often_a_label_was_learned_and_forgotten():
-    statistics = StepStatistics.empty(3, "labels")
+    statistics = LabelStatistics.empty(3, "labels")
     epochs = ((0.6, True), (0.1, True), (0.9, False), (0.7, True))
     for own, is_shown in epochs:
         # Label 0 changes, label 1 is learned in every epoch, label 2 is never shown.

@@ -20,7 +20,7 @@ examples:
   flatout yolo audit --weights a.pt b.pt --data data/bolts.yaml --split val
   flatout yolo audit --fix-list fix-list.json --out fixed          write corrected copies to fixed/labels/...
 
-A training with `--audit` also looks at its training images while it learns; the audit of its run uses that too.
+A training with `--audit` also sums up how each label is learned; the audit of its run uses that, too.
 
 Exit codes: 0 done, 2 wrong arguments, 3 unusable data, 4 unusable weights, 5 not enough disk, memory or GPUs.
 """

@@ -27,7 +27,7 @@ from flatout.yolo.label_audit.passes import PassConfig, passes_of
 from flatout.yolo.label_audit.rank import KINDS, gather_evidence, rank
 from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
 from flatout.yolo.label_audit.set_boxes import fuse, labels_as_boxes
-from flatout.yolo.label_audit.statistics import FILE_NAME, LabelHistory, fingerprint, read_history, with_history
+from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, read_statistics, with_history
 from flatout.yolo.run_config import read_options
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
 
     MissingFileError, ConfigError or DataError if run, weights or data cannot be used.
     """
-    config, history = _resolved(config)
+    config, statistics = _resolved(config)
     weights = weights_files(config.weights)
     device = choose_device(config.device)
     make_current(device)
@@ -74,10 +74,10 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
     pairs = [pair for pair, used in zip(opened.pairs, opened.table.used_N.tolist(), strict=True) if used]
     folder = _new_folder(config)
     labels = labels_as_boxes(images.labels)
-    if history is not None and (config.split != "train" or history.fingerprint != fingerprint(labels)):
+    if statistics is not None and (config.split != "train" or statistics.fingerprint != fingerprint(labels)):
         if config.split == "train":
-            logger.warning("%s: the labels have changed since the training; its history is not used.", config.run)
-        history = None
+            logger.warning("%s: the labels have changed since the training: only its weights are used.", config.run)
+        statistics = None
     passes = passes_of(
         weights,
         images,
@@ -92,15 +92,15 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
     )
     found = fuse(passes)
     evidence = gather_evidence(labels, found)
-    if history is not None:
-        evidence = with_history(evidence, history)
-    records = records_of(rank(labels, found, evidence), labels, found, evidence, pairs, images.names, history)
+    if statistics is not None:
+        evidence = with_history(evidence, statistics)
+    records = records_of(rank(labels, found, evidence), labels, found, evidence, pairs, images.names, statistics)
     result = AuditResult(records=tuple(records), num_images=len(images), num_labels=len(labels.class_D), folder=folder)
-    _write_files(result, config, weights, history, show_progress=show_progress)
+    _write_files(result, config, weights, statistics, show_progress=show_progress)
     return result
 
 
-def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelHistory | None]:
+def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelStatistics | None]:
     """The config with what a run says about itself filled in, and what its training gathered about its labels."""
     if config.run is None:
         return config, None
@@ -121,7 +121,7 @@ def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelHistory | None]:
         raise ConfigError(
             f"{folder}: was trained with --single-cls, where classes cannot be audited. Give a run without it."
         )
-    return AuditConfig(**values), read_history(folder / FILE_NAME)
+    return AuditConfig(**values), read_statistics(folder / FILE_NAME)
 
 
 def _weights_of(folder: Path) -> tuple[str, ...]:
@@ -155,18 +155,15 @@ def _write_files(
     result: AuditResult,
     config: AuditConfig,
     weights: Sequence[str],
-    history: LabelHistory | None,
+    statistics: LabelStatistics | None,
     *,
     show_progress: bool,
 ) -> None:
-    history = history or LabelHistory()
-    num_passes = 0 if history.passes is None else history.passes.num_passes
-    num_epochs = 0 if history.steps is None else history.steps.num_epochs
+    num_epochs = 0 if statistics is None else statistics.num_epochs
     about = {
         "data": config.data,
         "split": config.split,
         "weights": list(weights),
-        "training_passes": num_passes,
         "training_epochs": num_epochs,
         "num_images": result.num_images,
         "num_labels": result.num_labels,
@@ -174,8 +171,7 @@ def _write_files(
     lines = [
         f"{config.data}, {config.split}: {counted(result.num_labels, 'label')} in "
         f"{counted(result.num_images, 'image')}; weights: {', '.join(weights)}"
-        + (f"; and {counted(num_passes, 'pass')} during the training" if num_passes else "")
-        + (f"; and the steps of {counted(num_epochs, 'epoch')}" if num_epochs else "")
+        + (f"; and the steps of {counted(num_epochs, 'epoch')} of the training" if num_epochs else "")
     ]
     _write(result.folder / "audit.json", as_json(result.records, about))
     _write(result.folder / "audit.csv", as_csv(result.records))

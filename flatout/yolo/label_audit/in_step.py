@@ -1,6 +1,6 @@
 """What steps of a training see of each label: summed up on the training's device, while it trains.
 
-    maps, assignment of the loss --> numbers per target --label ids--> sums per label of this epoch --> StepStatistics
+    maps, assignment of the loss --> numbers per target --label ids--> sums per label of this epoch --> LabelStatistics
 
 A target is one appearance of a label: moved, cut off, recoloured, next to other images. Its cells are those that the
 loss assigned to it, so its loss is the one that was trained with. Nothing here waits for the device, all shapes follow

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from flatout.errors import ConfigError, counted
 from flatout.feed import plan_workers
 from flatout.progress import progress
-from flatout.ranks import World
 from flatout.yolo.boxes import to_native
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import round_up_img_size
-from flatout.yolo.evaluate.run import Forward, eval_mode, load_inference_model, warm_up
+from flatout.yolo.evaluate.run import Forward, load_inference_model, warm_up
 from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
 from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image
 from flatout.yolo.nms import Detections, NmsConfig, non_max_suppression
@@ -88,34 +87,6 @@ def detect(
             decoded = torch.cat((batch.images.shape[-1] - decoded[..., :1], decoded[..., 1:]), -1)
             found.append(non_max_suppression(decoded, nms))
         yield batch, found
-
-
-def pass_during_training(
-    network: nn.Module, images: ImageSet, config: PassConfig, *, stride: int, amp: torch.dtype, world: World
-) -> SetBoxes | None:
-    """The detections of a network between two epochs; all ranks share the images, and the first gets the result.
-
-    The network keeps its mode and its buffers, and no random number is drawn: the training goes on as without it.
-    """
-    collector = _Collector(len(images))
-    opened = open_validation(
-        images,
-        size=config.size,
-        batch_size=config.batch_size,
-        stride=stride,
-        workers=config.workers,
-        device=config.device,
-        rank=world.rank,
-        num_ranks=world.size,
-    )
-    with eval_mode(network), opened as batches:
-        for batch, (found,) in detect(network, batches, amp=amp):
-            collector.add(batch, found)
-    gathered = world.gather((collector.image_D, collector.row_D6))
-    if gathered is None:
-        return None
-    image_D, row_D6 = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
-    return boxes_by_image(image_D, row_D6, len(images))
 
 
 def relative_rows(batch: ValidationBatch, found: Detections) -> Tensor:

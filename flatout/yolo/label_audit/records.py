@@ -20,7 +20,7 @@ from flatout.yolo.data.label_text import MAX_BYTES, decode_text, label_line_numb
 from flatout.yolo.label_audit.fixes import Fix, label_text
 from flatout.yolo.label_audit.rank import NONE, Evidence, Finding
 from flatout.yolo.label_audit.set_boxes import SetBoxes, pairwise_iou
-from flatout.yolo.label_audit.statistics import LabelHistory, StepStatistics, unpack_confusion
+from flatout.yolo.label_audit.statistics import LabelStatistics, unpack_confusion
 
 VERSION = 1
 """Version of audit.json."""
@@ -96,46 +96,39 @@ def records_of(
     evidence: Evidence,
     pairs: Sequence[Pair],
     names: Sequence[str],
-    history: LabelHistory | None = None,
+    statistics: LabelStatistics | None = None,
 ) -> list[Record]:
     """All findings with their places and reasons; `pairs` are the image and label files of the used images."""
-    history = history or LabelHistory()
     lines_of = cache(_read_lines)
     found_what = [
         _record(number, finding, labels, found, evidence, pairs[finding.image], names, lines_of)
         for number, finding in enumerate(findings, 1)
     ]
+    if statistics is None:
+        return found_what
     return [
-        record if finding.label == NONE else _with_history(record, finding.label, history, names)
+        record if finding.label == NONE else _with_training(record, training_record(statistics, finding.label, names))
         for record, finding in zip(found_what, findings, strict=True)
     ]
 
 
-def _with_history(record: Record, label: int, history: LabelHistory, names: Sequence[str]) -> Record:
-    """The record, whose reason also says how the label was learned: in the steps, or else in the passes."""
-    if history.steps is not None:
-        training = training_record(history.steps, label, names)
-        text = f"learned in {training.learned} of {counted(training.epochs, 'epoch')}"
-        text += f", forgotten {counted(training.forgotten, 'time')}" if training.forgotten else ""
-        return replace(record, reason=f"{record.reason}; {text}", training=training)
-    if history.passes is not None:
-        learned, forgotten = int(history.passes.learned_T[label]), int(history.passes.forgotten_T[label])
-        text = f"learned in {learned} of {history.passes.num_passes} passes of the training"
-        text += f", forgotten {counted(forgotten, 'time')}" if forgotten else ""
-        return replace(record, reason=f"{record.reason}; {text}")
-    return record
+def _with_training(record: Record, training: TrainingRecord) -> Record:
+    """The record, whose reason also says how the label was learned."""
+    text = f"learned in {training.learned} of {counted(training.epochs, 'epoch')}"
+    text += f", forgotten {counted(training.forgotten, 'time')}" if training.forgotten else ""
+    return replace(record, reason=f"{record.reason}; {text}", training=training)
 
 
-def training_record(steps: StepStatistics, label: int, names: Sequence[str]) -> TrainingRecord:
+def training_record(statistics: LabelStatistics, label: int, names: Sequence[str]) -> TrainingRecord:
     """What the steps saw of one label."""
-    (confusion,), (number,) = unpack_confusion(steps.confused_T[label : label + 1])
-    epochs = int(steps.epochs_T[label])
+    (confusion,), (number,) = unpack_confusion(statistics.confused_T[label : label + 1])
+    epochs = int(statistics.epochs_T[label])
     return TrainingRecord(
         epochs=epochs,
-        learned=int(steps.learned_T[label]),
-        forgotten=int(steps.forgotten_T[label]),
-        loss=round(float(steps.loss_T[label]) / max(1, epochs), 4),
-        iou=round(float(steps.iou_T[label]) / max(1, epochs), 4),
+        learned=int(statistics.learned_T[label]),
+        forgotten=int(statistics.forgotten_T[label]),
+        loss=round(float(statistics.loss_T[label]) / max(1, epochs), 4),
+        iou=round(float(statistics.iou_T[label]) / max(1, epochs), 4),
         confused_with="" if number < 0 else names[int(number)],
         confusion=round(float(confusion), 4),
     )

@@ -1,7 +1,6 @@
-"""What a training saw of each label: `--audit` gathers it, `flatout yolo audit RUN` uses it.
+"""What the steps of a training saw of each label: `--audit` gathers it, `flatout yolo audit RUN` uses it.
 
-    after every k-th epoch: moving average --a pass over the training images--> evidence --> PassStatistics
-    in every step: the network's predictions for its targets (in_step.py) --after an epoch--> StepStatistics
+    in every step: the network's predictions for its targets (in_step.py) --after an epoch--> running sums per label
 
 A label that was confirmed early and stays so is good. One that the network confirms only late was learned by heart, and
 one that comes and goes is doubtful; the last weights alone show neither.
@@ -25,77 +24,16 @@ from flatout.yolo.label_audit.set_boxes import SetBoxes
 
 FILE_NAME = "label_statistics.npz"
 LEARNED = 0.25
-"""A label counts as learned in a pass, or an epoch, if its own class is found at its place with this confidence."""
+"""A label counts as learned in an epoch if its own class is predicted at its place with this mean confidence."""
 CLASS_BITS = 11
 SCORE_UNITS = (1 << (31 - CLASS_BITS)) - 1
-"""Bits of the class, and steps of the confidence, in an entry of `StepStatistics.confused_T`."""
+"""Bits of the class, and steps of the confidence, in an entry of `LabelStatistics.confused_T`."""
 COLUMNS = ("seen", "own", "near", "other", "iou", "loss")
 """What steps sum up over the appearances of a label; see `in_step.TargetTerms`."""
-_COLUMNS = ("own_T", "near_T", "other_T", "iou_T", "learned_T", "forgotten_T", "is_learned_T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassStatistics:
-    """Sums over passes, one entry per label; float32. Evidence is weighted by how much the network knew by then."""
-
-    num_passes: int
-    weight: float
-    """Sum of the weights of the passes, see `weight_of`."""
-    fingerprint: str
-    """Hash of the labels that were audited."""
-    own_T: np.ndarray
-    """Weighted sum of `Evidence.own_T`; likewise near and other."""
-    near_T: np.ndarray
-    other_T: np.ndarray
-    iou_T: np.ndarray
-    """Sum of the IoU with the assigned detection."""
-    learned_T: np.ndarray
-    """Passes in which the label was learned."""
-    forgotten_T: np.ndarray
-    """Times that a learned label was not learned in the next pass."""
-    is_learned_T: np.ndarray
-    """1 if it was learned in the last pass."""
-
-    @classmethod
-    def empty(cls, labels: SetBoxes) -> "PassStatistics":
-        columns: dict[str, Any] = {name: np.zeros(len(labels.class_D), np.float32) for name in _COLUMNS}
-        return cls(num_passes=0, weight=0.0, fingerprint=fingerprint(labels), **columns)
-
-    def add(self, evidence: Evidence) -> "PassStatistics":
-        """The statistics with one more pass."""
-        weight = weight_of(evidence.own_T)
-        is_learned_T = (evidence.own_T >= LEARNED).astype(np.float32)
-        return replace(
-            self,
-            num_passes=self.num_passes + 1,
-            weight=self.weight + weight,
-            own_T=self.own_T + (weight * evidence.own_T).astype(np.float32),
-            near_T=self.near_T + (weight * evidence.near_T).astype(np.float32),
-            other_T=self.other_T + (weight * evidence.other_T).astype(np.float32),
-            iou_T=self.iou_T + evidence.matched_iou_T.astype(np.float32),
-            learned_T=self.learned_T + is_learned_T,
-            forgotten_T=self.forgotten_T + self.is_learned_T * (1 - is_learned_T),
-            is_learned_T=is_learned_T,
-        )
-
-    def as_plain(self) -> dict[str, Any]:
-        """Everything by name: numbers, text and arrays."""
-        columns = {name: getattr(self, name) for name in _COLUMNS}
-        return {"num_passes": self.num_passes, "weight": self.weight, "fingerprint": self.fingerprint, **columns}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "PassStatistics":
-        columns: dict[str, Any] = {name: np.asarray(plain[name], np.float32) for name in _COLUMNS}
-        return cls(
-            num_passes=int(plain["num_passes"]),
-            weight=float(plain["weight"]),
-            fingerprint=str(plain["fingerprint"]),
-            **columns,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepStatistics:
+class LabelStatistics:
     """Sums over epochs, one entry per label. Evidence is weighted by how much the network knew in that epoch."""
 
     fingerprint: str
@@ -122,7 +60,7 @@ class StepStatistics:
     """int32: the most confident detection of another class at the label's place, see `unpack_confusion`."""
 
     @classmethod
-    def empty(cls, num_labels: int, fingerprint: str) -> "StepStatistics":
+    def empty(cls, num_labels: int, fingerprint: str) -> "LabelStatistics":
         columns: dict[str, Any] = {
             each.name: np.zeros(num_labels, np.int32 if each.name == "confused_T" else np.float32)
             for each in fields(cls)
@@ -130,7 +68,7 @@ class StepStatistics:
         }
         return cls(fingerprint=fingerprint, num_epochs=0, **columns)
 
-    def add(self, sums: Mapping[str, np.ndarray]) -> "StepStatistics":
+    def add(self, sums: Mapping[str, np.ndarray]) -> "LabelStatistics":
         """The statistics with one more epoch; `sums` as `LabelSums.read` returns them, added up over the ranks."""
         seen_T, own_T, near_T, other_T, iou_T, loss_T = np.asarray(sums["sum"], np.float32).T
         is_seen_T = (seen_T > 0).astype(np.float32)
@@ -155,7 +93,7 @@ class StepStatistics:
         )
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "StepStatistics":
+    def from_plain(cls, plain: Mapping[str, Any]) -> "LabelStatistics":
         values: dict[str, Any] = {each.name: plain[each.name] for each in fields(cls)}
         values |= {name: np.asarray(value) for name, value in values.items() if name.endswith("_T")}
         values |= {"fingerprint": str(plain["fingerprint"]), "num_epochs": int(plain["num_epochs"])}
@@ -163,13 +101,13 @@ class StepStatistics:
 
 
 def unpack_confusion(packed_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Confidence and class of each entry of `StepStatistics.confused_T`; class -1 where there is none."""
+    """Confidence and class of each entry of `LabelStatistics.confused_T`; class -1 where there is none."""
     class_T = np.where(packed_T > 0, packed_T & ((1 << CLASS_BITS) - 1), -1)
     return (packed_T >> CLASS_BITS) / np.float32(SCORE_UNITS), class_T
 
 
 def weight_of(own_T: np.ndarray) -> float:
-    """How much an epoch or a pass counts: the squared mean of `own`.
+    """How much an epoch counts: the squared mean of `own`.
 
     An untrained network confirms nothing, and that says nothing about a label.
     """
@@ -184,39 +122,27 @@ def fingerprint(labels: SetBoxes) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelHistory:
-    """What a training saw of its labels."""
+def with_history(evidence: Evidence, statistics: LabelStatistics) -> Evidence:
+    """The evidence of the finished network, averaged with what the steps of its training saw.
 
-    passes: PassStatistics | None = None
-    steps: StepStatistics | None = None
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the labels; "" if nothing was gathered."""
-        parts = [part for part in (self.passes, self.steps) if part is not None]
-        return parts[0].fingerprint if parts else ""
-
-
-def with_history(evidence: Evidence, history: LabelHistory) -> Evidence:
-    """The evidence of the finished network, averaged with what the training saw.
-
-    Both count the same if the network knew as much in those passes as it does now, as in a long training. In a short
-    one the passes were made by worse networks, and count less.
+    Both count the same if the network knew as much in those epochs as it does now, as in a long training. In a short
+    one most epochs were those of worse networks, and count less. Augmented images are harder: what the steps saw is
+    scaled so that it has the mean of what the finished network says.
     """
-    statistics = history.passes
-    if statistics is None:
+    shown_T = statistics.weight_T > 0
+    now, then = weight_of(evidence.own_T), float(statistics.weight_T.sum() / max(1.0, statistics.epochs_T.sum()))
+    if min(now, then) <= 0:
         return evidence
-    passes, now = statistics.weight / max(1, statistics.num_passes), weight_of(evidence.own_T)
-    if min(passes, now) <= 0:
-        return evidence
-    share = min(1.0, passes / now) / 2
+    share = min(1.0, then / now) / 2
 
-    def blend(now_T: np.ndarray, sum_T: np.ndarray) -> np.ndarray:
-        return np.asarray((1 - share) * now_T + share * sum_T / statistics.weight)
+    def blend(now_T: np.ndarray, sum_T: np.ndarray, *, scaled: bool = True) -> np.ndarray:
+        then_T = sum_T / np.where(shown_T, statistics.weight_T, 1)
+        if scaled:
+            then_T = np.clip(then_T * now_T[shown_T].mean() / max(float(then_T[shown_T].mean()), 1e-9), 0, 1)
+        return np.where(shown_T, (1 - share) * now_T + share * then_T, now_T)
 
     # Without a detection of another class now, there is no class to suggest.
-    other_T = np.where(evidence.other_T > 0, blend(evidence.other_T, statistics.other_T), 0.0)
+    other_T = np.where(evidence.other_T > 0, blend(evidence.other_T, statistics.other_T, scaled=False), 0.0)
     return replace(
         evidence,
         own_T=blend(evidence.own_T, statistics.own_T),
@@ -227,31 +153,22 @@ def with_history(evidence: Evidence, history: LabelHistory) -> Evidence:
 
 # File
 
-STEPS = "steps."
-"""What the names of step statistics begin with in the file; those of passes have no prefix."""
 
-
-def write_history(path: Path, history: LabelHistory) -> None:
+def write_statistics(path: Path, statistics: LabelStatistics) -> None:
     """Write an .npz file atomically."""
     sink = io.BytesIO()
-    passes = {} if history.passes is None else history.passes.as_plain()
-    steps = {} if history.steps is None else {f"{STEPS}{name}": each for name, each in vars(history.steps).items()}
-    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in (passes | steps).items()}
+    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in vars(statistics).items()}
     np.savez_compressed(sink, **arrays)
     write_file(path, sink.getvalue())
 
 
-def read_history(path: Path) -> LabelHistory | None:
-    """The history of a run; None if it has none. DataError if the file is damaged."""
+def read_statistics(path: Path) -> LabelStatistics | None:
+    """The statistics of a run; None if it has none, or those of an older version. DataError if the file is damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
             plain = {name: file[name] for name in file.files}
-        steps = {name.removeprefix(STEPS): each for name, each in plain.items() if name.startswith(STEPS)}
-        return LabelHistory(
-            passes=PassStatistics.from_plain(plain) if "num_passes" in plain else None,
-            steps=StepStatistics.from_plain(steps) if steps else None,
-        )
+        return None if "num_passes" in plain else LabelStatistics.from_plain(plain)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, EOFError) as error:
-        raise DataError(f"{path}: is damaged ({error}). Delete it to audit without the training's history.") from None
+        raise DataError(f"{path}: is damaged ({error}). Delete it to audit the weights alone.") from None

@@ -8,9 +8,8 @@ top to bottom, as `flatout/runs/recipe.py` describes. The work itself is done by
 
 import logging
 import shlex
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +52,8 @@ from flatout.yolo.evaluate.tiles import TileConfig
 from flatout.yolo.find_file import find_data, find_file
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.label_audit.in_step import LabelSums, sums_of_all_ranks
-from flatout.yolo.label_audit.passes import PassConfig, pass_during_training
-from flatout.yolo.label_audit.rank import gather_evidence
-from flatout.yolo.label_audit.set_boxes import SetBoxes, labels_as_boxes
-from flatout.yolo.label_audit.statistics import (
-    FILE_NAME,
-    LabelHistory,
-    PassStatistics,
-    StepStatistics,
-    fingerprint,
-    write_history,
-)
+from flatout.yolo.label_audit.set_boxes import labels_as_boxes
+from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, write_statistics
 from flatout.yolo.load_network import TrainingStart
 from flatout.yolo.metrics import LOSSES, YOLOV7_LOSSES, YOLOV7_RESULTS, zero_scores
 from flatout.yolo.metrics.coco import is_requested
@@ -341,7 +331,7 @@ class YoloRecipe(Recipe):
             if epoch + 1 < model.epochs:
                 self._update_image_weights(epoch + 1)
         if self.options.audit:
-            self._audit_labels(model, epoch)
+            self._add_label_sums()
         if self.saves and self.world.is_first and keeps_checkpoint(epoch, model.epochs):
             with clock.stage("train.save"):
                 try:
@@ -390,18 +380,19 @@ class YoloRecipe(Recipe):
             return ""
         return f"flatout yolo replay {shlex.quote(str(folder))} --epoch {epoch} --step {step}"
 
-    _history = LabelHistory()
-    """What --audit has gathered about each label; on the first rank."""
     _label_sums: LabelSums | None = None
-    """What the steps of this epoch have seen of each label."""
+    """With --audit: what the steps of this epoch have seen of each label."""
+    _statistics: LabelStatistics | None = None
+    """The same of all epochs; on the first rank."""
 
     def state(self) -> dict[str, Any]:
         last = self._job.last
         state = {"maps": self._maps, "last": {"num_targets": last.num_targets, "width_px": last.width_px}}
-        if self._history.passes is not None:
-            state["label_statistics"] = _as_tensors(self._history.passes.as_plain())
-        if self._history.steps is not None:
-            state["step_statistics"] = _as_tensors(vars(self._history.steps))
+        if self._statistics is not None:
+            state["label_statistics"] = {
+                name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+                for name, value in vars(self._statistics).items()
+            }
         if self._label_sums is not None:
             state["label_sums"] = self._label_sums.read()
         return state
@@ -409,11 +400,9 @@ class YoloRecipe(Recipe):
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._maps = state.get("maps", [])
         self._job.last.targets, self._job.last.width_px = state["last"]["num_targets"], state["last"]["width_px"]
-        passes, steps = state.get("label_statistics"), state.get("step_statistics")
-        self._history = LabelHistory(
-            passes=None if passes is None else PassStatistics.from_plain(passes),
-            steps=None if steps is None else StepStatistics.from_plain(steps),
-        )
+        # States of an older version have statistics of another kind, which are left out.
+        if "epochs_T" in state.get("label_statistics", ()):
+            self._statistics = LabelStatistics.from_plain(state["label_statistics"])
         if self._label_sums is not None and "label_sums" in state and self.world.is_first:
             self._label_sums.load(state["label_sums"])
         self._update_image_weights(state["epoch"] + 1)
@@ -546,43 +535,19 @@ class YoloRecipe(Recipe):
         )
         return Validation(self._images.val, self._network.names, config, self._loss, self._run)
 
-    def _audit_labels(self, model: Model, epoch: int) -> None:
-        """After an epoch of a training with --audit: add what its steps saw of each label, and a pass if one is due."""
+    def _add_label_sums(self) -> None:
+        """With --audit: add what the steps of this epoch saw of each label to what those before it saw."""
         assert self._label_sums is not None
-        labels = labels_as_boxes(self._images.train.labels)
-        own = fingerprint(labels)
-        if self._history.fingerprint != own:
-            self._history = LabelHistory()
         sums = sums_of_all_ranks(self._label_sums, self.world)
         self._label_sums.clear()
-        if sums is not None:
-            steps = self._history.steps or StepStatistics.empty(len(labels.class_D), own)
-            self._history = replace(self._history, steps=steps.add(sums))
-        if (epoch + 1) % self.options.audit == 0:
-            self._audit_pass(model, labels)
-        if self.world.is_first:
-            write_history(self._run.folder / FILE_NAME, self._history)
-
-    def _audit_pass(self, model: Model, labels: SetBoxes) -> None:
-        """What the moving average finds in the training images is counted for each label."""
-        options, images = self.options, self._images.train
-        batch = options.test_batch_size or 2 * self.world.batch_per_rank(options.batch_size)
-        config = PassConfig(
-            size=self._test_size,
-            batch_size=batch,
-            device=self.device,
-            workers=num_workers(options.workers, batch, self.world),
-        )
-        begin_s = time.monotonic()
-        with clock.stage("train.validate"):
-            found = pass_during_training(
-                model.evaluated, images, config, stride=self._grid, amp=DTYPES[self.amp], world=self.world
-            )
-        if found is None:
+        if sums is None:
             return
-        passes = (self._history.passes or PassStatistics.empty(labels)).add(gather_evidence(labels, found))
-        self._history = replace(self._history, passes=passes)
-        logger.info("Audit: pass %d took %.1f s.", passes.num_passes, time.monotonic() - begin_s)
+        labels = labels_as_boxes(self._images.train.labels)
+        own = fingerprint(labels)
+        if self._statistics is None or self._statistics.fingerprint != own:
+            self._statistics = LabelStatistics.empty(len(labels.class_D), own)
+        self._statistics = self._statistics.add(sums)
+        write_statistics(self._run.folder / FILE_NAME, self._statistics)
 
     def _update_image_weights(self, epoch: int) -> None:
         """With `--image-weights`: weight images by the scores of their classes, from `epoch` on."""
@@ -646,11 +611,6 @@ def stripped(network: nn.Module, fitness: float) -> dict[str, Any]:
     """The content of a weights file, without the description of the network: half precision, as in YOLOv7."""
     state = {key: _to_half(tensor) for key, tensor in network.state_dict().items()}
     return {"kind": "stripped", "state": state, "epoch": ENDED, "best_fitness": fitness}
-
-
-def _as_tensors(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """With tensors in place of arrays, as checkpoints store them."""
-    return {name: torch.from_numpy(each) if isinstance(each, np.ndarray) else each for name, each in plain.items()}
 
 
 def memory_gb() -> float:

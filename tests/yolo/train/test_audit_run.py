@@ -1,4 +1,4 @@
-"""`train --audit` and `flatout yolo audit RUN`: the passes change no weight, a resume keeps them, files are written."""
+"""`train --audit` and `flatout yolo audit RUN`: gathering changes no weight, a resume keeps them, files are written."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ import torch
 
 import flatout.yolo
 from flatout.errors import ConfigError, MissingFileError
-from flatout.yolo.label_audit.statistics import FILE_NAME, LabelHistory, read_history
+from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, read_statistics
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import TrainResult, train
 from flatout.yolo.weights import read_weights
@@ -24,14 +24,10 @@ def trained(options: TrainOptions) -> TrainResult:
     return result
 
 
-def history_of(folder: Path) -> LabelHistory:
-    history = read_history(folder / FILE_NAME)
-    assert history is not None
-    return history
-
-
-def num_passes(history: LabelHistory) -> int:
-    return 0 if history.passes is None else history.passes.num_passes
+def statistics_of(folder: Path) -> LabelStatistics:
+    statistics = read_statistics(folder / FILE_NAME)
+    assert statistics is not None
+    return statistics
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +49,16 @@ def test_the_weights_are_the_same_to_the_bit_with_and_without_audit(
 
 
 def test_a_resumed_run_keeps_its_statistics(options: TrainOptions, audited: TrainResult) -> None:
-    whole = history_of(audited.folder)
-    assert num_passes(whole) == options.epochs
+    whole = statistics_of(audited.folder)
+    assert whole.num_epochs == options.epochs
     stopped = trained(replace(options, audit=1, stop_after=4))  # in the second epoch
-    assert not stopped.finished and num_passes(history_of(stopped.folder)) == 1
+    assert not stopped.finished and statistics_of(stopped.folder).num_epochs == 1
     (stopped.folder / FILE_NAME).unlink()  # the checkpoint has them
     resumed = trained(replace(options, audit=1))
     assert (resumed.folder, resumed.finished) == (stopped.folder, True)
-    again = history_of(resumed.folder)
-    for name, part in vars(whole).items():
-        for column, value in vars(part).items():
-            assert np.array_equal(vars(getattr(again, name))[column], value), (name, column)
+    again = statistics_of(resumed.folder)
+    for column, value in vars(whole).items():
+        assert np.array_equal(vars(again)[column], value), column
 
 
 def test_the_steps_of_an_audited_run_can_be_replayed_bit_for_bit(audited: TrainResult) -> None:
@@ -71,8 +66,8 @@ def test_the_steps_of_an_audited_run_can_be_replayed_bit_for_bit(audited: TrainR
 
 
 def test_steps_count_every_appearance_of_every_label(audited: TrainResult) -> None:
-    steps = history_of(audited.folder).steps
-    assert steps is not None and steps.num_epochs == 2
+    steps = statistics_of(audited.folder)
+    assert steps.num_epochs == 2
     assert steps.epochs_T.max() == 2 and (steps.epochs_T > 0).mean() > 0.8  # a mosaic may cut a label off
     shown_T = steps.epochs_T > 0
     assert (steps.loss_T[shown_T] > 0).all() and (steps.iou_T[shown_T] > 0).any() and not steps.loss_T[~shown_T].any()
@@ -82,7 +77,7 @@ def test_steps_count_every_appearance_of_every_label(audited: TrainResult) -> No
 def test_an_audit_may_begin_in_a_resumed_run(options: TrainOptions) -> None:
     trained(replace(options, stop_after=4))
     resumed = trained(replace(options, audit=1))
-    assert num_passes(history_of(resumed.folder)) == 1
+    assert statistics_of(resumed.folder).num_epochs == 1
 
 
 def test_single_cls_cannot_be_audited(options: TrainOptions) -> None:
@@ -100,7 +95,7 @@ def test_the_audit_of_a_run_writes_its_files_and_changes_no_label(
     assert [file.read_bytes() for file in labels] == before
     assert result.folder == audited.folder / "audit"
     content = json.loads((result.folder / "audit.json").read_text())
-    assert content["training_passes"] == 2 and len(content["findings"]) == len(result.records)
+    assert content["training_epochs"] == 2 and len(content["findings"]) == len(result.records)
     assert {file.name for file in result.folder.iterdir()} == {"audit.html", "audit.csv", "audit.json"}
     own = [each for each in result.records if each.line]
     first = own[0]
