@@ -261,7 +261,7 @@ class TrainOptions(RunOptions):
         type=int,
         nargs="?",
         const=1,
-        metavar="N",
+        metavar="0|1",
     )
     compat_pt: bool = option(
         False,
