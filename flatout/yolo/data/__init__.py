@@ -14,6 +14,7 @@ Files:
     letterbox       Resizing and letterboxing images, rectangular batches, and the input sizes that a network accepts
     open_data       Open a data set by its YAML, annotation file or folder
     open_set        Open the splits of a data set for training and evaluation: scanned, checked and counted
+    output_folder   The folder that `resize` and `convert-data` write a data set to: settings, lock and files
     recorded_files  train_files.csv of a run folder: the training images in their order, so that a change can be named
     resized_tree    `flatout yolo resize`: a copy of a data set with smaller images, and the same labels, names and ids
     scan            Scan the images and labels of a data set in parallel: read headers and labels
