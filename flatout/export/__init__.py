@@ -43,6 +43,6 @@ if TYPE_CHECKING:
         in_int8,
         last_convolutions,
     )
-    from flatout.export.runtimes import TENSORRT_COMMAND, Ncnn, OpenVino, Run, opencv_dnn, save_parts
+    from flatout.export.runtimes import TENSORRT_COMMAND, Ncnn, OpenVino, Run, save_parts
 
 __getattr__, __dir__ = face(__name__)
