@@ -33,16 +33,16 @@ from flatout.ranks import Interrupts
 from flatout.yolo.data.coco import (
     annotation_file,
     annotation_folder,
-    image_folder,
     listed,
     load_json,
-    read_coco,
     resized_annotations,
 )
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing, require_valid
 from flatout.yolo.data.file_records import FileRecords, stat_of
 from flatout.yolo.data.find import Pair, find_images, is_image_name, label_path, pair_up
-from flatout.yolo.data.formats.registry import annotation_files
+from flatout.yolo.data.formats.annotated import find_listed
+from flatout.yolo.data.formats.coco import read_coco
+from flatout.yolo.data.formats.registry import annotation_files, open_listed
 from flatout.yolo.data.formats.sidecars import SIDECARS
 from flatout.yolo.data.letterbox import resized_hw
 from flatout.yolo.data.open_data import open_data_set
@@ -281,9 +281,9 @@ def find_source(data: DataSet) -> SourceDataSet:
 
 def _entry(data: DataSet, split: Split, path: str) -> Entry:
     for file in annotation_files(path):
-        if file.format.read is not None or file.folder:
+        if file.format.read is not read_coco or file.folder:
             raise _unscaled(data, f"{file.path}: {file.format.title} labels are not scaled by this command")
-        coco = read_coco(path, data.names)
+        coco = open_listed(file, data.names)
         return Entry(path, sorted(coco.paths + coco.absent))
     found = find_images([path])
     if found.absent:
@@ -479,15 +479,11 @@ class ResizedTree:
         """Scale an annotation file and write it to `place`; `entries` are those of its split."""
         content = load_json(path)
         records = listed(content, "images", path)
+        names = [str(each.get("file_name")) for each in records]
         if any(entry.path == path for entry in entries):
-            folder = image_folder(path, records)
-            known = {
-                str(each.get("file_name")): self.place(os.path.join(folder, str(each.get("file_name"))))
-                for each in records
-            }
+            known = dict(zip(names, map(self.place, find_listed(path, names)), strict=True))
         else:
             places = {os.path.basename(image): self.place(image) for entry in entries for image in entry.images}
-            names = [str(each.get("file_name")) for each in records]
             known = {name: places[base] for name in names if (base := os.path.basename(name)) in places}
         if not known:
             return  # the file belongs to another data set
