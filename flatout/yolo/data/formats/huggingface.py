@@ -32,7 +32,6 @@ from flatout.yolo.data.formats.annotated import (
     unreadable,
 )
 
-METADATA = ("metadata.jsonl", "metadata.csv")
 CLASS_KEYS = ("category", "categories", "label", "labels", "category_id", "class", "classes", "name", "names")
 """Keys under which data sets have the classes of their objects."""
 MAX_LINE = 64 << 20
