@@ -106,7 +106,8 @@ def export_file(
         raise DataError(str(error)) from None
     network, weights = load_network(model_path)
     grid = Grid.over(size_hw, patch_size or weights.patch or PATCH_OF_TYPE["strip"])
-    model = model_for(network, grid)
+    facts = _facts(network, grid)
+    model = model_for(network, grid, facts)
     done = model.write_onnx(Path(output or model_path.with_suffix(".onnx")))
     if openvino:
         done = model.write_openvino(done)
@@ -114,7 +115,7 @@ def export_file(
         smaller = done.path.with_suffix(f".{precision}.onnx")
         reduce_precision(done.path, smaller, precision, images)
         done = replace(done, smaller=smaller)
-    return replace(done, card=_write_card(done, model.facts, grid))
+    return replace(done, card=_write_card(done, facts, grid))
 
 
 def _write_card(done: Exported, facts: Mapping[str, str], grid: Grid) -> Path:
@@ -146,15 +147,15 @@ def _calibration_images(path: Path, img_format: ImgFormat) -> list[np.ndarray]:
 
 def export_onnx(network: DefectNet, grid: Grid, path: Path) -> Exported:
     """Write the network for images of the grid's size; if ONNX Runtime is installed, its results are compared first."""
-    return model_for(network, grid).write_onnx(path)
+    return model_for(network, grid, _facts(network, grid)).write_onnx(path)
 
 
-def model_for(network: DefectNet, grid: Grid) -> ComparedModel:
+def model_for(network: DefectNet, grid: Grid, facts: Mapping[str, str]) -> ComparedModel:
     """The network for images of the grid's size, with two images of noise to compare it on."""
     whole = WholeImage(network.eval().cpu().float(), grid).eval()
     noise = np.random.default_rng(0).uniform(0, MAX_GREY, (1, PLANES, *grid.shape_hw)).astype(np.float32)
     examples = {"input": np.concatenate((noise, MAX_GREY - noise))}
-    return ComparedModel(whole, examples, "output", "batch", _facts(network, grid))
+    return ComparedModel(whole, examples, "output", "batch", facts)
 
 
 def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequence[np.ndarray]) -> None:
