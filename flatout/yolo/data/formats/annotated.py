@@ -94,9 +94,18 @@ class AnnotationFile(NamedTuple):
     """The content of a file with the labels of many images."""
 
     images: list[AnnotatedImage]
-    names: tuple[str, ...]
-    """Class names in the order of the file where it declares them, or else in alphabetical order; for use without a
-    YAML."""
+    declared: tuple[str, ...] = ()
+    """Class names in the order in which the file declares them."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Class names for use without a YAML: those that are declared, then others in alphabetical order. Classes that
+        have only numbers are named by them."""
+        used = {name for image in self.images for name in image.objects.names}
+        numbered = [name for name in used if isinstance(name, int)]
+        if numbered and not self.declared:
+            return tuple(map(str, range(max(numbered) + 1)))
+        return (*self.declared, *sorted({name for name in used if isinstance(name, str)} - set(self.declared)))
 
 
 def around(points: Iterable[Sequence[float]]) -> tuple[float, float, float, float]:
