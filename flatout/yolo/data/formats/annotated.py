@@ -60,7 +60,7 @@ class Objects:
         self.corners = array("d")
         self.lines = array("q")
         """The line of each object; 0 where it is not known."""
-        self.points: dict[int, Sequence[Sequence[float]]] = {}
+        self.points: dict[int, Sequence[Sequence[float]] | np.ndarray] = {}
         """Object -> the points of its polygon, for those that have one."""
         self.problems: list[Problem] = []
 
@@ -204,7 +204,7 @@ def _other_size(image: AnnotatedImage, image_wh: tuple[int, int]) -> list[Proble
     return [Problem("label-image-size", image.objects.lines[0] if image.objects.lines else 0, text)]
 
 
-def _relative_points(points: Sequence[Sequence[float]] | None, size_wh: Sequence[float]) -> np.ndarray:
+def _relative_points(points: Sequence[Sequence[float]] | np.ndarray | None, size_wh: Sequence[float]) -> np.ndarray:
     if points is None or len(points) < 3:
         return NO_POINTS
     point_P2: np.ndarray = (np.array(points, float) / np.array(size_wh, float)).clip(0, 1)

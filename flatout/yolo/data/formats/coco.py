@@ -5,8 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from flatout.yolo.data.coco import categories_by_id, listed, load_json, size_of
 from flatout.yolo.data.formats.annotated import AnnotatedImage, AnnotationFile, ImageToWrite, Objects, numbers, px
+from flatout.yolo.data.label_text import NO_POINTS
 
 
 def read_coco(path: str) -> AnnotationFile:
@@ -57,19 +60,19 @@ def _add(image: AnnotatedImage, annotation: dict[str, Any], name_of: dict[int, s
     if min(x2, image.size_wh[0]) <= max(x, 0) or min(y2, image.size_wh[1]) <= max(y, 0):
         objects.report("label-zero-area", f"{named}: the box has no area inside the image")
         return
-    if points := _points(annotation.get("segmentation")):
-        objects.points[len(objects.names)] = points
+    if len(point_P2 := _points(annotation.get("segmentation"))):
+        objects.points[len(objects.names)] = point_P2
     objects.add(name, (x, y, x2, y2))
 
 
-def _points(segmentation: Any) -> list[Sequence[float]]:
-    """Points of a polygon in one piece; none for anything else."""
+def _points(segmentation: Any) -> np.ndarray:
+    """Points of a polygon in one piece, float64 [P, 2]; none for anything else."""
     try:
         (piece,) = segmentation
-        flat = numbers(piece)
-        return list(zip(flat[::2], flat[1::2], strict=True))
-    except (TypeError, ValueError):
-        return []
+        point_P2 = np.array(piece, np.float64).reshape(-1, 2)
+    except (TypeError, ValueError, OverflowError):
+        return NO_POINTS
+    return point_P2 if np.isfinite(point_P2).all() else NO_POINTS
 
 
 def _id_of(record: dict[str, Any], key: str) -> int | str | None:
