@@ -26,7 +26,8 @@ import torch
 
 from bench.measure import arguments, report
 from flatout.defect.data.find import EvaluationImage
-from flatout.defect.data.items import list_pairs, read_canonical, read_pair, read_template
+from flatout.defect.data.items import read_canonical
+from flatout.defect.data.pairs import list_pair_images, read_planes, read_template_planes
 from flatout.defect.evaluate.evaluate import HeatMapper, MakeMap, evaluate_images
 from flatout.defect.evaluate.scores import DefectEvaluation
 from flatout.defect.options import TrainOptions
@@ -169,17 +170,50 @@ def _line(way: str, which: str, on_train: DefectEvaluation, on_val: DefectEvalua
 def _write_pairs(pairs: Path, out: Path, align_px: int) -> list[EvaluationImage]:
     out.mkdir(parents=True)
     images = []
-    for pair in list_pairs(pairs):
-        path = out / f"{pair.name}.png"
-        cv2.imwrite(str(path), read_pair(pair, align_px=align_px).transpose(1, 2, 0))
+    for pair in list_pair_images(pairs):
+        target, reference, _ = read_planes(pair)
+        if align_px:
+            reference = moved(reference, best_shift(target, reference, align_px))
+        path = out / f"{pair.path.stem}.png"
+        _write_planes(path, np.stack((target, reference, reference)))
         images.append(EvaluationImage(path, pair.mask, is_good=False))
     return images
 
 
 def _write_templates(pairs: Path, out: Path, most: int | None) -> None:
     out.mkdir(parents=True)
-    for pair in list_pairs(pairs)[:most]:
-        cv2.imwrite(str(out / f"{pair.name}.png"), read_template(pair).transpose(1, 2, 0))
+    for pair in list_pair_images(pairs)[:most]:
+        _write_planes(out / f"{pair.path.stem}.png", read_template_planes(pair.references[0]))
+
+
+def _write_planes(path: Path, planes_CHW: np.ndarray) -> None:
+    cv2.imwrite(str(path), planes_CHW.transpose(1, 2, 0).astype(np.uint8))
+
+
+def best_shift(target_HW: np.ndarray, reference_HW: np.ndarray, most_px: int) -> tuple[int, int]:
+    """Shift (dy, dx) of the reference that makes it differ least from target; the smallest of equally good ones.
+
+    Every whole shift is tried on the area that all of them cover; defects hardly change a sum over an image.
+    """
+    height, width = target_HW.shape
+    inner = target_HW[most_px : height - most_px, most_px : width - most_px]
+    side = range(-most_px, most_px + 1)
+    shifts = sorted(((dy, dx) for dy in side for dx in side), key=lambda shift: abs(shift[0]) + abs(shift[1]))
+
+    def difference(shift: tuple[int, int]) -> int:
+        top, left = most_px - shift[0], most_px - shift[1]
+        part = reference_HW[top : top + inner.shape[0], left : left + inner.shape[1]]
+        return int(np.abs(inner - part).sum())
+
+    return min(shifts, key=difference)
+
+
+def moved(plane_HW: np.ndarray, shift_yx: tuple[int, int]) -> np.ndarray:
+    """A plane moved by whole pixels down and to the right; its edge is repeated."""
+    rows, columns = (
+        np.clip(np.arange(length) - by, 0, length - 1) for length, by in zip(plane_HW.shape, shift_yx, strict=True)
+    )
+    return np.asarray(plane_HW[rows[:, None], columns])
 
 
 if __name__ == "__main__":

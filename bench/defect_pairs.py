@@ -40,12 +40,13 @@ import cv2
 import numpy as np
 import torch
 
+from bench.defect_boards import moved
 from bench.measure import Timing, arguments, report, summarize
 from flatout.defect.compare.align import align
 from flatout.defect.compare.calibrate import Blobs, heat_blobs, threshold_for
 from flatout.defect.compare.classical import ClassicalMapper, RefinedMapper
 from flatout.defect.data.find import EvaluationImage
-from flatout.defect.data.items import moved, read_mask
+from flatout.defect.data.items import read_mask
 from flatout.defect.data.pairs import PairReader, list_pair_images
 from flatout.defect.evaluate.evaluate import HeatMapper, MakeMap
 from flatout.defect.evaluate.scores import PixelCounts

@@ -6,17 +6,18 @@ form, has the reason in its cell.
 Answer: bench/results/export_runtimes_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
 import torch
 
 from bench.measure import arguments, report
 from flatout.errors import FlatoutError
-from flatout.export import Ncnn, OpenVino, Run, Session, opencv_dnn
+from flatout.export import Model, Ncnn, OpenVino, Run, Session
 from flatout.yolo.export import ExportOptions, onnx_forms
 from flatout.yolo.export.parity import ExportContext
 from flatout.yolo.export.postprocess import DecodedBoxes, RawLevels, postprocess_for
@@ -71,6 +72,19 @@ def compared(context: ExportContext, runtime: str) -> str:
     except (FlatoutError, RuntimeError) as error:
         return f"no: {' '.join(str(error).split())[:110]}"
     return difference.text(context.accepted(difference, runtime))
+
+
+def opencv_dnn(model: Model) -> Run:
+    """An ONNX model loaded by OpenCV's dnn; raises cv2.error for what it cannot read."""
+    network: Any = cv2.dnn.readNetFromONNX(np.frombuffer(model.SerializeToString(), np.uint8))
+    names = [output.name for output in model.graph.output]
+
+    def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        (images,) = inputs.values()
+        network.setInput(images)
+        return dict(zip(names, network.forward(names), strict=True))
+
+    return run
 
 
 def ncnn_of(context: ExportContext, probe: Any) -> Run:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
-    from flatout.charts.boxes import MAX_IMAGES, plot_batch, plot_boxes, plot_detections
+    from flatout.charts.boxes import MAX_IMAGES, Boxes, plot_batch, plot_boxes, plot_detections, plot_grid
     from flatout.charts.canvas import (
         FAINT,
         INK,

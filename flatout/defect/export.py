@@ -8,10 +8,8 @@ that the input is not scaled twice.
 Dimension key:  B images   C planes   H W image   T tiles   P patch side
 """
 
-import json
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,53 +24,24 @@ from flatout.defect.model import DefectNet
 from flatout.defect.options import PATCH_OF_TYPE
 from flatout.defect.patches import Grid
 from flatout.defect.weights import load_network
-from flatout.errors import ConfigError, DataError, ParityError, ResourceError
+from flatout.errors import ConfigError, DataError
 from flatout.export import (
-    CardFile,
-    Model,
-    OpenVino,
+    ComparedModel,
+    Exported,
     Precision,
-    Run,
-    Session,
     in_float16,
     in_int8,
-    is_installed,
     last_convolutions,
-    openvino_use,
     refuse_missing,
     require_package,
     save,
-    save_parts,
-    set_metadata,
-    traced,
     write_card,
 )
 from flatout.feed import DecodeError
 
-logger = logging.getLogger(__name__)
-
-OPSET = 17
-TOLERANCE = 1e-4
 INPUT_RANGE = "0..255"
 MAX_CALIBRATION_IMAGES = 32
 """Maximum number of images from which the value ranges of int8 are taken."""
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The exported files, and how much they differ from the network."""
-
-    path: Path
-    largest_difference: float | None
-    """Largest difference of probabilities, computed by ONNX Runtime; None if that is not installed."""
-    smaller: Path | None = None
-    """The additional file of reduced precision, if one was requested."""
-    openvino: Path | None = None
-    """The folder with the OpenVINO model, if one was requested."""
-    openvino_difference: float | None = None
-    """Largest difference of its probabilities, computed by OpenVINO."""
-    card: Path | None = None
-    """The model card that was written beside them."""
 
 
 class WholeImage(nn.Module):
@@ -137,29 +106,19 @@ def export_file(
         raise DataError(str(error)) from None
     network, weights = load_network(model_path)
     grid = Grid.over(size_hw, patch_size or weights.patch or PATCH_OF_TYPE["strip"])
-    done = export_onnx(network, grid, Path(output or model_path.with_suffix(".onnx")))
+    facts = _facts(network, grid)
+    model = model_for(network, grid, facts)
+    done = model.write_onnx(Path(output or model_path.with_suffix(".onnx")))
     if openvino:
-        folder, difference = export_openvino(network, grid, done.path)
-        done = replace(done, openvino=folder, openvino_difference=difference)
+        done = model.write_openvino(done)
     if precision != "float32":
         smaller = done.path.with_suffix(f".{precision}.onnx")
         reduce_precision(done.path, smaller, precision, images)
         done = replace(done, smaller=smaller)
-    return replace(done, card=_write_card(done, _facts(network, grid), grid))
+    return replace(done, card=_write_card(done, facts, grid))
 
 
 def _write_card(done: Exported, facts: Mapping[str, str], grid: Grid) -> Path:
-    def compared(difference: float | None) -> str:
-        return "not compared" if difference is None else f"largest difference {difference:.1e} (limit {TOLERANCE:g})"
-
-    run = 'onnxruntime.InferenceSession("{name}")'
-    files = [CardFile(done.path, compared(done.largest_difference), f"`{run.format(name=done.path.name)}`.")]
-    if done.openvino is not None:
-        use = openvino_use(f"{done.openvino.name}/{done.path.stem}.xml")
-        files.append(CardFile(done.openvino, compared(done.openvino_difference), use))
-    if done.smaller is not None:
-        use = f"`{run.format(name=done.smaller.name)}`. Of reduced precision: measure its results before you use it."
-        files.append(CardFile(done.smaller, "reduced precision, not compared", use))
     return write_card(
         done.path.with_suffix(""),
         about=f"Defects between dies: network {facts['network']}.",
@@ -172,7 +131,7 @@ def _write_card(done: Exported, facts: Mapping[str, str], grid: Grid) -> Path:
         },
         input_rule="Give images of exactly this size, and do not scale their values: that is part of the file.",
         output=f"`output`, of the same size: {facts['output_planes']}.",
-        files=files,
+        files=list(done.card_files()),
         compared_on="noise",
     )
 
@@ -186,36 +145,17 @@ def _calibration_images(path: Path, img_format: ImgFormat) -> list[np.ndarray]:
     return [read_canonical(file) for file in list_images(path, img_format)[:MAX_CALIBRATION_IMAGES]]
 
 
-def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSET) -> Exported:
+def export_onnx(network: DefectNet, grid: Grid, path: Path) -> Exported:
     """Write the network for images of the grid's size; if ONNX Runtime is installed, its results are compared first."""
-    refuse_missing("onnx")
+    return model_for(network, grid, _facts(network, grid)).write_onnx(path)
+
+
+def model_for(network: DefectNet, grid: Grid, facts: Mapping[str, str]) -> ComparedModel:
+    """The network for images of the grid's size, with two images of noise to compare it on."""
     whole = WholeImage(network.eval().cpu().float(), grid).eval()
-    model = traced(
-        whole,
-        torch.from_numpy(_example(grid)),
-        input_name="input",
-        output_names=["output"],
-        free_axes={"input": {0: "batch"}, "output": {0: "batch"}},
-        opset=opset,
-    )
-    set_metadata(model, _facts(network, grid))
-    difference = _difference(whole, model, path, grid)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"{path}: cannot be written: {error.strerror}. Choose another folder.") from None
-    save(model, path)
-    return Exported(path, difference)
-
-
-def export_openvino(network: DefectNet, grid: Grid, path: Path) -> tuple[Path, float]:
-    """Convert a file that `export_onnx` wrote; returns the folder beside it, and the difference from the network."""
-    runtime = OpenVino(require_package("onnx").load(str(path)))
-    folder = path.with_name(f"{path.stem}_openvino")
-    difference = _compared(WholeImage(network.eval().cpu().float(), grid).eval(), runtime, folder, grid)
-    metadata = json.dumps(_facts(network, grid), indent=1).encode()
-    save_parts(folder, path.stem, {**runtime.files(), ".json": metadata})
-    return folder, difference
+    noise = np.random.default_rng(0).uniform(0, MAX_GREY, (1, PLANES, *grid.shape_hw)).astype(np.float32)
+    examples = {"input": np.concatenate((noise, MAX_GREY - noise))}
+    return ComparedModel(whole, examples, "output", "batch", facts)
 
 
 def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequence[np.ndarray]) -> None:
@@ -235,35 +175,6 @@ def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequen
         raise ConfigError(f"{path}: already has the precision {precision}. Use float16 or int8.")
 
 
-def _difference(whole: WholeImage, model: Model, path: Path, grid: Grid) -> float | None:
-    """Largest difference of the exported `model` from the network `whole`, on two images; ParityError if too large.
-
-    None, with a warning, if onnxruntime is not installed.
-    """
-    if not is_installed("onnxruntime"):
-        logger.warning(
-            "%s was not verified, because onnxruntime is not installed: pip install onnxruntime, and export again.",
-            path,
-        )
-        return None
-    return _compared(whole, Session(model), path, grid)
-
-
-def _compared(whole: WholeImage, run: Run, path: Path, grid: Grid) -> float:
-    """Largest difference of a loaded model from the network; ParityError that names `path` if above the tolerance."""
-    images = np.concatenate((_example(grid), 255 - _example(grid)))
-    found = run({"input": images})["output"]
-    with torch.inference_mode():
-        expected = whole(torch.from_numpy(images)).numpy()
-    difference = float(np.abs(found - expected).max())
-    if not difference <= TOLERANCE:
-        raise ParityError(
-            f"{path}: the exported model differs from the network by {difference:.1e}, more than {TOLERANCE:g}, so "
-            "nothing was written. Try another opset, and please report it."
-        )
-    return difference
-
-
 def _facts(network: DefectNet, grid: Grid) -> dict[str, str]:
     """What a consumer of the model must know."""
     return {
@@ -273,8 +184,3 @@ def _facts(network: DefectNet, grid: Grid) -> dict[str, str]:
         "network": network.version,
         "patches": f"{len(grid.ys)} x {len(grid.xs)} of {grid.patch_hw[0]} px, stitched by owner",
     }
-
-
-def _example(grid: Grid) -> np.ndarray:
-    """An image of uniform noise in 0..255, float32 [1, C, H, W]."""
-    return np.random.default_rng(0).uniform(0, MAX_GREY, (1, PLANES, *grid.shape_hw)).astype(np.float32)

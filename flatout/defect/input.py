@@ -198,11 +198,8 @@ def store_config(strips: Strips, config: InputConfig) -> StoreConfig:
 
 def open_store(strips: Strips, config: InputConfig, world: World) -> Store:
     """Open the store of decoded images, shared by all workers and ranks; the first rank decodes, the others attach."""
-    if not world.is_first:
-        world.wait_for_all()
-    store = Store.open(strips, store_config(strips, config))
-    if world.is_first:
-        world.wait_for_all()
+    with world.first_rank_first():
+        store = Store.open(strips, store_config(strips, config))
     logger.info("Images for training: %s", store.statistics())
     return store
 

@@ -27,9 +27,9 @@ from flatout.ranks import choose_device
 
 if TYPE_CHECKING:
     from flatout.defect.evaluate.scores import DefectEvaluation
-    from flatout.defect.export import Exported
     from flatout.defect.train import TrainResult
     from flatout.engine import Callback
+    from flatout.export import Exported
 
 Given = str | Path | np.ndarray
 """A file, a folder, or planes [3, H, W] in 0..255."""

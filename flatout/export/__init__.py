@@ -11,6 +11,7 @@ Files:
     precision   Smaller ONNX models: half precision, or convolutions with 8 bits
     runtimes    Models for other runtimes than ONNX Runtime: OpenVINO and ncnn
     card        The model card beside exported files
+    compared    A network with one output as ONNX and OpenVINO files, compared with it
 """
 
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from flatout.lazy import face
 
 if TYPE_CHECKING:
     from flatout.export.card import CardFile, openvino_use, write_card
+    from flatout.export.compared import ComparedModel, Exported
     from flatout.export.onnx_model import (
         Model,
         Session,
@@ -41,6 +43,6 @@ if TYPE_CHECKING:
         in_int8,
         last_convolutions,
     )
-    from flatout.export.runtimes import TENSORRT_COMMAND, Ncnn, OpenVino, Run, opencv_dnn, save_parts
+    from flatout.export.runtimes import TENSORRT_COMMAND, Ncnn, OpenVino, Run, save_parts
 
 __getattr__, __dir__ = face(__name__)

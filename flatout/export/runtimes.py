@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -108,18 +107,3 @@ def save_parts(folder: Path, stem: str, parts: Mapping[str, bytes]) -> int:
     for ending, content in parts.items():
         write_file(folder / f"{stem}{ending}", content)
     return sum(map(len, parts.values()))
-
-
-def opencv_dnn(model: Model) -> Run:
-    """An ONNX model loaded by OpenCV's dnn; raises cv2.error for what it cannot read."""
-    import cv2
-
-    network: Any = cv2.dnn.readNetFromONNX(np.frombuffer(model.SerializeToString(), np.uint8))
-    names = [output.name for output in model.graph.output]
-
-    def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        (images,) = inputs.values()
-        network.setInput(images)
-        return dict(zip(names, network.forward(names), strict=True))
-
-    return run

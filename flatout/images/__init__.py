@@ -5,7 +5,7 @@ Files:
     decoding  Image file -> pixels as `cv2.imread` returns them, and capture of what decoders print
     header    Format, size and orientation of an image file from its first bytes, without decoding pixels
     large     Large images: uncompressed files are mapped instead of decoded, and more pixels are allowed
-    tiles     The grid of overlapping tiles over an image, and stitching of what was computed tile by tile
+    tiles     The grid of overlapping tiles over an image, and which tile owns each pixel
 """
 
 from typing import TYPE_CHECKING
@@ -34,6 +34,6 @@ if TYPE_CHECKING:
     )
     from flatout.images.header import FORMATS, NOT_IMAGES, NOT_OPENED, READABLE, Header, header_of
     from flatout.images.large import MAX_LARGE_PIXELS, map_image, read_large, release
-    from flatout.images.tiles import TileGrid, stitch_average, stitch_owner, tile_cuts, tile_starts, tiles_for_overlap
+    from flatout.images.tiles import TileGrid, tile_cuts, tile_starts, tiles_for_overlap
 
 __getattr__, __dir__ = face(__name__)

@@ -143,7 +143,6 @@ so a header that declares more is wrong."""
 
 _STANDALONE = {0x01, *range(0xD0, 0xD9)}
 _FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
 _JPEG_ENDS = {0xDA: "its pixels begin without one", 0xD9: "it ends before one"}
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _STRAY_BLOCK = 1 << 16
@@ -166,7 +165,6 @@ class Header(NamedTuple):
     """4 channels of a JPEG are CMYK; otherwise the last of 2 or 4 is transparency."""
     pages: int = 1
     """Number of pages or frames; 2 means several."""
-    progressive: bool = False
     least_bytes: int = 0
     """Minimum size of a file with this many pixels; 0 if the format has no such limit."""
 
@@ -253,14 +251,14 @@ def _jpeg(read_at: ReadAt, num_bytes: int) -> Header:
         elif marker == 0xE2 and read_at(body, 4) == b"MPF\0":
             is_mpo = True
         elif marker in _FRAMES and frame is None:
-            frame = (*struct.unpack(">BHHB", read_at(body, 6)), marker in _PROGRESSIVE)
+            frame = struct.unpack(">BHHB", read_at(body, 6))
         offset += max(length, 2)
     if frame is None:
         raise DecodeError(f"a JPEG without a frame header: {end or f'none in {MAX_SEGMENTS:,} segments'}")
-    bits, height, width, channels, progressive = frame
+    bits, height, width, channels = frame
     kind = "mpo" if is_mpo else "jpeg"
     least = width * height // JPEG_PIXELS_PER_BYTE
-    return Header(kind, width, height, orientation or 1, bits, channels, 2 if is_mpo else 1, progressive, least)
+    return Header(kind, width, height, orientation or 1, bits, channels, 2 if is_mpo else 1, least)
 
 
 def _next_marker(read_at: ReadAt, offset: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The grid of overlapping tiles over an image, and stitching of what was computed tile by tile.
+"""The grid of overlapping tiles over an image, and which tile owns each pixel.
 
     side, tile --> number of tiles --> first pixel of each, evenly spread: the first tile begins with the image, the
                    last one ends with it, and none is smaller than the tile unless the image is
@@ -97,20 +97,6 @@ class TileGrid:
         tile_HW = row_H[:, None] * len(self.xs) + column_W
         height, width = self.tile_hw
         return np.asarray((tile_HW * height + y_H[:, None]) * width + x_W)
-
-
-def stitch_owner(tiles_TPP: np.ndarray, grid: TileGrid) -> np.ndarray:
-    """Stitch tiles into [H, W]: every pixel is taken from the tile that owns it."""
-    return np.asarray(np.ascontiguousarray(tiles_TPP).reshape(-1)[grid.owners()])
-
-
-def stitch_average(tiles_TPP: np.ndarray, grid: TileGrid) -> np.ndarray:
-    """Stitch tiles into [H, W]: every pixel is the mean over all tiles that cover it, computed in float64."""
-    total_HW, count_HW = np.zeros(grid.shape_hw), np.zeros(grid.shape_hw)
-    for tile_PP, (left, top, right, bottom) in zip(tiles_TPP, grid.window_T4.tolist(), strict=True):
-        total_HW[top:bottom, left:right] += tile_PP
-        count_HW[top:bottom, left:right] += 1
-    return np.asarray(total_HW / count_HW)
 
 
 def _owned(starts: list[int], edges: list[int]) -> tuple[np.ndarray, np.ndarray]:

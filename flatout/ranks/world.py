@@ -163,6 +163,15 @@ class World:
         if self.size > 1:
             dist.barrier(group=_host_group())
 
+    @contextmanager
+    def first_rank_first(self) -> Iterator[None]:
+        """The first rank runs the block before all others, which find what it has written; a collective call."""
+        if not self.is_first:
+            self.wait_for_all()
+        yield
+        if self.is_first:
+            self.wait_for_all()
+
     def tighten_timeouts(self) -> None:
         """Use short timeouts from here on; called after the first step, when no rank has a reason to be slow."""
         if self.size > 1 and dist.is_initialized():

@@ -273,11 +273,14 @@ class ProfiledTraining:
 
     def brief(self, folder: Path, num_steps: int) -> Any:
         """Options for a run of this many steps in a folder, without validation and with as few saves as possible."""
+        return replace(self.briefly(folder, num_steps), epochs=MANY_EPOCHS)
+
+    def briefly(self, folder: Path, num_steps: int) -> Any:
+        """As `brief`, by the options that every job has."""
         return replace(
             self.options,
             project=str(folder),
             name="run",
-            epochs=MANY_EPOCHS,
             stop_after=num_steps,
             fresh=True,
             resume=False,

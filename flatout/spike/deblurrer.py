@@ -11,7 +11,7 @@ from flatout.spike.options import TrainOptions
 
 if TYPE_CHECKING:
     from flatout.engine import Callback
-    from flatout.spike.export import Exported
+    from flatout.export import Exported
     from flatout.spike.predict import DeblurPredictor, PredictedFolder, SplitScores
     from flatout.spike.train import TrainResult
 

@@ -10,58 +10,22 @@ Dimension key:  N clips   L frames of a clip   C spike channels   H W frame   h 
 """
 
 import json
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from flatout.errors import ConfigError, ParityError, ResourceError
-from flatout.export import (
-    CardFile,
-    OpenVino,
-    Run,
-    Session,
-    is_installed,
-    openvino_use,
-    refuse_missing,
-    require_package,
-    save,
-    save_parts,
-    set_metadata,
-    traced,
-    write_card,
-)
+from flatout.errors import ConfigError
+from flatout.export import ComparedModel, Exported, refuse_missing, write_card
 from flatout.spike.config import DataConfig, SpikeConfig, config_from
 from flatout.spike.model import Clip, DeblurNet
 from flatout.spike.step import Normalise, apply_gain
 from flatout.spike.weights import load_network
 
-logger = logging.getLogger(__name__)
-
-OPSET = 17
-TOLERANCE = 1e-4
-"""Largest difference of brightness, in 0..1, that an exported file may have from the network."""
 NUM_COMPARED = 2
 """Clips on which a file is compared; the model is traced with one, so that another number is tried as well."""
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The exported files, and how much they differ from the network."""
-
-    path: Path
-    largest_difference: float | None
-    """Largest difference of brightness in 0..1, computed by ONNX Runtime; None if that is not installed."""
-    openvino: Path | None = None
-    """The folder with the OpenVINO model, if one was requested."""
-    openvino_difference: float | None = None
-    """The same difference, computed by OpenVINO."""
-    card: Path | None = None
-    """The model card that was written beside them."""
 
 
 class WholeFrames(nn.Module):
@@ -100,58 +64,23 @@ def export_file(
     refuse_missing("onnx", *(["openvino"] if openvino else []))
     network, metadata = load_network(weights)
     config = config_from(metadata["config"], where=f"{weights}, config")
-    model = WholeFrames(network.cpu().float(), config.DATA).eval()
+    module = WholeFrames(network.cpu().float(), config.DATA).eval()
     examples = _examples(network, config, size_hw, length)
-    path = Path(output or weights.with_suffix(".onnx"))
-    onnx_model = traced(
-        model,
-        [torch.from_numpy(each[:1]) for each in examples.values()],
-        input_name=list(examples),
-        output_names=["sharp"],
-        free_axes={name: {0: "clips"} for name in (*examples, "sharp")},
-        opset=OPSET,
-    )
-    facts = _facts(network, config.DATA, examples)
-    set_metadata(onnx_model, facts)
-    difference = None
-    if is_installed("onnxruntime"):
-        difference = _compared(model, Session(onnx_model), examples, path)
-    else:
-        logger.warning(
-            "%s was not verified, because onnxruntime is not installed: pip install onnxruntime, and export again.",
-            path,
-        )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"{path}: cannot be written: {error.strerror}. Choose another folder.") from None
-    save(onnx_model, path)
-    done = Exported(path, difference)
+    model = ComparedModel(module, examples, "sharp", "clips", _facts(network, config.DATA, examples))
+    done = model.write_onnx(Path(output or weights.with_suffix(".onnx")))
     if openvino:
-        runtime = OpenVino(require_package("onnx").load(str(path)))
-        folder = path.with_name(f"{path.stem}_openvino")
-        difference = _compared(model, runtime, examples, folder)
-        save_parts(folder, path.stem, {**runtime.files(), ".json": json.dumps(facts, indent=1).encode()})
-        done = replace(done, openvino=folder, openvino_difference=difference)
-    return replace(done, card=_write_card(done, facts))
+        done = model.write_openvino(done)
+    return replace(done, card=_write_card(done, model.facts))
 
 
 def _write_card(done: Exported, facts: Mapping[str, str]) -> Path:
-    def compared(difference: float | None) -> str:
-        return "not compared" if difference is None else f"largest difference {difference:.1e} (limit {TOLERANCE:g})"
-
-    use = f'`onnxruntime.InferenceSession("{done.path.name}")`.'
-    files = [CardFile(done.path, compared(done.largest_difference), use)]
-    if done.openvino is not None:
-        use = openvino_use(f"{done.openvino.name}/{done.path.stem}.xml")
-        files.append(CardFile(done.openvino, compared(done.openvino_difference), use))
     return write_card(
         done.path.with_suffix(""),
         about=f"Deblurring of frames with the spikes of their exposure: network {facts['network']}.",
         inputs={name: f"{facts[name]}, float32" for name in ("blur", "spikes") if name in facts},
         input_rule="Give clips of exactly this length and size; the number of clips is free.",
         output=f"`sharp`, of the size of `blur`: {facts['sharp']}.",
-        files=files,
+        files=list(done.card_files()),
         compared_on="noise",
     )
 
@@ -177,20 +106,6 @@ def _examples(
     if spec["model"]["USE_SPIKE"]:
         shapes["spikes"] = (NUM_COMPARED, length, spec["channels"], *spike_hw)
     return {name: random.uniform(0, 1, shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def _compared(model: WholeFrames, run: Run, examples: Mapping[str, np.ndarray], path: Path) -> float:
-    """Largest difference of a loaded model from the network; ParityError that names `path` if above the tolerance."""
-    found = run(examples)["sharp"]
-    with torch.inference_mode():
-        expected = model(*(torch.from_numpy(each) for each in examples.values())).numpy()
-    difference = float(np.abs(found - expected).max())
-    if not difference <= TOLERANCE:
-        raise ParityError(
-            f"{path}: the exported model differs from the network by {difference:.1e}, more than {TOLERANCE:g}, so "
-            "nothing was written. Please report it."
-        )
-    return difference
 
 
 def _facts(network: DeblurNet, data: DataConfig, examples: Mapping[str, np.ndarray]) -> dict[str, str]:

@@ -61,23 +61,11 @@ class SpikeTraining(ProfiledTraining):
         clips, _ = open_training(self.config.DATA)
         return Decoding(read_frame, [frame.blur for frame in clips.frames[:FILES]])
 
-    def brief(self, folder: Path, num_steps: int) -> TrainOptions:
+    def brief(self, folder: Path, num_steps: int) -> Any:
         train = replace(self.config.TRAIN, EPOCHS=MANY_EPOCHS, RESUME_FROM_CHECKPOINT=False)
         return replace(
-            self.options,
-            settings=replace(self.config, TRAIN=train),
-            project=str(folder),
-            name="run",
-            stop_after=num_steps,
-            validate=False,
-            fresh=True,
-            resume=False,
-            mirror="",
-            patience=0,
-            log_every=num_steps,
-            log_to=("none",),
-            no_preflight=True,
-        )
+            self.briefly(folder, num_steps), settings=replace(self.config, TRAIN=train), validate=False
+        )  # fmt: skip
 
 
 def _set(**keys: Any) -> Switch:

@@ -221,11 +221,8 @@ class SpikeRecipe(Recipe):
     def open_batches(self, model: Model) -> DeviceBatches:
         clips, data, plan = self._clip_sets[0], self.config.DATA, self._loader
         # The first rank decodes the frames into the store, the others attach to it.
-        if not self.world.is_first:
-            self.world.wait_for_all()
-        store = open_store(clips, data, budget_bytes=plan.cache_bytes, workers=plan.workers.train)
-        if self.world.is_first:
-            self.world.wait_for_all()
+        with self.world.first_rank_first():
+            store = open_store(clips, data, budget_bytes=plan.cache_bytes, workers=plan.workers.train)
         settings = FeedSettings(
             batch=plan.batch,
             workers=plan.workers.train,

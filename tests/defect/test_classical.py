@@ -9,12 +9,12 @@ import pytest
 import tifffile
 import torch
 
+from bench.defect_boards import moved
 from flatout.__main__ import main
 from flatout.defect.check import check_data_set
 from flatout.defect.compare.calibrate import LOWEST, heat_blobs, read_settings, threshold_for
 from flatout.defect.compare.classical import ClassicalMapper, find_components, refined
 from flatout.defect.data.find import EvaluationImage
-from flatout.defect.data.items import moved
 from flatout.defect.data.pairs import PairReader, list_pair_images, read_boxes, read_planes
 from flatout.defect.evaluate.scores import detect_components
 from flatout.defect.model import DefectNet

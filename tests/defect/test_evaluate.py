@@ -17,9 +17,9 @@ from flatout.defect.evaluate.scores import (
     zero_dead_pixels,
 )
 from flatout.defect.patches import Grid
-from flatout.images import stitch_owner
 from tests.defect.golden_files import arrays_of, entries, records
 from tests.golden_cases import golden_cases
+from tests.reference.plain_stitch import stitch_owner
 
 
 @pytest.mark.parametrize("case", golden_cases("defect/auroc.json", records("cases")))

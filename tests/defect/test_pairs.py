@@ -7,9 +7,9 @@ import cv2
 import numpy as np
 import pytest
 
-from bench.defect_boards import _floor
+from bench.defect_boards import _floor, best_shift, moved
 from flatout.defect.data.find import EvaluationImage
-from flatout.defect.data.items import best_shift, canonical, list_pairs, moved, read_pair, read_template
+from flatout.defect.data.pairs import PairReader, list_pair_images, read_planes, read_template_planes
 from flatout.defect.evaluate.evaluate import evaluate_images
 from flatout.errors import DataError
 
@@ -27,27 +27,26 @@ def test_the_template_serves_as_both_references(tmp_path):
     inspected = template.copy()
     inspected[10:15, 20:25] = 0
     write_pair(tmp_path, "a", template, inspected)
-    (pair,) = list_pairs(tmp_path)
+    (pair,) = list_pair_images(tmp_path)
     assert pair.mask is None
-    planes = read_pair(pair)
-    np.testing.assert_array_equal(planes, np.stack((inspected, template, template)))
-    np.testing.assert_array_equal(read_template(pair), np.stack([template] * 3))
+    np.testing.assert_array_equal(read_planes(pair), np.stack((inspected, template, template)))
+    np.testing.assert_array_equal(read_template_planes(pair.references[0]), np.stack([template] * 3))
 
 
 def test_a_board_without_template_is_named(tmp_path):
     write_pair(tmp_path, "a", np.zeros((9, 9), np.uint8), np.zeros((9, 9), np.uint8))
     (tmp_path / "temp/a.png").rename(tmp_path / "temp/b.png")
-    with pytest.raises(DataError, match=r"a\.png.*no template"):
-        list_pairs(tmp_path)
-    with pytest.raises(DataError, match="no images"):
-        list_pairs(tmp_path / "none")
+    with pytest.raises(DataError, match=r"a\.png: it has no partner of the same name in .*temp"):
+        list_pair_images(tmp_path)
+    with pytest.raises(DataError, match="no inspected images"):
+        list_pair_images(tmp_path / "none")
 
 
 @pytest.mark.skipif(not BOARDS.is_dir(), reason="FLATOUT_DATA names no folder with deeppcb_mini")
 def test_a_plain_difference_reaches_its_published_overlap_on_real_boards():
-    pairs = {pair.inspected: pair for pair in list_pairs(BOARDS / "val")}
-    images = [EvaluationImage(path, pair.mask, is_good=False) for path, pair in pairs.items()]
-    outcome = evaluate_images(_floor, images, read=lambda path: canonical(read_pair(pairs[path])), threshold=0.5)
+    pairs = list_pair_images(BOARDS / "val")
+    images = [EvaluationImage(pair.path, pair.mask, is_good=False) for pair in pairs]
+    outcome = evaluate_images(_floor, images, read=PairReader(pairs, None), threshold=0.5)
     assert outcome.scores()["pixel_IoU"] == pytest.approx(0.462, abs=0.005)
 
 
@@ -74,7 +73,7 @@ def test_a_coloured_image_is_converted_to_its_brightness(tmp_path):
     inspected = np.full((40, 48, 3), 255, np.uint8)
     inspected[10:20, 10:20] = (0, 0, 200)  # red: dark in blue and green, yet not black
     write_pair(tmp_path, "a", template, inspected)
-    (pair,) = list_pairs(tmp_path)
-    target, ref1, _ = read_pair(pair)
+    (pair,) = list_pair_images(tmp_path)
+    target, ref1, _ = read_planes(pair)
     assert target[15, 15] == round(0.299 * 200)
     np.testing.assert_array_equal(target[:10], ref1[:10])

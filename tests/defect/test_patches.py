@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from flatout.defect.patches import MIN_OVERLAP, Grid
 from flatout.errors import ConfigError
-from flatout.images import stitch_average, stitch_owner, tile_cuts, tile_starts, tiles_for_overlap
+from flatout.images import tile_cuts, tile_starts, tiles_for_overlap
 from tests.defect.golden_files import records
 from tests.golden_cases import golden_cases
+from tests.reference.plain_stitch import stitch_average, stitch_owner
 
 
 @pytest.mark.parametrize("case", golden_cases("defect/grid.json", records("positions")))

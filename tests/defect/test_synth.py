@@ -190,7 +190,7 @@ def test_the_lru_of_the_feed_keeps_the_golden_keys(case):
         if not hit:
             evicted += cache.put(key, key)
     assert hits == record["hits"]
-    assert cache.hits == record["n_hits"]
+    assert hits.count("1") == record["n_hits"]
     assert evicted == record["evicted"]
     assert list(cache) == record["left_oldest_first"]
 

@@ -11,8 +11,8 @@ import torch
 import flatout.spike
 from flatout.__main__ import main
 from flatout.errors import ConfigError, ParityError
+from flatout.export import compared
 from flatout.safefiles.container import write_container
-from flatout.spike import export
 from flatout.spike.config import ModelConfig, load_config, plain_values
 from flatout.spike.export import export_file
 from flatout.spike.model import Clip, DeblurNet
@@ -121,7 +121,7 @@ def test_a_model_card_describes_the_files_and_no_folders_of_this_machine(weights
 
 def test_a_file_that_differs_is_not_written(weights_of, monkeypatch):
     path, _ = weights_of()
-    monkeypatch.setattr(export, "TOLERANCE", -1.0)
+    monkeypatch.setattr(compared, "TOLERANCE", -1.0)
     with pytest.raises(ParityError, match=r"random\.onnx: the exported model differs from the network by"):
         export_file(path, (16, 16))
     assert not path.with_suffix(".onnx").exists()

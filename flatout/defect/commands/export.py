@@ -59,14 +59,5 @@ def main(argv: list[str]) -> int:
     # Imported here so that help and argument errors do not load torch.
     from flatout.defect.export import export_file
 
-    done = export_file(given.pop("model_path"), tuple(given.pop("size")), **given)
-    checked = (
-        "not verified" if done.largest_difference is None else f"within {done.largest_difference:.1e} of the network"
-    )
-    if done.openvino is not None:
-        print(f"{done.openvino}: OpenVINO, within {done.openvino_difference:.1e} of the network")
-    if done.smaller is not None:
-        print(f"{done.smaller}: smaller, but its results differ: compare its heat maps before you use it")
-    print(f"{done.path}: {done.path.stat().st_size / 2**20:.1f} MiB, {checked}")
-    print(f"model card: {done.card}")
+    print(export_file(given.pop("model_path"), tuple(given.pop("size")), **given))
     return 0

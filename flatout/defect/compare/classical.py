@@ -82,11 +82,6 @@ def heat_of_core(core_N: np.ndarray) -> np.ndarray:
     return np.asarray(core_N / (core_N + HALF_AT), np.float32)
 
 
-def core_of_heat(heat: float) -> float:
-    """Core, in pixels, of a component with this heat."""
-    return HALF_AT * heat / (1 - heat) if heat < 1 else float("inf")
-
-
 def find_components(planes_CHW: np.ndarray, config: ClassicalConfig | None = None) -> Components:
     """Connected differences of target to both references, which must be aligned; planes in 0..255."""
     import cv2

@@ -1,11 +1,10 @@
-"""Canonical images as a store keeps them, from files of three planes or from pairs of images.
+"""Canonical images as a store keeps them, from files of three planes; `pairs` has those of pairs of images.
 
 Dimension key:  C planes (target, ref1, ref2)   H W pixels
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -189,86 +188,10 @@ def size_text(shape_hw: tuple[int, ...]) -> str:
     return " x ".join(map(str, reversed(shape_hw)))
 
 
-# Pairs of an inspected image and a defect-free template, as images of three planes.
-#
-#     P/temp/ID.*   template          P/test/ID.*   inspected board          P/mask/ID.*   its defects, if known
-#
-# There is only one template, so it is used as both references: ref2 repeats ref1. For training, where defects are
-# painted, the template is also target, and the planes differ by the shift and noise of the recipe.
+# Grey images of pairs
 
 _BRIGHTNESS_BGR = np.array([0.114, 0.587, 0.299])
 _KINDS = (".jpg", ".jpeg", ".png", ".tif", ".tiff")
-
-
-class BoardPair(NamedTuple):
-    """The files of one board."""
-
-    name: str
-    template: Path
-    inspected: Path
-    mask: Path | None
-
-
-def list_pairs(folder: Path) -> list[BoardPair]:
-    """Pairs of a folder with temp/ and test/, sorted by name; DataError if a template is missing, or all images are."""
-    templates, inspected, masks = (_by_stem(folder / name) for name in ("temp", "test", "mask"))
-    if not inspected:
-        raise DataError(f"{folder}: there are no images in {folder / 'test'}.")
-    if unpaired := sorted(inspected.keys() - templates.keys()):
-        raise DataError(f"{inspected[unpaired[0]]}: there is no template of the same name in {folder / 'temp'}.")
-    return [BoardPair(name, templates[name], inspected[name], masks.get(name)) for name in sorted(inspected)]
-
-
-def read_pair(pair: BoardPair, *, align_px: int = 0) -> np.ndarray:
-    """Planes target (inspected), ref1 and ref2 (the template), uint8 [3, H, W].
-
-    `align_px`: move the template by at most this many whole pixels to where it fits best.
-    """
-    target, reference = _grey_file(pair.inspected), _grey_file(pair.template)
-    if target.shape != reference.shape:
-        raise DecodeError(
-            f"{pair.inspected} has {size_text(target.shape)} pixels (width x height), its template {pair.template} "
-            f"{size_text(reference.shape)}. Both must have the same size: crop or rescale one."
-        )
-    if align_px:
-        reference = moved(reference, best_shift(target, reference, align_px))
-    return np.stack((target, reference, reference))
-
-
-def best_shift(target_HW: np.ndarray, reference_HW: np.ndarray, most_px: int) -> tuple[int, int]:
-    """Shift (dy, dx) of the reference that makes it differ least from target; the smallest of equally good ones.
-
-    Every whole shift is tried on the area that all of them cover; defects hardly change a sum over an image.
-    """
-    height, width = target_HW.shape
-    inner = target_HW[most_px : height - most_px, most_px : width - most_px].astype(np.int16)
-    side = range(-most_px, most_px + 1)
-    shifts = sorted(((dy, dx) for dy in side for dx in side), key=lambda shift: abs(shift[0]) + abs(shift[1]))
-
-    def difference(shift: tuple[int, int]) -> int:
-        top, left = most_px - shift[0], most_px - shift[1]
-        part = reference_HW[top : top + inner.shape[0], left : left + inner.shape[1]]
-        return int(np.abs(inner - part).sum())
-
-    return min(shifts, key=difference)
-
-
-def moved(plane_HW: np.ndarray, shift_yx: tuple[int, int]) -> np.ndarray:
-    """A plane moved by whole pixels down and to the right; its edge is repeated."""
-    rows, columns = (
-        np.clip(np.arange(length) - by, 0, length - 1) for length, by in zip(plane_HW.shape, shift_yx, strict=True)
-    )
-    return np.asarray(plane_HW[rows[:, None], columns])
-
-
-def read_template(pair: BoardPair) -> np.ndarray:
-    """The template in all three planes, uint8 [3, H, W]: what synthetic defects are painted on."""
-    return np.stack([_grey_file(pair.template)] * 3)
-
-
-def _grey_file(path: Path) -> np.ndarray:
-    """Read an image as grey, uint8 [H, W]."""
-    return grey(read_stored(path))
 
 
 def grey(stored: np.ndarray) -> np.ndarray:
@@ -278,10 +201,6 @@ def grey(stored: np.ndarray) -> np.ndarray:
     if (stored == stored[:, :, :1]).all():
         return np.asarray(stored[:, :, 0])
     return np.asarray(np.round(stored[:, :, :3] @ _BRIGHTNESS_BGR).astype(np.uint8))
-
-
-def _by_stem(folder: Path) -> dict[str, Path]:
-    return {path.stem: path for path in image_files(folder)}
 
 
 def image_files(folder: Path) -> Iterator[Path]:

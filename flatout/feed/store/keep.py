@@ -46,16 +46,13 @@ class Lru(Generic[Key, Value]):
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
-        self.hits = self.misses = self.evictions = self.rejected = 0
         self._kept: OrderedDict[Key, _Kept[Value]] = OrderedDict()
 
     def get(self, key: Key) -> Value | None:
         """The value, which becomes the newest; None if it is not cached."""
         kept = self._kept.get(key)
         if kept is None:
-            self.misses += 1
             return None
-        self.hits += 1
         self._kept.move_to_end(key)
         return kept.value
 
@@ -65,7 +62,6 @@ class Lru(Generic[Key, Value]):
         A value larger than the whole budget is rejected, and nothing is evicted for it.
         """
         if size > self.budget:
-            self.rejected += 1
             return []
         if key in self._kept:
             self.used -= self._kept.pop(key).size
@@ -74,7 +70,6 @@ class Lru(Generic[Key, Value]):
             oldest, kept = self._kept.popitem(last=False)
             self.used -= kept.size
             evicted.append(oldest)
-        self.evictions += len(evicted)
         self._kept[key] = _Kept(value, size)
         self.used += size
         return evicted

@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from flatout.clock import Event, clock, worker_timelines
+from flatout.clock import clock
 from flatout.errors import ConfigError
-from flatout.profiler.measurement import IDLE, WAIT, Lane
+from flatout.profiler.measurement import WAIT
 from flatout.profiler.observe.hooks import marked, replaced, stages_around
-from flatout.profiler.observe.loader_probe import NOTHING_SPENT, ProbedTotals, WorkerTables, line_samples
 from flatout.profiler.observe.network_runs import ForwardCall, detached, network_runs
 from flatout.profiler.observe.observation import ALL_PHASES, Observation
 from flatout.profiler.observe.recorder import StepRecorder
-from flatout.profiler.observe.summary import WorkerObserver, WorkerStats, hot_lines, probed_stats
+from flatout.profiler.observe.summary import ProbedWorkers
 from flatout.profiler.observe.watch import SampleCounter, for_stream, is_stream, probed
 from flatout.profiler.outcome import Profile
 
@@ -50,7 +49,7 @@ class AnyLoop:
     """The training loop of this thread, as far as it is known: where its steps end, its loaders and its modules."""
 
     def __init__(self, *, num_steps: int | None, title: str, on_complete: Callable[[Profile], None]) -> None:
-        self.workers = LoopWorkers()
+        self.workers = ProbedWorkers()
         self._observation = Observation(self.workers, num_steps=num_steps, title=title, on_end=self._ended)
         self.profile = Profile(self._observation)
         self.forwards = Forwards(self)
@@ -142,7 +141,7 @@ class AnyLoop:
             starts_workers = loader.num_workers > 0 and getattr(loader, "_iterator", None) is None
             # Only while workers are started, or a fetcher is made: both keep what they find.
             with (
-                probed(loader, self.workers.tables_of(loader)),
+                probed(loader, self.workers),
                 clock.stage(START) if starts_workers else nullcontext(),
             ):
                 batches = begin_pass(loader)
@@ -359,60 +358,3 @@ def _is_in_backward() -> bool:
 
 def _is_loss(module: Any, output: Any) -> bool:
     return getattr(output, "shape", None) == () and next(module.parameters(), None) is None
-
-
-class LoopWorkers(WorkerObserver):
-    """Observes the workers of all DataLoaders that a loop trains on."""
-
-    def __init__(self) -> None:
-        self._tables: dict[int, tuple[Any, WorkerTables]] = {}  # by loader, which is kept so that its id stays its own
-        self._trains: set[int] = set()
-        self._before: dict[int, ProbedTotals] = {}
-        self._open: list[int] = []  # workers of each pass that is running
-        self._most_open = 0
-
-    def tables_of(self, loader: Any) -> WorkerTables:
-        if id(loader) not in self._tables:
-            self._tables[id(loader)] = loader, WorkerTables(loader.num_workers)
-        return self._tables[id(loader)][1]
-
-    def pass_begins(self, loader: Any) -> None:
-        self._trains.add(id(loader))
-        self._open.append(loader.num_workers)
-        self._most_open = max(self._most_open, sum(self._open))
-
-    def pass_ends(self, loader: Any) -> None:
-        self._open.remove(loader.num_workers)
-
-    def begin(self) -> None:
-        self._before = {key: tables.totals() for key, (_, tables) in self._tables.items()}
-
-    def end(self, num_steps: int) -> WorkerStats | None:
-        training = {key: found for key, found in self._tables.items() if key in self._trains}
-        if not training:
-            return None
-        stats = [
-            probed_stats(tables, self._before.get(key, NOTHING_SPENT), loader.num_workers, num_steps)
-            for key, (loader, tables) in training.items()
-        ]
-        blocked = [each.blocked_ms for each in stats if each.blocked_ms is not None]
-        lane = Lane(
-            place="workers",
-            stage_ms=dict(sum((Counter(each.lane.stage_ms) for each in stats), Counter())),
-            stage_runs=dict(sum((Counter(each.lane.stage_runs) for each in stats), Counter())),
-            width=self._most_open,
-            rest=IDLE,
-        )
-        samples = sum((line_samples(tables.rows()) for _, tables in training.values()), Counter())
-        busy_ms = sum(lane.stage_ms.values())
-        return WorkerStats(
-            lane,
-            sum(each.cpu_ms for each in stats),
-            sum(blocked) if blocked else None,
-            hot_lines(samples, busy_ms, in_worker=True) if self._most_open else [],
-            start_ms=sum(each.start_ms for each in stats),
-        )
-
-    def timelines(self) -> dict[str, list[Event]]:
-        last = [tables for key, (_, tables) in self._tables.items() if key in self._trains][-1:]
-        return worker_timelines(last[0].rows()["timeline"]) if last and self._most_open else {}

@@ -43,6 +43,23 @@ class ProbedTotals(NamedTuple):
     """Time of the first sample after each start of a worker."""
     num_first: int
 
+    def since(self, before: "ProbedTotals") -> "ProbedTotals":
+        """What was added after `before`."""
+        rest = zip(self[1:], before[1:], strict=True)
+        return ProbedTotals(self.spent.since(before.spent), *(now - then for now, then in rest))
+
+    @property
+    def blocked_ns(self) -> float:
+        """Time of the work in which neither a core was used nor waited for."""
+        return max(0.0, sum(self.spent.self_ns.values()) + self.made_ns - self.spent.wanted_ns)
+
+    @property
+    def start_ns(self) -> float:
+        """What first samples took beyond others."""
+        later_ns = self.spent.self_ns["fetch"] - self.first_ns
+        num_later = self.spent.runs["fetch"] - self.num_first
+        return max(0.0, self.first_ns - self.num_first * later_ns / num_later) if num_later > 0 else 0.0
+
 
 NOTHING_SPENT = ProbedTotals(worker_registry.WorkerTotals(Counter(), Counter(), 0, 0), 0, 0, 0)
 

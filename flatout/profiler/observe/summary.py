@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from flatout.clock import AHEAD, Event, canonical, machine, want, worker_registr
 from flatout.profiler.measurement import IDLE, WAIT, HotLine, Lane
 from flatout.profiler.observe.device_times import DeviceSteps
 from flatout.profiler.observe.line_counts import LineCounter
-from flatout.profiler.observe.loader_probe import ProbedTotals, WorkerTables, line_samples
+from flatout.profiler.observe.loader_probe import NOTHING_SPENT, ProbedTotals, WorkerTables, line_samples
 from flatout.profiler.observe.recorder import Line, Steps, relative_location
 from flatout.profiler.observe.waits import source_text
 
@@ -233,39 +233,52 @@ def _stats(groups: Sequence[tuple[worker_registry.WorkerTotals, int]], num_worke
 
 
 class ProbedWorkers(WorkerObserver):
-    """Observes the workers of a torch DataLoader whose dataset and collate function are wrapped."""
+    """Observes the workers of the torch DataLoaders that a loop trains on; `watch.probed` wraps their data sets."""
 
-    def __init__(self, tables: WorkerTables, num_workers: int) -> None:
-        self._tables = tables
-        self._num_workers = num_workers
+    def __init__(self) -> None:
+        self._tables: dict[int, tuple[Any, WorkerTables]] = {}  # by loader, which is kept so that its id stays its own
+        self._trains: set[int] = set()
+        self._before: dict[int, ProbedTotals] = {}
+        self._open: list[int] = []  # workers of each pass that is running
+        self._most_open = 0
+
+    def tables_of(self, loader: Any) -> WorkerTables:
+        """The tables for the workers of a loader."""
+        if id(loader) not in self._tables:
+            self._tables[id(loader)] = loader, WorkerTables(loader.num_workers)
+        return self._tables[id(loader)][1]
+
+    def pass_begins(self, loader: Any) -> None:
+        self.tables_of(loader)  # they stay empty if its workers cannot be observed
+        self._trains.add(id(loader))
+        self._open.append(loader.num_workers)
+        self._most_open = max(self._most_open, sum(self._open))
+
+    def pass_ends(self, loader: Any) -> None:
+        self._open.remove(loader.num_workers)
 
     def begin(self) -> None:
-        self._before = self._tables.totals()
+        self._before = {key: tables.totals() for key, (_, tables) in self._tables.items()}
 
     def end(self, num_steps: int) -> WorkerStats | None:
-        return probed_stats(self._tables, self._before, self._num_workers, num_steps)
+        training = {key: found for key, found in self._tables.items() if key in self._trains}
+        if not training:
+            return None
+        spent = [tables.totals().since(self._before.get(key, NOTHING_SPENT)) for key, (_, tables) in training.items()]
+        # Without workers the stages are in the main thread's own lane, and only its waiting is reported here.
+        stats = _stats([(each.spent, num_steps) for each in spent], self._most_open)
+        blocked_ns = [each.blocked_ns for each in spent if each.spent.wanted_ns]
+        samples = sum((line_samples(tables.rows()) for _, tables in training.values()), Counter())
+        busy_ms = sum(stats.lane.stage_ms.values())
+        return stats._replace(
+            blocked_ms=sum(blocked_ns) / 1e6 / num_steps if blocked_ns else None,
+            lines=hot_lines(samples, busy_ms, in_worker=True) if self._most_open else [],
+            start_ms=sum(each.start_ns for each in spent) / 1e6 / num_steps,
+        )
 
     def timelines(self) -> dict[str, list[Event]]:
-        return worker_timelines(self._tables.rows()["timeline"]) if self._num_workers else {}
-
-
-def probed_stats(tables: WorkerTables, before: ProbedTotals, num_workers: int, num_steps: int) -> WorkerStats:
-    """What the workers of a DataLoader did per step since `before`.
-
-    Without workers the stages are in the main thread's own lane, and only its waiting is reported here.
-    """
-    now = tables.totals()
-    spent = now.spent.since(before.spent)
-    stats = _stats([(spent, num_steps)], num_workers)
-    busy_ms = sum(stats.lane.stage_ms.values())
-    waited_ms = busy_ms + (now.made_ns - before.made_ns - spent.wanted_ns) / 1e6 / num_steps
-    lines = hot_lines(line_samples(tables.rows()), busy_ms, in_worker=True) if num_workers else []
-    first_ns, num_first = now.first_ns - before.first_ns, now.num_first - before.num_first
-    later_ns, num_later = spent.self_ns["fetch"] - first_ns, spent.runs["fetch"] - num_first
-    extra_ns = max(0.0, first_ns - num_first * later_ns / num_later) if num_later > 0 else 0.0
-    return stats._replace(
-        blocked_ms=max(0.0, waited_ms) if spent.wanted_ns else None, lines=lines, start_ms=extra_ns / 1e6 / num_steps
-    )
+        last = [tables for key, (_, tables) in self._tables.items() if key in self._trains][-1:]
+        return worker_timelines(last[0].rows()["timeline"]) if last and self._most_open else {}
 
 
 class NoWorkers(WorkerObserver):

@@ -21,7 +21,7 @@ from flatout.clock import clock
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import WAIT
 from flatout.profiler.observe.hooks import code_of, each_of, stages_around
-from flatout.profiler.observe.loader_probe import TimedDataset, TimedStream, WorkerTable, WorkerTables, timed_collate
+from flatout.profiler.observe.loader_probe import TimedDataset, TimedStream, WorkerTable, timed_collate
 from flatout.profiler.observe.network_runs import kept_calls, network_runs
 from flatout.profiler.observe.observation import ALL_PHASES, Observation
 from flatout.profiler.observe.recorder import StepRecorder
@@ -45,14 +45,14 @@ def watch(
         raise ConfigError("This thread is already being watched. End that watch() before another one begins.")
     code = code_of(loss_fn)
     observation = Observation(NoWorkers(), functions={code: "loss"} if code else {}, title=title)
-    marked = partial(marked_steps, observation, SampleCounter.of_loader(loader))
+    marked, workers = partial(marked_steps, observation, SampleCounter.of_loader(loader)), ProbedWorkers()
     profile = Profile(observation, trials)
     if is_stream(loader):
         profile.reword = for_stream
     with ExitStack() as stack:
         stack.enter_context(stages_around(model, optimizer, loss_fn))
-        tables = stack.enter_context(watching(loader, marked))
-        observation.workers = _workers_of(loader, tables)
+        is_probed = stack.enter_context(watching(loader, marked, workers))
+        observation.workers = workers if is_probed else _unprobed_workers(loader)
         observation.attach_device()
         # Of one step, the first after the warm-up: it is not timed.
         calls = stack.enter_context(
@@ -79,13 +79,10 @@ def for_stream(remedy: Remedy) -> Remedy:
     return replace(remedy, change=remedy.change + caution)
 
 
-def _workers_of(loader: Any, tables: Any) -> WorkerObserver:
-    num_workers = _num_workers(loader)
-    if tables is not None:
-        return ProbedWorkers(tables, num_workers)
+def _unprobed_workers(loader: Any) -> WorkerObserver:
     if any(kind.__module__.startswith("flatout.") for kind in type(loader).__mro__):
         return FeedWorkers()
-    if num_workers:
+    if num_workers := _num_workers(loader):
         logger.warning(
             "The work of the %d loader workers is not shown: they were started before watch() began, or the loader is "
             "not a plain torch DataLoader. Begin watch() before the first pass over the loader.",
@@ -129,9 +126,9 @@ def marked_steps(observer: Observation, samples_of: Callable[[Any], int], batche
 
 
 @contextmanager
-def watching(loader: Any, marked: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[WorkerTables | None]:
-    """Replace the batches of every pass over `loader` inside the block by `marked(batches)`; gives the tables of its
-    workers, if they can be observed."""
+def watching(loader: Any, marked: Callable[[Iterator[Any]], Iterator[Any]], workers: ProbedWorkers) -> Iterator[bool]:
+    """Replace the batches of every pass over `loader` inside the block by `marked(batches)`; gives whether its workers
+    can be observed."""
     kind = type(loader)
     body = {"__iter__": lambda self: marked(kind.__iter__(self)), "__module__": kind.__module__}
     try:
@@ -142,15 +139,17 @@ def watching(loader: Any, marked: Callable[[Iterator[Any]], Iterator[Any]]) -> I
             "or Feed, or any object of a Python class with __iter__), not a list, a generator or an iterator."
         ) from error
     try:
-        with probed(loader, WorkerTables(_num_workers(loader))) as tables:
-            yield tables
+        with probed(loader, workers) as is_probed:
+            if is_probed:
+                workers.pass_begins(loader)
+            yield is_probed
     finally:
         loader.__class__ = kind
 
 
 @contextmanager
-def probed(loader: Any, tables: WorkerTables) -> Iterator[WorkerTables | None]:
-    """Workers that are started inside the block write into the tables; gives None if they cannot."""
+def probed(loader: Any, workers: ProbedWorkers) -> Iterator[bool]:
+    """Workers that are started inside the block write into the tables; gives whether they can."""
     from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
     from torch.utils.data.dataloader import _DatasetKind
 
@@ -158,16 +157,16 @@ def probed(loader: Any, tables: WorkerTables) -> Iterator[WorkerTables | None]:
     # seeds the random numbers of a data pipe only if it recognizes it as one.
     is_unsupported = not isinstance(loader, DataLoader) or getattr(loader, "_iterator", None) is not None
     if is_unsupported or isinstance(loader.dataset, IterDataPipe | MapDataPipe):
-        yield None
+        yield False
         return
     dataset, collate = loader.dataset, loader.collate_fn
-    worker_table = WorkerTable(tables)
+    worker_table = WorkerTable(workers.tables_of(loader))
     timed = TimedDataset if loader._dataset_kind == _DatasetKind.Map else TimedStream
     # DataLoader forbids this to keep its sampler and dataset consistent; ours has the same length and samples.
     object.__setattr__(loader, "dataset", timed(dataset, worker_table))
     loader.collate_fn = partial(timed_collate, collate, worker_table)
     try:
-        yield tables
+        yield True
     finally:
         object.__setattr__(loader, "dataset", dataset)
         loader.collate_fn = collate

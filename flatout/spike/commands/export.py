@@ -48,14 +48,5 @@ def main(argv: list[str]) -> int:
     # Imported here so that help and argument errors do not load torch.
     from flatout.spike.export import export_file
 
-    done = export_file(
-        args.weights, tuple(args.size), length=args.length, output=args.output, openvino=args.openvino
-    )  # fmt: skip
-    checked = (
-        "not verified" if done.largest_difference is None else f"within {done.largest_difference:.1e} of the network"
-    )
-    if done.openvino is not None:
-        print(f"{done.openvino}: OpenVINO, within {done.openvino_difference:.1e} of the network")
-    print(f"model card: {done.card}")
-    print(f"{done.path}: {done.path.stat().st_size / 2**20:.1f} MiB, {checked}")
+    print(export_file(args.weights, tuple(args.size), length=args.length, output=args.output, openvino=args.openvino))
     return 0

@@ -25,11 +25,6 @@ def frames_per_bin(num_frames: int, num_bins: int) -> np.ndarray:
     return np.diff(bin_edges(num_frames, num_bins))
 
 
-def bin_of_frames(num_frames: int, num_bins: int) -> np.ndarray:
-    """The bin of every frame, int64 [T]."""
-    return np.arange(num_frames) * num_bins // num_frames
-
-
 def voxel_counts(spikes_THW: np.ndarray, num_bins: int, dtype: np.dtype | None = None) -> np.ndarray:
     """Spike counts per bin [B, H, W], of `dtype` or of the type that `count_dtype` chooses."""
     dtype = dtype or count_dtype(len(spikes_THW), num_bins)
@@ -91,14 +86,6 @@ def texture_from_playback(spikes_THW: np.ndarray, num_channels: int, half: int) 
         frames = spikes_THW[centre - half : min(centre + half, num_frames - 1) + 1]
         channels.append(np.floor(frames.mean(axis=0) * 255).astype(np.uint8))
     return np.stack(channels)
-
-
-def even_centres(num_frames: int, num_centres: int, half: int = 12) -> list[int]:
-    """Centres spread evenly over the frames that have `half` neighbours on both sides; halves are rounded to even."""
-    first, last = half, num_frames - half - 1
-    if num_centres == 1:
-        return [(first + last) // 2]
-    return [int(centre) for centre in np.rint(np.linspace(first, last, num_centres))]
 
 
 def trimmed(num_frames: int, trim: tuple[int, int]) -> slice:

@@ -10,6 +10,7 @@ is run again, it trains again in another run folder. The other jobs have their o
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -44,28 +45,6 @@ PLOTS = {
     "results.png": "losses and scores of each epoch",
     "confusion_matrix.png": "which classes it mistakes for which",
 }
-STAGES = {
-    "feed.wait": "waiting for images to be read and augmented",
-    "train.wait": "handing over the batch",
-    "train.inputs": "preparing the batch for the network",
-    "train.forward": "forward pass",
-    "train.loss": "loss",
-    "assign": "loss: assignment",
-    "train.backward": "backward pass",
-    "train.graph": "forward, loss and backward as one CUDA graph",
-    "train.optimizer": "optimizer",
-    "train.average": "moving average of the weights",
-    "render": "augmentation on the device",
-    "transfer": "copies to the device",
-    "train.log": "logging",
-    "train.validate": "validation after each epoch",
-    "train.save": "saving checkpoints",
-    "train.pictures": "plots of the first batches",
-    "train.between": "writing results after each epoch",
-    "train.drain": "waiting for the GPU at the end of an epoch",
-    "gc": "Python's garbage collector",
-}
-"""Stage of the clock -> its description in the report."""
 REST = "everything else: start, scan, plots"
 
 
@@ -197,8 +176,13 @@ def report(result: "TrainResult", seconds: Mapping[str, float]) -> str:
 
 def times(seconds: Mapping[str, float]) -> Sequence[str]:
     """A table of the stages that took at least 0.1 % of the time, largest first."""
+    from flatout.clock import label_of
+
     total_s = sum(seconds.values())
-    known = {STAGES.get(name, name): spent_s for name, spent_s in seconds.items() if spent_s >= 0.001 * total_s}
+    by_label: dict[str, float] = defaultdict(float)
+    for name, spent_s in seconds.items():
+        by_label[label_of(name)] += spent_s
+    known = {label: spent_s for label, spent_s in by_label.items() if spent_s >= 0.001 * total_s}
     width = max(map(len, known), default=0)
     return [
         f"{'Where the time went':<{width + 2}} {'s':>8} {'share':>6}",

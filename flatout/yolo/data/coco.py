@@ -1,12 +1,11 @@
-"""COCO annotation files: reading them as labels, finding those of a split, and scaling them to resized images.
+"""COCO annotation files: finding those of a split, their records, and scaling them to resized images.
 
-A COCO file is one JSON document with the boxes and polygons of all images, and classes by name.
+A COCO file is one JSON document with the boxes and polygons of all images, and classes by name. `formats.coco` reads
+its labels.
 """
 
 import json
-import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,18 +13,9 @@ import numpy as np
 
 from flatout.errors import DataError
 from flatout.yolo.data.data_yaml import DataSet, Split
+from flatout.yolo.data.formats.annotated import MAX_JSON_BYTES, check_size, invalid_json, unreadable
 from flatout.yolo.data.formats.sidecars import read_head
-from flatout.yolo.data.label_text import (
-    MAX_LABELS,
-    MAX_PROBLEMS,
-    NO_BOXES,
-    NO_POINTS,
-    ImageLabels,
-    Problem,
-    too_many_labels,
-)
 
-MAX_BYTES = 2 << 30
 MAX_SIDE_PX = 1 << 31
 ROBOFLOW_NAME = "_annotations.coco.json"
 """Name of the COCO file in each folder that Roboflow exports."""
@@ -33,63 +23,7 @@ YOLOV7_VAL_ANNOTATIONS = Path("coco/annotations/instances_val2017.json")
 """Where YOLOv7 expects the annotations of COCO's val, relative to the working directory."""
 
 
-# Reading a COCO file
-
-
-class CocoSet(NamedTuple):
-    """The images of a COCO file, sorted by path, each with its labels."""
-
-    paths: list[str]
-    labels: list[ImageLabels]
-    absent: list[str]
-    """Images that the file lists but that do not exist."""
-
-
-def coco_names(path: str) -> tuple[str, ...]:
-    """The class names in the order of their ids, without the one that Roboflow adds as the parent of all others."""
-    content = load_json(path)
-    categories = categories_by_id(content, path)
-    used = _used_categories(content, path)
-    parents = {category.get("supercategory") for category in categories}
-    return tuple(
-        str(category["name"])
-        for category in categories
-        if category["id"] in used or category["name"] not in parents or category.get("supercategory") != "none"
-    )
-
-
-def categories_by_id(content: dict[str, Any], path: str) -> list[dict[str, Any]]:
-    """The categories that have `id` and `name`, in the order of their ids; DataError if there are none.
-
-    `path` is for error messages only.
-    """
-    return sorted(_categories(content, path), key=lambda category: category["id"])
-
-
-def read_coco(path: str, names: Sequence[str]) -> CocoSet:
-    """Read the images and labels of a COCO file; a class number is the position of the category in `names`.
-
-    Crowd annotations are skipped. A polygon in one piece is kept; of one in several pieces only the box is used.
-    """
-    content = load_json(path)
-    class_of = _class_numbers(content, names, path)
-    by_image: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for annotation in listed(content, "annotations", path):
-        if not annotation.get("iscrowd"):
-            by_image[_id_of(annotation, "image_id")].append(annotation)
-    images = listed(content, "images", path)
-    folder = image_folder(path, images)
-    rows = sorted(
-        (
-            (os.path.join(folder, str(image.get("file_name"))), _size(image, path), _id_of(image, "id"))
-            for image in images
-        ),
-        key=lambda row: row[0],
-    )
-    present = [row for row in rows if os.path.lexists(row[0])]
-    labels = [_labels(by_image[number], class_of, size) for _, size, number in present]
-    absent = [name for name, _, _ in rows if not os.path.lexists(name)]
-    return CocoSet([name for name, _, _ in present], labels, absent)
+# COCO files of a split, and the records in them
 
 
 def annotation_file(data: DataSet, split: Split) -> Path | None:
@@ -146,15 +80,14 @@ def load_json(path: str) -> dict[str, Any]:
 
 def read_json(path: str) -> Any:
     """The content of any JSON file; DataError if it cannot be read, or is larger than annotation files are."""
+    check_size(path, MAX_JSON_BYTES)
     try:
-        if os.path.getsize(path) > MAX_BYTES:
-            raise DataError(f"{path}: the file is larger than {MAX_BYTES >> 30} GiB. Is it the right file?")
         with open(path, "rb") as file:
             return json.load(file)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}. Check its path and permissions.") from None
+        raise unreadable(path, error) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Write it again.") from None
+        raise invalid_json(path, error) from None
 
 
 def listed(content: dict[str, Any], key: str, path: str) -> list[dict[str, Any]]:
@@ -165,118 +98,25 @@ def listed(content: dict[str, Any], key: str, path: str) -> list[dict[str, Any]]
     return [item for item in value if isinstance(item, dict)]
 
 
-def _categories(content: dict[str, Any], path: str) -> list[dict[str, Any]]:
+def categories_by_id(content: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    """The categories that have `id` and `name`, in the order of their ids; DataError if there are none.
+
+    `path` is for error messages only.
+    """
     records = listed(content, "categories", path)
     found = [each for each in records if isinstance(each.get("id"), int) and "name" in each]
     if not found:
         raise DataError(f"{path}: this COCO file has no categories with id and name. Export it again.")
-    return found
+    return sorted(found, key=lambda category: category["id"])
 
 
-def _class_numbers(content: dict[str, Any], names: Sequence[str], path: str) -> dict[int, int]:
-    places = {name.strip().lower(): number for number, name in enumerate(names)}
-    numbers = {}
-    used = _used_categories(content, path)
-    for category in _categories(content, path):
-        name = str(category["name"]).strip().lower()
-        if name not in places and category["id"] not in used:
-            continue  # files may declare more categories than they use
-        if name not in places:
-            raise DataError(
-                f"{path}: category {category['name']!r} is not among the names in the data YAML. Add it there."
-            )
-        numbers[category["id"]] = places[name]
-    return numbers
-
-
-def _used_categories(content: dict[str, Any], path: str) -> set[Any]:
-    """Ids of the categories that have at least one annotation."""
-    ids = (annotation.get("category_id") for annotation in listed(content, "annotations", path))
-    return {number for number in ids if isinstance(number, int)}
-
-
-def image_folder(path: str, images: Iterable[dict[str, Any]]) -> str:
-    """The folder of the images of a COCO file: the first place that contains the first image.
-
-    Places: beside the file; images/SPLIT, SPLIT, images and the folder above itself. DataError if none does.
-    """
-    above, stem = os.path.dirname(os.path.dirname(os.path.abspath(path))), os.path.splitext(os.path.basename(path))[0]
-    split = stem.rpartition("_")[2]
-    tries = [
-        os.path.dirname(path),
-        *(os.path.join(above, *parts) for parts in (["images", split], [split], ["images"], [])),
-    ]
-    first = next((str(image["file_name"]) for image in images if image.get("file_name")), "")
-    for folder in tries:
-        if first and os.path.lexists(os.path.join(folder, first)):
-            return folder
-    raise DataError(
-        f"{path}: its first image {first!r} is in none of these folders: {', '.join(tries)}. "
-        "Move the images to one of them."
-    )
-
-
-def _id_of(record: dict[str, Any], key: str) -> int | str | None:
-    """An id; None for anything that cannot be one, such as a list."""
-    value = record.get(key)
-    return value if isinstance(value, int | str) else None
-
-
-def _size(image: dict[str, Any], path: str) -> tuple[float, float]:
+def size_of(image: dict[str, Any], path: str) -> tuple[float, float]:
+    """Width and height in the record of an image; DataError if it has none."""
     width, height = image.get("width"), image.get("height")
     if not all(isinstance(side, int | float) and 0 < side < MAX_SIDE_PX for side in (width, height)):
         raise DataError(f"{path}: image {image.get('file_name')!r} has no width and height. Export the file again.")
     assert width is not None and height is not None
     return width, height
-
-
-def _labels(annotations: list[dict[str, Any]], class_of: dict[int, int], size_wh: tuple[float, float]) -> ImageLabels:
-    if len(annotations) > MAX_LABELS:
-        return too_many_labels()
-    rows, polygons, problems = [], [], []
-    for annotation in annotations:
-        label = _label(annotation, class_of, size_wh)
-        if isinstance(label, Problem):
-            problems.append(label)
-        else:
-            rows.append(label[0])
-            polygons.append(label[1])
-    has_polygon = any(len(points) for points in polygons)
-    boxes = np.array(rows, np.float32) if rows else NO_BOXES
-    return ImageLabels(boxes, polygons if has_polygon else [], problems[:MAX_PROBLEMS], len(problems))
-
-
-def _label(
-    annotation: dict[str, Any], class_of: dict[int, int], size_wh: tuple[float, float]
-) -> tuple[list[float], np.ndarray] | Problem:
-    named = f"annotation {annotation.get('id')}"
-    number = class_of.get(_id_of(annotation, "category_id"))  # type: ignore[arg-type]
-    if number is None:
-        return Problem("class-beyond-names", 0, f"{named}: category {annotation.get('category_id')!r} is not declared")
-    try:
-        x, y, width, height = (float(value) for value in annotation["bbox"])
-        if not np.isfinite((x, y, width, height)).all():
-            raise ValueError
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return Problem("label-columns", 0, f"{named}: bbox does not consist of four numbers")
-    left, right = np.clip((x, x + width), 0, size_wh[0]) / size_wh[0]
-    top, bottom = np.clip((y, y + height), 0, size_wh[1]) / size_wh[1]
-    if right <= left or bottom <= top:
-        return Problem("label-zero-area", 0, f"{named}: the box has no area inside the image")
-    row = [number, (left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
-    return row, _polygon(annotation.get("segmentation"), size_wh)
-
-
-def _polygon(segmentation: Any, size_wh: tuple[float, float]) -> np.ndarray:
-    """Points of a polygon in one piece, float32 [points, 2]; empty for anything else."""
-    if not isinstance(segmentation, list) or len(segmentation) != 1 or not isinstance(segmentation[0], list):
-        return NO_POINTS
-    try:
-        points = np.array(segmentation[0], np.float64).reshape(-1, 2) / size_wh
-    except (TypeError, ValueError, OverflowError):
-        return NO_POINTS
-    good = len(points) >= 3 and bool(np.isfinite(points).all())
-    return points.clip(0, 1).astype(np.float32) if good else NO_POINTS
 
 
 # Scaling annotations to resized images: boxes, areas, polygons, masks, keypoints, widths and heights
@@ -288,7 +128,7 @@ DECIMALS = 3
 """Decimals of coordinates in pixels; COCO's own files have two."""
 MAX_MASK_PIXELS = 100_000_000
 
-SizeOf = Callable[[dict[str, Any]], tuple[int, int] | None]
+NewSize = Callable[[dict[str, Any]], tuple[int, int] | None]
 """Returns the new width and height of an `images` record; None leaves out the image and its annotations."""
 
 
@@ -298,28 +138,22 @@ class _Scale(NamedTuple):
     size_wh: tuple[int, int]
 
 
-def resized_annotations(content: dict[str, Any], size_of: SizeOf, *, path: str) -> dict[str, Any]:
+def resized_annotations(content: dict[str, Any], new_size: NewSize, *, path: str) -> dict[str, Any]:
     """The content of an annotation file, scaled to the new sizes; `path` is for error messages only."""
     images, scales = [], {}
     for image in listed(content, "images", path):
-        size_wh = size_of(image)
+        size_wh = new_size(image)
         if size_wh is None:
             continue
         images.append({**image, "width": size_wh[0], "height": size_wh[1]})
-        scales[image.get("id")] = _scale(image, size_wh, path)
+        width, height = size_of(image, path)
+        scales[image.get("id")] = _Scale(size_wh[0] / width, size_wh[1] / height, size_wh)
     annotations = [
         _resized(annotation, scales[annotation.get("image_id")])
         for annotation in listed(content, "annotations", path)
         if annotation.get("image_id") in scales
     ]
     return {**content, "images": images, "annotations": annotations}
-
-
-def _scale(image: dict[str, Any], size_wh: tuple[int, int], path: str) -> _Scale:
-    width, height = image.get("width"), image.get("height")
-    if not (isinstance(width, int | float) and isinstance(height, int | float) and width > 0 and height > 0):
-        raise DataError(f"{path}: image {image.get('file_name')!r} has no width and height. Export the file again.")
-    return _Scale(size_wh[0] / width, size_wh[1] / height, size_wh)
 
 
 def _resized(annotation: dict[str, Any], scale: _Scale) -> dict[str, Any]:

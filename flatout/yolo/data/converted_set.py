@@ -12,31 +12,28 @@ Dimension key:  n labels of one image
 """
 
 import contextlib
-import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from flatout import __version__
-from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, ResourceError, counted
+from flatout.errors import ConfigError, DataError, Interrupted, counted
 from flatout.progress import progress
 from flatout.ranks import Interrupts
-from flatout.runs import Locked, RunLock
-from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing, yaml_problems
+from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing, require_valid
 from flatout.yolo.data.find import is_image_name
 from flatout.yolo.data.formats.annotated import ImageToWrite
 from flatout.yolo.data.formats.registry import Layout, layout_of
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_data import open_data_set, scan_entries
-from flatout.yolo.data.resized_tree import write_atomically
+from flatout.yolo.data.output_folder import OutputFolder, temporary_for, write_atomically, yaml_text
 from flatout.yolo.data.scan import ScanConfig, image_set
 
 logger = logging.getLogger(__name__)
@@ -46,8 +43,6 @@ THREADS = 8
 """Files that are copied at the same time: it hides the latency of network disks, and costs nothing on local ones."""
 CHUNK = 256
 """Images between two looks at the signals."""
-_COMPARED = ("source", "to", "images")
-"""Settings that must not change between calls for the same folder."""
 
 Images = Literal["copy", "link", "none"]
 
@@ -89,30 +84,19 @@ def convert_data(
     if images not in ("copy", "link", "none"):
         raise ConfigError(f"images={images!r}: use copy, link or none.")
     data = open_data_set(source)
-    out = Path(os.path.realpath(out) if os.path.islink(out) else os.path.abspath(out))
-    _check_place(out, data)
+    folder = OutputFolder.of(out, "convert-data", SETTINGS)
+    folder.check_place(entry for listed in data.entries.values() for entry in listed if os.path.isdir(entry))
     settings = {"source": os.path.abspath(source), "to": to, "images": images}
-    _check_settings(out, settings)
+    folder.check_settings(settings)
     found = _read_source(data, show_progress)
     converted = _planned(found.splits, across_splits="{split}" not in layout.images)
-    try:
-        with _locked(out), Interrupts() as interrupts:
-            _write_settings(out, settings, complete=False)
-            writer = _Writer(out, layout, data, images, interrupts)
-            num_kept = writer.write(converted, show_progress)
-            _write_settings(out, settings, complete=True)
-    except KeyboardInterrupt:
-        raise Interrupted.by("SIGINT") from None
-    except FlatoutError:
-        raise
-    except OSError as error:
-        raise ResourceError(
-            f"{error.filename or out}: {error.strerror or error}. Free the disk or correct the permissions, then run "
-            "the same command again: it continues."
-        ) from None
+    with folder.written(), Interrupts() as interrupts:
+        folder.write_settings(settings, complete=False)
+        num_kept = _Writer(folder, layout, data, images, interrupts).write(converted, show_progress)
+        folder.write_settings(settings, complete=True)
     return ConvertedSet(
-        out,
-        None if images == "none" else out / DATA_YAML,
+        folder.path,
+        None if images == "none" else folder.path / DATA_YAML,
         len(converted),
         sum(len(each.written.class_n) for each in converted),
         num_kept,
@@ -132,8 +116,7 @@ class _Source(NamedTuple):
 
 def _read_source(data: DataSet, show_progress: bool) -> _Source:
     """Scan all splits. A `test` split that is missing is left out."""
-    if mistakes := [mistake.text for mistake in yaml_problems(data.written) if mistake.check != "split-missing"]:
-        raise ConfigError("\n".join(f"{data.file}: {mistake}" for mistake in mistakes))
+    require_valid(data, splits=())
     splits: dict[Split, ImageSet] = {}
     num_left_out = num_dropped = 0
     config = ScanConfig(progress=show_progress, names=data.names)
@@ -205,70 +188,14 @@ def _to_write(images: ImageSet, row: int, name: str) -> ImageToWrite:
 # The folder
 
 
-def _check_place(out: Path, data: DataSet) -> None:
-    """ConfigError if files in this place would harm the source, or if YOLO labels would not be found there."""
-    if "/images/" in f"{out}/":
-        raise ConfigError(
-            f"{out} is inside a folder named `images`, where labels are not found. Choose another folder."
-        )
-    entries = [entry for listed in data.entries.values() for entry in listed if os.path.isdir(entry)]
-    for entry in entries:
-        if f"{os.path.realpath(out)}{os.sep}".startswith(os.path.realpath(entry) + os.sep):
-            raise ConfigError(f"{out} is inside {entry}, a folder of the source. Choose one outside.")
-
-
-def _check_settings(out: Path, settings: Mapping[str, Any]) -> None:
-    """ConfigError if the folder contains other files, or was made with other settings."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise ConfigError(f"{out} is a file. Give a folder.")
-    try:
-        recorded = json.loads((out / SETTINGS).read_text())
-        changed = [
-            f"{key} was {recorded.get(key)}, now {settings[key]}"
-            for key in _COMPARED
-            if recorded.get(key) != settings[key]
-        ]
-    except FileNotFoundError:
-        if foreign := [path.name for path in out.iterdir() if path.name != ".lock"]:
-            raise ConfigError(
-                f"{out} contains other files, such as {sorted(foreign)[0]}. They were not touched. Choose a new or "
-                "empty folder."
-            ) from None
-        return
-    except (OSError, ValueError, AttributeError):
-        raise ConfigError(f"{out / SETTINGS} cannot be read. Choose another folder.") from None
-    if changed:
-        raise ConfigError(
-            f"{out} was made with other settings: {'; '.join(changed)}. Choose another folder, or delete it."
-        )
-
-
-def _write_settings(out: Path, settings: Mapping[str, Any], *, complete: bool) -> None:
-    record = {"made_by": "flatout yolo convert-data", "flatout": __version__, **settings, "complete": complete}
-    write_atomically(str(out / SETTINGS), (json.dumps(record, indent=2) + "\n").encode())
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        # Files are written atomically, so a lock that another host left behind can safely be broken.
-        lock = RunLock(out, break_lock=True)
-    except Locked:
-        raise ConfigError(
-            f"{out}: another `flatout yolo convert-data` is writing to it. Wait until it is done."
-        ) from None
-    with lock:
-        yield
-
-
 class _Writer:
     """Writes images, label files and the data YAML of one data set."""
 
-    def __init__(self, out: Path, layout: Layout, data: DataSet, images: Images, interrupts: Interrupts) -> None:
-        self._out = out
+    def __init__(
+        self, folder: OutputFolder, layout: Layout, data: DataSet, images: Images, interrupts: Interrupts
+    ) -> None:
+        self._folder = folder
+        self._out = folder.path
         self._layout = layout
         self._names = data.names
         self._images = images
@@ -283,7 +210,12 @@ class _Writer:
         for folder in {place.parent for place in places}:
             folder.mkdir(parents=True, exist_ok=True)
         missing = [each for each in wanted if not self._is_there(each)]
-        self._check_room(missing)
+        if self._images == "copy":
+            self._folder.check_room(
+                sum(os.path.getsize(each.source) for each in missing),
+                f"{counted(len(missing), 'image')} need {{needed}}, but only {{free}} are free. Use --images link, or "
+                "choose another disk.",
+            )
         todo = {id(each) for each in missing}
         with (
             progress("converting", len(converted), shown=show_progress) as advance,
@@ -338,17 +270,13 @@ class _Writer:
             )  # fmt: skip
 
     def _yaml_text(self, splits: Iterable[Split]) -> str:
-        """The data YAML. Values are written as JSON, a subset of YAML, so that a class named 1 or no stays text."""
+        """The data YAML."""
         # Paths include the name of the folder: they start from the working directory first, where `train` may exist.
         entries: dict[str, object] = {
             split: f"../{self._out.name}/{self._layout.entry.format(split=split)}" for split in splits
         }
         values = {**entries, "nc": len(self._names), "names": list(self._names)}
-        lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()]
-        return (
-            f"# {self._layout.title} labels, written by `flatout yolo convert-data`.\n# Paths start from the working "
-            "directory, or else from this folder. If you rename the folder, change the paths too.\n\n" + "".join(lines)
-        )
+        return yaml_text(f"{self._layout.title} labels, written by `flatout yolo convert-data`.", values)
 
     def _image_out(self, each: _Converted) -> Path:
         return self._out / self._layout.images.format(split=each.split) / each.written.name
@@ -369,17 +297,6 @@ class _Writer:
             return False
         return (source.st_size, source.st_mtime_ns) == (copied.st_size, copied.st_mtime_ns)
 
-    def _check_room(self, missing: Sequence[_Converted]) -> None:
-        if self._images != "copy":
-            return
-        needed = sum(os.path.getsize(each.source) for each in missing)
-        free = shutil.disk_usage(self._out).free
-        if needed > free:
-            raise ResourceError(
-                f"{self._out}: {counted(len(missing), 'image')} need {needed / 1e9:.2f} GB, but only "
-                f"{free / 1e9:.2f} GB are free. Use --images link, or choose another disk."
-            )
-
     def _warn_of_polygons(self, converted: Sequence[_Converted]) -> None:
         count = sum(len(points) > 0 for each in converted for points in each.written.polygons)
         if count and not self._layout.keeps_polygons:
@@ -388,15 +305,11 @@ class _Writer:
 
 def _copy(source: str, place: Path, *, link: bool) -> None:
     """Copy a file with its time, or link to it, atomically."""
-    part = _part_of(place)
-    try:
+    with temporary_for(place) as part:
         if link:
-            part.symlink_to(os.path.abspath(source))
+            os.symlink(os.path.abspath(source), part)
         else:
             shutil.copy2(source, part)
-        part.replace(place)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _write_changed(path: Path, content: bytes) -> None:
@@ -404,24 +317,18 @@ def _write_changed(path: Path, content: bytes) -> None:
     with contextlib.suppress(OSError):
         if path.stat().st_size == len(content) and path.read_bytes() == content:
             return
-    _write_pieces(path, [content.decode(errors="surrogateescape")])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
 
 
 def _write_pieces(path: Path, pieces: Iterable[str]) -> None:
     """Write a file piece by piece, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = _part_of(path)
-    try:
-        with part.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            file.writelines(pieces)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _part_of(path: Path) -> Path:
-    """The temporary name of a file. Two threads never write the same file."""
-    return path.with_name(f".{path.name[:100]}.{os.getpid()}.part")
+    with (
+        temporary_for(path) as part,
+        open(part, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file,
+    ):
+        file.writelines(pieces)
 
 
 def _encoded(text: str) -> bytes:

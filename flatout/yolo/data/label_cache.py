@@ -31,7 +31,7 @@ from flatout.yolo.data.scan import ScanConfig, ScanTable, join, scan, unpack
 logger = logging.getLogger(__name__)
 
 MAGIC = b"FLATOUTL"
-VERSION = 3
+VERSION = 4
 HEAD = struct.Struct("<8sIqqq32s")
 STATE_NUMBERS = 4
 """Numbers per file: size, mtime and ctime in ns, inode; all -1 for a file that does not exist."""

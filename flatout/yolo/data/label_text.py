@@ -1,15 +1,13 @@
-"""Parsing label files: YOLO text and Pascal VOC XML to classes, boxes and polygons, and a problem for each bad label.
+"""Parsing label files of YOLO text to classes, boxes and polygons, and a problem for each bad label.
 
 A line of YOLO text is `class cx cy w h`, or `class x1 y1 x2 y2 ... xn yn` for a polygon, with all coordinates relative
 to the image. `parse_labels` judges each line by itself. `parse_labels_strictly` applies the rules of YOLOv7: one bad
-line rejects the whole image, and a polygon anywhere turns every line into a polygon. Pascal VOC has one XML file per
-image, with classes by name.
+line rejects the whole image, and a polygon anywhere turns every line into a polygon.
 
 Dimension key:  n labels of one image   P points of a polygon
 """
 
 import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
@@ -28,7 +26,6 @@ BOX_FIELDS = 5
 BOM = b"\xef\xbb\xbf"
 MAX_CLASSES = 1 << 24
 """Above this, float32 cannot represent every whole number."""
-MAX_XML_BYTES = 4 << 20
 
 HARMLESS_CHECKS = frozenset(
     {"label-bom", "label-blank-line", "label-duplicate", "label-image-size", "label-mixed", "label-rotated"}
@@ -320,72 +317,3 @@ def _strict_table(lines: list[list[str]]) -> np.ndarray:
     if table.shape[1] != BOX_FIELDS:
         raise RejectedLabels("column_count")
     return table
-
-
-# Pascal VOC
-
-
-def parse_voc(content: bytes, names: tuple[str, ...], size_wh: tuple[int, int]) -> ImageLabels:
-    """Parse the boxes of an annotation file, whose pixels count from 1 and whose boxes include both corners.
-
-    `size_wh` is the size of the image itself, because the one in the file is often wrong. Objects marked difficult are
-    skipped, as in VOC's own evaluation.
-    """
-    try:
-        root = _parse_xml(content)
-    except ValueError as error:
-        return ImageLabels(NO_BOXES, [], [Problem("label-encoding", 0, str(error))], num_dropped=1)
-    objects = list(root.iter("object"))
-    if len(objects) > MAX_LABELS:
-        return too_many_labels()
-    rows, problems = [], []
-    numbers = {name: number for number, name in enumerate(names)}
-    for place, item in enumerate(objects, 1):
-        if (item.findtext("difficult") or "0").strip() == "1":
-            continue
-        row = _voc_label(item, numbers, size_wh)
-        if isinstance(row, str):
-            check = "class-beyond-names" if "name" in row else "label-zero-area" if "area" in row else "label-columns"
-            problems.append(Problem(check, 0, f"object {place}: {row}"))
-        else:
-            rows.append(row)
-    boxes = np.array(rows, np.float32) if rows else NO_BOXES
-    return ImageLabels(boxes, [], problems[:MAX_PROBLEMS], len(problems))
-
-
-def names_in(content: bytes) -> set[str]:
-    """Class names of the objects in an annotation file; an empty set if it cannot be parsed."""
-    try:
-        return {name for item in _parse_xml(content).iter("object") if (name := (item.findtext("name") or "").strip())}
-    except ValueError:
-        return set()
-
-
-def _parse_xml(content: bytes) -> ElementTree.Element:
-    # Nested entities can expand to gigabytes, and annotations never need them.
-    if len(content) > MAX_XML_BYTES or b"<!DOCTYPE" in content or b"<!ENTITY" in content:
-        raise ValueError(f"XML with a document type declaration, or larger than {MAX_XML_BYTES >> 20} MiB")
-    try:
-        return ElementTree.fromstring(content)
-    except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise ValueError(f"not valid XML: {error}") from None
-
-
-def _voc_label(item: ElementTree.Element, numbers: dict[str, int], size_wh: tuple[int, int]) -> list[float] | str:
-    """Class, centre and size relative to the image; or what is wrong."""
-    name = (item.findtext("name") or "").strip()
-    if name not in numbers:
-        return f"the name {name[:40]!r} is not among the class names of the data set"
-    try:
-        corners = [float(item.findtext(f"bndbox/{key}") or "") for key in ("xmin", "ymin", "xmax", "ymax")]
-    except ValueError:
-        return "no bndbox with xmin, ymin, xmax, ymax"
-    if not np.isfinite(corners).all():
-        return "bndbox contains nan or inf"
-    x1, y1, x2, y2 = corners
-    width, height = size_wh
-    left, right = np.clip((x1 - 1, x2), 0, width) / width
-    top, bottom = np.clip((y1 - 1, y2), 0, height) / height
-    if right <= left or bottom <= top:
-        return f"the box has no area inside the image: {x1:g} {y1:g} {x2:g} {y2:g}"
-    return [numbers[name], (left + right) / 2, (top + bottom) / 2, right - left, bottom - top]

@@ -17,8 +17,7 @@ import contextlib
 import json
 import logging
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,29 +25,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flatout import __version__
-from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, ResourceError, counted
+from flatout.errors import ConfigError, DataError, Interrupted, ResourceError, counted
 from flatout.feed import DecodeError, Feed, FeedConfig, Plan
 from flatout.images import MAX_MISSING, Header, check_size, decode, header_of, read_bytes, read_facts
 from flatout.progress import progress
 from flatout.ranks import Interrupts
-from flatout.runs import Locked, RunLock
 from flatout.yolo.data.coco import (
     annotation_file,
     annotation_folder,
-    image_folder,
     listed,
     load_json,
-    read_coco,
     resized_annotations,
 )
-from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing, yaml_problems
+from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing, require_valid
 from flatout.yolo.data.file_records import FileRecords, stat_of
 from flatout.yolo.data.find import Pair, find_images, is_image_name, label_path, pair_up
-from flatout.yolo.data.formats.registry import annotation_files
+from flatout.yolo.data.formats.annotated import find_listed
+from flatout.yolo.data.formats.coco import read_coco
+from flatout.yolo.data.formats.registry import annotation_files, open_listed
 from flatout.yolo.data.formats.sidecars import SIDECARS
 from flatout.yolo.data.letterbox import resized_hw
 from flatout.yolo.data.open_data import open_data_set
+from flatout.yolo.data.output_folder import OutputFolder, write_atomically, yaml_text
 from flatout.yolo.data.scan import MIN_SIDE_PX
 
 logger = logging.getLogger(__name__)
@@ -66,8 +64,6 @@ BATCH_BYTES = 8_000_000
 """Bytes of image files per batch, some tenths of a second of work; signals are handled between batches."""
 SAME_TIME_NS = 2_000_000_000
 """Some file systems store times in steps of 2 s."""
-_COMPARED = ("source", "root", "size", "stretch", "enlarge", "quality")
-"""Settings that must not change between calls for the same folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,32 +122,21 @@ def write_resized(
     a signal, and then the same call continues.
     """
     source = find_source(open_data_set(data_file))
-    # The data YAML contains the name of its folder, so a link must be resolved.
-    out = Path(os.path.realpath(out) if os.path.islink(out) else os.path.abspath(out))
-    check_place(out, source)
+    folder = OutputFolder.of(out, "resize", SETTINGS, by_flag=" with --out")
+    folder.check_place(checked_folders(source))
     settings = {"source": os.path.abspath(data_file), "root": source.root, **asdict(config)}
-    check_settings(out, settings)
-    try:
-        with _locked(out):
-            tree = ResizedTree(source, out, config)
-            tree.write_settings(settings, complete=False)
-            outcome = tree.fill(workers, show_progress)
-            tree.finish(outcome)
-            tree.write_settings(settings, complete=True, outcome=outcome)
-    except KeyboardInterrupt:
-        raise Interrupted.by("SIGINT") from None
-    except FlatoutError:
-        raise
-    except OSError as error:
-        raise ResourceError(
-            f"{error.filename or out}: {error.strerror or error}. Free the disk or correct the permissions, then run "
-            "the same command again: it continues."
-        ) from None
+    folder.check_settings(settings)
+    with folder.written():
+        tree = ResizedTree(source, folder, config)
+        folder.write_settings(settings, complete=False)
+        outcome = tree.fill(workers, show_progress)
+        tree.finish(outcome)
+        folder.write_settings(settings, complete=True, pictures=outcome.num_images, skipped=dict(outcome.skipped))
     num_skipped = len(outcome.skipped)
     if num_skipped > MAX_UNREADABLE * (outcome.num_images + num_skipped):
         raise DataError(
             f"{num_skipped} of {counted(outcome.num_images + num_skipped, 'image')} cannot be read, such as "
-            f"{_examples(outcome.skipped)}. All others are in {outcome.data}; {out / SETTINGS} lists the missing ones. "
+            f"{_examples(outcome.skipped)}. All others are in {outcome.data}; {folder.record} lists the missing ones. "
             "Repair or remove them, then run the same command again."
         )
     return outcome
@@ -272,8 +257,7 @@ class Task(NamedTuple):
 
 def find_source(data: DataSet) -> SourceDataSet:
     """Find the images of every split. A missing `test` split is left out, because training does not need it."""
-    if mistakes := [mistake.text for mistake in yaml_problems(data.written) if mistake.check != "split-missing"]:
-        raise ConfigError("\n".join(f"{data.file}: {mistake}" for mistake in mistakes))
+    require_valid(data, splits=())
     splits: dict[Split, list[Entry]] = {}
     for split in SPLITS:
         try:
@@ -297,9 +281,9 @@ def find_source(data: DataSet) -> SourceDataSet:
 
 def _entry(data: DataSet, split: Split, path: str) -> Entry:
     for file in annotation_files(path):
-        if file.format.read is not None or file.folder:
+        if file.format.read is not read_coco or file.folder:
             raise _unscaled(data, f"{file.path}: {file.format.title} labels are not scaled by this command")
-        coco = read_coco(path, data.names)
+        coco = open_listed(file, data.names)
         return Entry(path, sorted(coco.paths + coco.absent))
     found = find_images([path])
     if found.absent:
@@ -328,72 +312,14 @@ def _root(entries: Sequence[Entry]) -> str:
     return (above or os.sep) if images else root
 
 
-def check_place(out: Path, source: SourceDataSet) -> None:
-    """ConfigError if a tree in this place would harm the source, or if its labels would not be found."""
-    if "/images/" in f"{out}/":
-        raise ConfigError(
-            f"{out} is inside a folder named `images`, so labels would be expected in "
-            f"{f'{out}/'.replace('/images/', '/labels/', 1)}. Choose another folder with --out."
-        )
+def checked_folders(source: SourceDataSet) -> list[str]:
+    """The folders that have files of the source; ConfigError if its labels would not fit resized images."""
     pairs = [pair for entry in source.entries for pair in entry.pairs()]
     if other := next((pair.label for pair in pairs if pair.label and not pair.label.endswith(".txt")), ""):
         title = SIDECARS[os.path.splitext(other)[1]].title
         raise _unscaled(source.data, f"{title} labels are in pixels and would not fit resized images")
     folders = {os.path.dirname(path) for pair in pairs for path in pair if path}
-    folders |= {entry.path for entry in source.entries if os.path.isdir(entry.path)}
-    place = os.path.realpath(out)
-    for folder in sorted(folders):
-        if f"{place}{os.sep}".startswith(os.path.realpath(folder) + os.sep):
-            raise ConfigError(f"{out} is inside {folder}, a folder of the source. Choose one outside with --out.")
-
-
-# -- settings ------------------------------------------------------------------------------------------------------
-
-
-def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
-    """ConfigError if the folder contains other files, or a tree that was made with other settings."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise ConfigError(f"{out} is a file. Give a folder with --out.")
-    try:
-        recorded = json.loads((out / SETTINGS).read_text())
-        if not isinstance(recorded, dict) or "size" not in recorded:
-            raise ValueError
-    except FileNotFoundError:
-        if foreign := [path.name for path in out.iterdir() if path.name != ".lock"]:
-            raise ConfigError(
-                f"{out} contains files that do not belong to a resized data set, such as {sorted(foreign)[0]}. They "
-                "were not touched. Choose a new or empty folder with --out."
-            ) from None
-        return
-    except (OSError, ValueError):
-        raise ConfigError(f"{out / SETTINGS} cannot be read. Choose another folder with --out.") from None
-    changed = [
-        f"{key} was {recorded.get(key)}, now {settings[key]}" for key in _COMPARED if recorded.get(key) != settings[key]
-    ]
-    if changed:
-        raise ConfigError(
-            f"{out} was made with other settings: {'; '.join(changed)}. Choose another folder with --out, or delete it."
-        )
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Create the folder if necessary, and hold its lock."""
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        # Files are written atomically, so a lock that another host left behind can safely be broken.
-        lock = RunLock(out, break_lock=True)
-    except Locked:
-        raise ConfigError(
-            f"{out}: another `flatout yolo resize` is writing to it. Wait until it is done, or choose another folder "
-            "with --out."
-        ) from None
-    except ResourceError:
-        raise ResourceError(f"{out}: cannot write to this folder. Choose another one with --out.") from None
-    with lock:
-        yield
+    return sorted(folders | {entry.path for entry in source.entries if os.path.isdir(entry.path)})
 
 
 # -- the tree ------------------------------------------------------------------------------------------------------
@@ -402,20 +328,14 @@ def _locked(out: Path) -> Iterator[None]:
 class ResizedTree:
     """The output folder: maps each source file to its place, makes missing files, and writes the data YAML last."""
 
-    def __init__(self, source: SourceDataSet, out: Path, config: ResizeConfig) -> None:
+    def __init__(self, source: SourceDataSet, folder: OutputFolder, config: ResizeConfig) -> None:
         self._source = source
-        self._out = out
+        self._folder = folder
+        self._out = out = folder.path
         self._config = config
         # Not named like the source: `--data coco.yaml` is also searched for below the working directory.
         self._data = out / f"{out.name}.yaml"
         self._tasks = self._all_tasks()
-
-    def write_settings(self, settings: Mapping[str, Any], *, complete: bool, outcome: ResizedSet | None = None) -> None:
-        """Write resize.json: how the tree is made and, at the end, what is in it."""
-        record = {"made_by": "flatout yolo resize", "flatout": __version__, **settings, "complete": complete}
-        if outcome is not None:
-            record |= {"pictures": outcome.num_images, "skipped": dict(outcome.skipped)}
-        write_atomically(str(self._out / SETTINGS), (json.dumps(record, indent=2) + "\n").encode())
 
     def fill(self, workers: int | str, show_progress: bool) -> ResizedSet:
         """Resize or copy the images that are missing or have changed; Interrupted after a signal."""
@@ -430,7 +350,11 @@ class ResizedTree:
             self._data.unlink(missing_ok=True)
         for folder in {os.path.dirname(path) for task in missing for path in (task.image_out, task.label_out) if path}:
             _make_folder(folder)
-        self._check_room(missing)
+        self._folder.check_room(
+            bytes_needed(missing, self._config),
+            f"about {{needed}} are needed for {counted(len(missing), 'image')}, but only {{free}} are free. Free some "
+            "space, or choose another disk with --out.",
+        )
         results, num_bytes = process_all(missing, self._config, workers, show_progress)
         states = [result.state for result in results]
         skipped = {
@@ -439,7 +363,7 @@ class ResizedTree:
         for path, reason in list(skipped.items())[:5]:
             logger.warning("%s: left out: %s", path, reason)
         if len(skipped) > 5:
-            logger.warning("... and %d more; %s lists them.", len(skipped) - 5, self._out / SETTINGS)
+            logger.warning("... and %d more; %s lists them.", len(skipped) - 5, self._folder.record)
         return ResizedSet(self._data, states.count(RESIZED), states.count(COPIED), num_kept, num_bytes, skipped)
 
     def finish(self, outcome: ResizedSet) -> None:
@@ -477,15 +401,6 @@ class ResizedTree:
                     tasks[image_out] = Task(image, label, image_out, label_path(image_out) if label else "")
         return list(tasks.values())
 
-    def _check_room(self, tasks: Sequence[Task]) -> None:
-        needed = bytes_needed(tasks, self._config)
-        free = shutil.disk_usage(self._out).free
-        if needed > free:
-            raise ResourceError(
-                f"{self._out}: about {needed / 1e9:.2f} GB are needed for {counted(len(tasks), 'image')}, but only "
-                f"{free / 1e9:.2f} GB are free. Free some space, or choose another disk with --out."
-            )
-
     def _entry_out(self, split: Split, entry: Entry, skipped: Mapping[str, str]) -> str:
         """An entry of the new data YAML; if it is a list, this also writes the list."""
         place = self._entry_place(split, entry)
@@ -519,7 +434,7 @@ class ResizedTree:
         return self._out / f"{prefix}{os.path.basename(entry.path)}"
 
     def _yaml_text(self, splits: Mapping[Split, Sequence[str]]) -> str:
-        """The new data YAML. Values are written as JSON, a subset of YAML, so that a class named 1 or no stays text."""
+        """The new data YAML."""
         written = self._source.data.written
         named = {
             split: self._from_yaml(found[1])
@@ -532,12 +447,8 @@ class ResizedTree:
             split: entries[0] if len(entries) == 1 else list(entries) for split, entries in splits.items() if entries
         }
         values |= {key: value for key, value in kept.items() if key not in SPLITS and value is not None}
-        lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()]
-        return (
-            f"# Images of {json.dumps(self._source.data.file.name)}, resized by `flatout yolo resize`; "
-            f"{SETTINGS} has the settings.\n# Paths start from the working directory, or else from this folder. "
-            "If you rename the folder, change the paths too.\n\n" + "".join(lines)
-        )
+        name = json.dumps(self._source.data.file.name)
+        return yaml_text(f"Images of {name}, resized by `flatout yolo resize`; {SETTINGS} has the settings.", values)
 
     def _write_annotations(self, is_new: bool) -> None:
         """Scale and write the COCO files that contain labels or are used to compute AP."""
@@ -568,15 +479,11 @@ class ResizedTree:
         """Scale an annotation file and write it to `place`; `entries` are those of its split."""
         content = load_json(path)
         records = listed(content, "images", path)
+        names = [str(each.get("file_name")) for each in records]
         if any(entry.path == path for entry in entries):
-            folder = image_folder(path, records)
-            known = {
-                str(each.get("file_name")): self.place(os.path.join(folder, str(each.get("file_name"))))
-                for each in records
-            }
+            known = dict(zip(names, map(self.place, find_listed(path, names)), strict=True))
         else:
             places = {os.path.basename(image): self.place(image) for entry in entries for image in entry.images}
-            names = [str(each.get("file_name")) for each in records]
             known = {name: places[base] for name in names if (base := os.path.basename(name)) in places}
         if not known:
             return  # the file belongs to another data set
@@ -728,21 +635,6 @@ def _is_current(path: str, time_ns: int, *, least: int = 1) -> bool:
     """Whether a file has the time of its source, and is not empty as some file systems leave it after a power cut."""
     state = stat_of(path)
     return state is not None and state.st_size >= least and abs(state.st_mtime_ns - time_ns) < SAME_TIME_NS
-
-
-def write_atomically(path: str, content: bytes, *, time_ns: int | None = None) -> None:
-    """Write a file by renaming a finished temporary one, with the time of its source; the last writer wins."""
-    part = os.path.join(os.path.dirname(path), f".{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(content)
-        if time_ns is not None:
-            os.utime(part, ns=(time_ns, time_ns))
-        os.replace(part, path)
-    except BaseException:  # KeyboardInterrupt too: no partial file may stay
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
 
 
 def bytes_needed(tasks: Sequence[Task], config: ResizeConfig) -> int:

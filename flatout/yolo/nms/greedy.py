@@ -1,10 +1,9 @@
-"""Greedy suppression kernels: the choice of one, the sweep kernel on the host, and that of torchvision.
+"""Greedy suppression kernels: the choice of one, and the sweep kernel on the host.
 
 Dimension key:  B images   M candidates, best first in each image   D survivors
                 S, T boxes on the sweep line   P pairs of boxes close to each other   E pairs that overlap too much
 """
 
-import importlib.util
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
@@ -26,7 +25,7 @@ A box is removed if its IoU with a better survivor of its image is greater than 
 
 
 def kernel_named(name: str, device: torch.device) -> Kernel:
-    """The kernel of this name for the device; "auto" only chooses what is installed, others may raise ConfigError."""
+    """The kernel of this name for the device; "auto" only chooses what is installed, "triton" may raise ConfigError."""
     if name == "auto":
         name = "triton" if device.type == "cuda" and HAS_TRITON else "sweep"
     if name == "triton":
@@ -35,13 +34,6 @@ def kernel_named(name: str, device: torch.device) -> Kernel:
         from flatout.yolo.nms.greedy_triton import greedy_kernel
 
         return greedy_kernel
-    if name == "torchvision":
-        if not importlib.util.find_spec("torchvision"):
-            raise ConfigError(
-                'nms.kernel="torchvision" needs torchvision, which is not installed. Use "auto", or run '
-                "`pip install torchvision`."
-            )
-        return torchvision_kernel
     return sweep_kernel
 
 
@@ -49,19 +41,6 @@ def float32_at_most(threshold: float) -> float:
     """The largest float32 number that is not above a threshold: a float32 value exceeds either both or neither."""
     nearest = np.float32(threshold)
     return float(nearest if float(nearest) <= threshold else np.nextafter(nearest, np.float32(-1)))
-
-
-def torchvision_kernel(box_M4: Tensor, count_B: Tensor, threshold: float, max_det: int) -> Tensor:
-    """torchvision.ops.nms for each image."""
-    from torchvision.ops import nms
-
-    kept, begin = [torch.zeros(0, dtype=torch.int64, device=box_M4.device)], 0
-    for count in count_B.tolist():
-        # The boxes are sorted already; descending numbers in place of the scores keep their order.
-        descending = torch.arange(count, 0, -1, dtype=torch.float32, device=box_M4.device)
-        kept.append(nms(box_M4[begin : begin + count], descending, threshold)[:max_det] + begin)
-        begin += count
-    return torch.cat(kept)
 
 
 # The sweep kernel: greedy suppression on the host, for many images at once, without comparing most of the pairs

@@ -58,8 +58,8 @@ class NmsConfig:
     candidate overlaps; in images with 2 to 2999 candidates. YOLOv7 never enables this."""
 
     kernel: str = "auto"
-    """The suppression kernel: "sweep" (NumPy on the host, for any device), "triton" (CUDA), "torchvision" (its kernel,
-    image by image), or "auto": triton on CUDA if it is installed, else sweep. All give the same boxes."""
+    """The suppression kernel: "sweep" (NumPy on the host, for any device), "triton" (CUDA), or "auto": triton on CUDA
+    if it is installed, else sweep. Both give the same boxes."""
 
     def __post_init__(self) -> None:
         for name in ("conf_thres", "iou_thres"):
@@ -68,8 +68,8 @@ class NmsConfig:
         for name in ("max_det", "max_nms"):
             if not 1 <= getattr(self, name) <= 1_000_000:
                 raise ConfigError(f"nms.{name}={getattr(self, name)} is outside 1..1000000.")
-        if self.kernel not in ("auto", "sweep", "triton", "torchvision"):
-            raise ConfigError(f'nms.kernel="{self.kernel}" is unknown. Use auto, sweep, triton or torchvision.')
+        if self.kernel not in ("auto", "sweep", "triton"):
+            raise ConfigError(f'nms.kernel="{self.kernel}" is unknown. Use auto, sweep or triton.')
 
 
 class Detections(NamedTuple):

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, Self, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from flatout.errors import ResourceError
 from flatout.safefiles import write_error
 from flatout.yolo.predict.files import Origin
 from flatout.yolo.predict.result import Result
-from flatout.yolo.predict.threads import WriteQueue
+from flatout.yolo.predict.threads import Closing, WriteQueue
 
 # JSON
 
@@ -189,7 +189,7 @@ class OutputSettings(NamedTuple):
     """Called in a thread with name and image of every plotted result, in order."""
 
 
-class Outputs:
+class Outputs(Closing):
     """Writes results in threads. A context manager; all files are complete after `close()`."""
 
     def __init__(self, folder: Path, settings: OutputSettings, *, threads: int) -> None:
@@ -263,16 +263,6 @@ class Outputs:
         except OSError as error:
             raise write_error(error, path, len(text)) from error
         self.num_txt += 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type | None, *rest: object) -> None:
-        try:
-            self.close()
-        except BaseException:  # whatever it is: the error that ended the block is the one to raise
-            if kind is None:
-                raise
 
 
 def folder_name(name: str) -> str:

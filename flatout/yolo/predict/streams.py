@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from flatout.yolo.predict.files import (
     num_frames_of,
     without_password,
 )
+from flatout.yolo.predict.threads import Closing
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ CHECK_S = 1.0
 """Seconds without a frame after which it is checked whether a stream is still open."""
 
 
-class LiveFrames:
+class LiveFrames(Closing):
     """The newest frames of several streams, whenever the network can take them. A context manager."""
 
     def __init__(
@@ -219,9 +220,3 @@ class LiveFrames:
     def _origin(self, number: int, frame: int) -> Origin:
         stream = self.streams[number]
         return Origin(stream.shown, "stream", number, len(self.streams), frame=frame, fps=stream.fps)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()

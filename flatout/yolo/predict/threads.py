@@ -16,7 +16,24 @@ POLL_S = 0.1
 """How often `results` looks at `stopped` while no call is submitted; a running call is waited for."""
 
 
-class Prefetcher(Generic[T]):
+class Closing:
+    """A context manager that calls `close()` at the end; an error of the block counts more than one of `close()`."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, *rest: object) -> None:
+        try:
+            self.close()
+        except BaseException:  # whatever it is: the error that ended the block is the one to raise
+            if kind is None:
+                raise
+
+
+class Prefetcher(Closing, Generic[T]):
     """Runs calls in threads, at most `depth` ahead, and returns their results in order.
 
     A context manager; `close()` may be called twice.
@@ -76,14 +93,8 @@ class Prefetcher(Generic[T]):
         finally:
             self._made.put(None)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-
-class WriteQueue:
+class WriteQueue(Closing):
     """Runs `work` in parallel and `then` in order of submission, with at most `depth` items waiting.
 
     A context manager.
@@ -126,13 +137,3 @@ class WriteQueue:
                 self._error = error
             finally:
                 self._room.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type | None, *rest: object) -> None:
-        try:
-            self.close()
-        except BaseException:  # whatever it is: the error that ended the block is the one to raise
-            if kind is None:
-                raise

@@ -382,11 +382,8 @@ def open_images(data: DataSet, config: SplitConfig, world: World, tiles: TileRul
     With `tiles` the training images are a `TileSet`; validation images stay whole.
     """
     # The first rank scans, the others read its cache.
-    if not world.is_first:
-        world.wait_for_all()
-    train, val = open_training_splits(data, config)
-    if world.is_first:
-        world.wait_for_all()
+    with world.first_rank_first():
+        train, val = open_training_splits(data, config)
     if tiles is not None:
         train = cut_into_tiles(train, tile=tiles.tile, overlap=tiles.overlap, min_visible=tiles.min_visible)
         logger.info("train: %s", train)

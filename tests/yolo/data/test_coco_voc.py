@@ -8,9 +8,9 @@ import pytest
 
 from flatout.errors import ConfigError, DataError
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
-from flatout.yolo.data.coco import coco_names, read_coco
 from flatout.yolo.data.data_yaml import read_data_yaml
-from flatout.yolo.data.label_text import parse_voc
+from flatout.yolo.data.formats.coco import read_coco
+from flatout.yolo.data.formats.voc import parse_voc
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
@@ -81,7 +81,7 @@ def test_a_coco_file_is_the_same_set_as_yolo_labels(as_yolo):
     assert_same(found, expected)
     assert [len(points) for points in found.labels.polygons_of(1)] == [4, 4], "polygons in one piece are kept"
     alone = open_split(open_data_set(path), "train", CONFIG).images
-    assert coco_names(str(path)) == tuple(NAMES), "numbered by their ids"
+    assert read_coco(str(path)).names == tuple(NAMES), "numbered by their ids"
     assert_same(alone, expected)
 
 
@@ -108,7 +108,7 @@ def test_a_voc_folder_is_the_same_set_as_yolo_labels(as_yolo, tmp_path):
     [
         ("<annotation><object>", "label-encoding"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>', "label-encoding"),
-        ("<a><object><name>washer</name></object></a>", "class-beyond-names"),
+        (voc_xml([(0, 10, 10, 4, 3)]).replace("bolt", "washer"), "class-beyond-names"),
         ("<a><object><name>nut</name></object></a>", "label-columns"),
         (voc_xml([(0, 10, 10, -4, 3)]), "label-zero-area"),
         (voc_xml([(0, 10, 10, float("nan"), 3)]), "label-columns"),
@@ -135,8 +135,8 @@ def test_the_error_for_a_folder_that_is_not_a_data_set_says_what_to_give_instead
 )  # fmt: skip
 def test_a_file_that_is_not_a_coco_file_is_refused_with_a_reason(content, tmp_path):
     (tmp_path / "bad.json").write_bytes(content)
-    with pytest.raises(DataError, match=r"bad\.json: .*(COCO|JSON|image)"):
-        read_coco(str(tmp_path / "bad.json"), NAMES)
+    with pytest.raises(DataError, match=r"bad\.json(:1)?: .*(COCO|JSON|image)"):
+        read_coco(str(tmp_path / "bad.json"))
 
 
 def test_the_check_reads_coco_files_too_and_names_bad_annotations(as_yolo):

@@ -19,9 +19,9 @@ from flatout.__main__ import main
 from flatout.errors import ConfigError, DataError, Interrupted, ResourceError
 from flatout.yolo.commands.convert_data import FORMATS
 from flatout.yolo.data import converted_set
-from flatout.yolo.data.coco import read_coco
 from flatout.yolo.data.data_yaml import read_data_yaml
 from flatout.yolo.data.formats.annotated import ClassNumbers, ImageToWrite, to_labels
+from flatout.yolo.data.formats.coco import read_coco
 from flatout.yolo.data.formats.createml import read_createml
 from flatout.yolo.data.formats.csv_tables import read_open_images
 from flatout.yolo.data.formats.cvat import read_cvat
@@ -51,7 +51,8 @@ def _caches_here(tmp_path, monkeypatch):
 # Round trips of label files
 
 READERS = {
-    "cvat": read_cvat, "createml": read_createml, "openimages": read_open_images, "huggingface": read_metadata,
+    "coco": read_coco, "cvat": read_cvat, "createml": read_createml, "openimages": read_open_images,
+    "huggingface": read_metadata,
 }  # fmt: skip
 
 
@@ -65,9 +66,6 @@ def read_back(kind: str, image: ImageToWrite) -> ImageLabels:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, os.path.basename(layout.labels.format(split="train")))
         path.write_text("".join(layout.write_set([image], NAMES)))
-        if kind == "coco":
-            Path(folder, image.name).touch()
-            return read_coco(str(path), NAMES).labels[0]
         images = READERS[kind](str(path)).images
         return to_labels(images[0], ClassNumbers(NAMES), image.size_wh) if images else parse_labels(b"")
 

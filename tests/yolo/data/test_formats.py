@@ -15,7 +15,6 @@ import yaml
 from flatout.__main__ import main
 from flatout.errors import ConfigError, DataError
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
-from flatout.yolo.data.coco import coco_names, read_coco
 from flatout.yolo.data.formats.annotated import (
     AnnotatedImage,
     ClassNumbers,
@@ -24,13 +23,14 @@ from flatout.yolo.data.formats.annotated import (
     rotated_corners,
     to_labels,
 )
+from flatout.yolo.data.formats.coco import read_coco
 from flatout.yolo.data.formats.createml import read_createml
 from flatout.yolo.data.formats.csv_tables import read_open_images
 from flatout.yolo.data.formats.cvat import read_cvat
 from flatout.yolo.data.formats.huggingface import cache_folder, class_names
 from flatout.yolo.data.formats.labelme import parse_labelme
 from flatout.yolo.data.formats.registry import annotation_files, recognise
-from flatout.yolo.data.label_text import parse_voc
+from flatout.yolo.data.formats.voc import parse_voc
 from flatout.yolo.data.open_data import images_of, open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
@@ -235,11 +235,11 @@ def test_the_yaml_of_roboflow_finds_its_folders(tmp_path):
 def test_a_category_without_annotations_needs_no_name_and_a_used_one_does(tmp_path):
     write_roboflow(tmp_path / "train", "coco")
     file = tmp_path / "train/_annotations.coco.json"
-    assert coco_names(str(file)) == NAMES
+    assert read_coco(str(file)).names == NAMES
     content = json.loads(file.read_text())
     content["annotations"][0]["category_id"] = 0
     file.write_text(json.dumps(content))
-    assert coco_names(str(file)) == ("parts", *NAMES)
+    assert read_coco(str(file)).names == ("parts", *NAMES)
     with pytest.raises(DataError, match=r"_annotations\.coco\.json: category 'parts' is not among the names"):
         open_split(open_data_set(data_yaml(tmp_path, "train")), "train", CONFIG)
 
@@ -498,7 +498,8 @@ BAD_LABELS = {
     ),
     "voc": (
         "a.xml",
-        "<annotation><object><name>washer</name></object><object><name>nut</name></object></annotation>",
+        "<annotation><object><name>washer</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
+        "</object><object><name>nut</name></object></annotation>",
         {"class-beyond-names": "a.xml", "label-columns": "a.xml"},
     ),
 }
@@ -590,7 +591,7 @@ def test_a_folder_is_found_as_a_data_set_and_a_name_as_a_file(tmp_path, monkeypa
 READ = {
     "labelme/shapes.json": lambda path: parse_labelme(path.read_bytes(), NAMES, (64, 48)),
     "supervision/voc/a.xml": lambda path: parse_voc(path.read_bytes(), NAMES, (64, 48)),
-    "supervision/coco/annotations.json": lambda path: read_coco(str(path), NAMES),
+    "supervision/coco/annotations.json": lambda path: all_labels(read_coco(str(path))),
     "supervision/createml/annotations.json": lambda path: all_labels(read_createml(str(path))),
     "datumaro/cvat/train.xml": lambda path: all_labels(read_cvat(str(path))),
     "datumaro/open_images/annotations/train-annotations-bbox.csv": lambda path: all_labels(read_open_images(str(path))),

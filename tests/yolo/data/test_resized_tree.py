@@ -330,7 +330,7 @@ def test_only_a_complete_tree_has_its_data_yaml(source, tmp_path, monkeypatch):
     assert flatout.yolo.resize(data, out, size=64).data.is_file()
     source.put("train", "new", jpeg(100, 80))
     with monkeypatch.context() as patched:
-        patched.setattr(resized_tree.shutil, "disk_usage", lambda path: namedtuple("usage", "free")(0))
+        patched.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(0))
         with pytest.raises(ResourceError):
             flatout.yolo.resize(data, out, size=64)
     assert not (out / "out.yaml").exists()
@@ -375,7 +375,7 @@ def test_other_settings_need_another_folder(changed, said, data, tmp_path):
 def test_a_folder_with_other_files_is_left_alone(data, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match=r"do not belong to a resized data set, such as thesis\.tex"):
+    with pytest.raises(ConfigError, match=r"contains other files, such as thesis\.tex"):
         flatout.yolo.resize(data, tmp_path / "out", size=64)
     assert files_below(tmp_path / "out") == {"thesis.tex": b"mine"}
 
@@ -386,7 +386,7 @@ def test_a_folder_with_other_files_is_left_alone(data, tmp_path):
         ("source/labels/train/small", "inside .*labels"),
         ("source/images/small", "inside a folder named `images`"),
         ("images/small", "inside a folder named `images`"),
-        ("source", "do not belong to a resized data set"),
+        ("source", "contains other files"),
         ("source/data.yaml", "is a file"),
     ],
 )
@@ -425,7 +425,7 @@ def test_wrong_numbers_end_with_exit_code_2(words, said, data, tmp_path, capsys)
 
 def test_a_disk_that_is_too_small_is_noticed_before_the_first_image(data, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(resized_tree.shutil, "disk_usage", lambda path: usage(10, 10, 20_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 20_000))
     with pytest.raises(
         ResourceError, match=r"about 0\.00 GB are needed for 12 images, but only 0\.00 GB are free\. Free some"
     ):

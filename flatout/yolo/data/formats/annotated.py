@@ -60,7 +60,7 @@ class Objects:
         self.corners = array("d")
         self.lines = array("q")
         """The line of each object; 0 where it is not known."""
-        self.points: dict[int, Sequence[Sequence[float]]] = {}
+        self.points: dict[int, Sequence[Sequence[float]] | np.ndarray] = {}
         """Object -> the points of its polygon, for those that have one."""
         self.problems: list[Problem] = []
 
@@ -94,9 +94,18 @@ class AnnotationFile(NamedTuple):
     """The content of a file with the labels of many images."""
 
     images: list[AnnotatedImage]
-    names: tuple[str, ...]
-    """Class names in the order of the file where it declares them, or else in alphabetical order; for use without a
-    YAML."""
+    declared: tuple[str, ...] = ()
+    """Class names in the order in which the file declares them."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Class names for use without a YAML: those that are declared, then others in alphabetical order. Classes that
+        have only numbers are named by them."""
+        used = {name for image in self.images for name in image.objects.names}
+        numbered = [name for name in used if isinstance(name, int)]
+        if numbered and not self.declared:
+            return tuple(map(str, range(max(numbered) + 1)))
+        return (*self.declared, *sorted({name for name in used if isinstance(name, str)} - set(self.declared)))
 
 
 def around(points: Iterable[Sequence[float]]) -> tuple[float, float, float, float]:
@@ -195,7 +204,7 @@ def _other_size(image: AnnotatedImage, image_wh: tuple[int, int]) -> list[Proble
     return [Problem("label-image-size", image.objects.lines[0] if image.objects.lines else 0, text)]
 
 
-def _relative_points(points: Sequence[Sequence[float]] | None, size_wh: Sequence[float]) -> np.ndarray:
+def _relative_points(points: Sequence[Sequence[float]] | np.ndarray | None, size_wh: Sequence[float]) -> np.ndarray:
     if points is None or len(points) < 3:
         return NO_POINTS
     point_P2: np.ndarray = (np.array(points, float) / np.array(size_wh, float)).clip(0, 1)

@@ -23,7 +23,6 @@ FILE_NAME = "_annotations.createml.json"
 def read_createml(path: str) -> AnnotationFile:
     """Read a file; the sizes of the images are not in it."""
     images: list[AnnotatedImage] = []
-    names: set[str] = set()
     for record, line in json_records(read_text(path), path):
         name = record.get("image", record.get("imagefilename")) if isinstance(record, dict) else None
         if not isinstance(name, str):
@@ -36,9 +35,8 @@ def read_createml(path: str) -> AnnotationFile:
             except (KeyError, TypeError, ValueError):
                 text = f"object {place} of {name}: no label, or no numbers x, y, width, height"
                 objects.report("label-columns", text, line=line)
-        names.update(map(str, objects.names))
         images.append(AnnotatedImage(name, objects))
-    return AnnotationFile(images, tuple(sorted(names)))
+    return AnnotationFile(images)
 
 
 def _box(annotation: dict[str, Any]) -> tuple[str, tuple[float, float, float, float]]:

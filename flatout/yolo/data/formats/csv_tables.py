@@ -121,9 +121,7 @@ def _collected(
             objects.setdefault(row[0], Objects()).report(
                 "label-columns", f"{','.join(row)[:60]!r} is not a box: columns are missing or not numbers", line=line
             )
-    images = [AnnotatedImage(image, own, sizes.get(image)) for image, own in objects.items()]
-    names = sorted({str(name) for own in objects.values() for name in own.names})
-    return AnnotationFile(images, tuple(names))
+    return AnnotationFile([AnnotatedImage(image, own, sizes.get(image)) for image, own in objects.items()])
 
 
 def _descriptions(path: str) -> dict[str, str]:

@@ -29,9 +29,7 @@ def read_cvat(path: str) -> AnnotationFile:
     """Read a file of the format "CVAT for images 1.1"."""
     reader = _Reader(path)
     parse_xml(path, reader.handle)
-    used = {str(name) for image in reader.images for name in image.objects.names}
-    names = [*dict.fromkeys(reader.names), *sorted(used - set(reader.names))]
-    return AnnotationFile(reader.images, tuple(names))
+    return AnnotationFile(reader.images, tuple(dict.fromkeys(reader.names)))
 
 
 class _Reader:

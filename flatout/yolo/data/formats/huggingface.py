@@ -32,7 +32,6 @@ from flatout.yolo.data.formats.annotated import (
     unreadable,
 )
 
-METADATA = ("metadata.jsonl", "metadata.csv")
 CLASS_KEYS = ("category", "categories", "label", "labels", "category_id", "class", "classes", "name", "names")
 """Keys under which data sets have the classes of their objects."""
 MAX_LINE = 64 << 20
@@ -43,15 +42,13 @@ ROWS = 64
 def read_metadata(path: str) -> AnnotationFile:
     """Read metadata.jsonl or metadata.csv beside the images of a folder."""
     records = _csv_records(path) if path.lower().endswith(".csv") else _json_lines(path)
-    images, names = [], set()
+    images = []
     for record, line in records:
         name = record.get("file_name")
         if not isinstance(name, str) or not name:
             raise DataError(f"{path}:{line}: a record without file_name. Is it the right file?")
-        objects = _objects(record.get("objects"), (), line)
-        names.update(objects.names)
-        images.append(AnnotatedImage(name, objects))
-    return AnnotationFile(images, _sorted_names(names))
+        images.append(AnnotatedImage(name, _objects(record.get("objects"), (), line)))
+    return AnnotationFile(images)
 
 
 def _json_lines(path: str) -> Iterator[tuple[dict[str, Any], int]]:
@@ -117,13 +114,6 @@ def _objects(listed: Any, names: tuple[str, ...], line: int) -> Objects:
     return objects
 
 
-def _sorted_names(names: set[str | int]) -> tuple[str, ...]:
-    """Names in alphabetical order; if the file has only numbers, they are named by themselves."""
-    if numbered := [name for name in names if isinstance(name, int)]:
-        return tuple(str(number) for number in range(max(numbered) + 1))
-    return tuple(sorted(str(name) for name in names))
-
-
 def write_metadata(images: Sequence[ImageToWrite], names: Sequence[str]) -> Iterator[str]:
     """The metadata.jsonl of a split, piece by piece; classes are written by name."""
     for image in images:
@@ -144,16 +134,12 @@ def read_parquet(path: str) -> AnnotationFile:
     folder = cache_folder(path)
     if not folder.is_dir():
         _write_images(path, folder)
-    images = []
-    files = sorted(os.listdir(folder))
-    row = 0
-    for batch in _batches(path, without_images=True):
-        for record in batch:
-            objects = _objects(record.get("objects", record), names, 0)
-            images.append(AnnotatedImage(str(folder / files[row]), objects))
-            row += 1
-    used = {name for image in images for name in image.objects.names}
-    return AnnotationFile(images, names or _sorted_names(used))
+    records = (record for batch in _batches(path, without_images=True) for record in batch)
+    images = [
+        AnnotatedImage(str(folder / file), _objects(record.get("objects", record), names, 0))
+        for file, record in zip(sorted(os.listdir(folder)), records, strict=True)
+    ]
+    return AnnotationFile(images, names)
 
 
 def class_names(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:

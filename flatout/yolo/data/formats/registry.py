@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.errors import ConfigError
-from flatout.yolo.data.coco import coco_names, read_coco
+from flatout.errors import ConfigError, DataError
 from flatout.yolo.data.find import is_image_name, label_path
 from flatout.yolo.data.formats.annotated import (
     AnnotatedImage,
@@ -27,7 +26,7 @@ from flatout.yolo.data.formats.annotated import (
     find_listed,
     to_labels,
 )
-from flatout.yolo.data.formats.coco import write_coco
+from flatout.yolo.data.formats.coco import read_coco, write_coco
 from flatout.yolo.data.formats.createml import read_createml, write_createml
 from flatout.yolo.data.formats.csv_tables import (
     DESCRIPTIONS,
@@ -60,14 +59,15 @@ class SetFormat:
     """Endings of its files."""
     is_one: Callable[[bytes], bool]
     """Whether a file with such an ending is of this format, judged by its first bytes."""
-    in_folder: str = ""
-    """Pattern of the names that such a file has inside a folder of images; empty: there is no usual name."""
-    read: Callable[[str], AnnotationFile] | None = None
-    """None: COCO, which `flatout.yolo.data.coco` reads."""
+    in_folder: str
+    """Pattern of the names that such a file has inside a folder of images."""
+    read: Callable[[str], AnnotationFile]
     image_endings: tuple[str, ...] = ("",)
     """What to add to the names of images in the file."""
     lists_all: bool = True
     """Whether images without objects are listed too."""
+    needs_names: bool = False
+    """Whether a class that is not among the names of the data YAML is an error of the file, not of the label."""
 
 
 def _header(*columns: str) -> Callable[[bytes], bool]:
@@ -91,7 +91,7 @@ PARQUET = SetFormat(
 SET_FORMATS: tuple[SetFormat, ...] = (
     SetFormat("CreateML", (".json",), lambda head: head.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"["),
               r"_annotations\.createml\.json", read_createml),
-    SetFormat("COCO", (".json",), lambda head: True, r"_annotations\.coco\.json"),
+    SetFormat("COCO", (".json",), lambda head: True, r"_annotations\.coco\.json", read_coco, needs_names=True),
     SetFormat("CVAT", (".xml",), lambda head: True, r"annotations\.xml", read_cvat),
     SetFormat("Open Images", (".csv",), _header("ImageID", "LabelName", "XMin"), r".*-annotations-bbox\.csv",
               read_open_images, (".jpg", ".jpeg", ".png", ""), lists_all=False),
@@ -155,7 +155,7 @@ def _in_folder(folder: str) -> list[SetFile]:
         return []
     found: list[SetFile] = []
     for name in names:
-        named = [format for format in SET_FORMATS if format.in_folder and re.fullmatch(format.in_folder, name)]
+        named = [format for format in SET_FORMATS if re.fullmatch(format.in_folder, name)]
         path = os.path.join(folder, name)
         format = recognise(path) if named else None
         if format in named and (not found or found[0].format is format):
@@ -169,10 +169,10 @@ def _in_folder(folder: str) -> list[SetFile]:
 
 def open_listed(file: SetFile, names: Sequence[str]) -> ListedImages:
     """Find the images of an annotation file; class numbers are positions in `names`. DataError if it is damaged."""
-    if file.format.read is None:
-        coco = read_coco(file.path, names)
-        return ListedImages(coco.paths, coco.absent, lambda size_N2: coco.labels)
-    images = file.format.read(file.path).images
+    images, classes = file.format.read(file.path).images, ClassNumbers(names)
+    used = {name: classes.of(name) for image in images for name in image.objects.names}
+    if file.format.needs_names and (unknown := [name for name, number in used.items() if number is None]):
+        raise DataError(f"{file.path}: category {unknown[0]!r} is not among the names in the data YAML. Add it there.")
     places = find_listed(file.path, [image.name for image in images], endings=file.format.image_endings)
     if file.folder and not file.format.lists_all:
         background = _others(file.folder, set(places))
@@ -181,7 +181,6 @@ def open_listed(file: SetFile, names: Sequence[str]) -> ListedImages:
     rows = sorted(zip(places, images, strict=True), key=lambda row: row[0])
     present = [(path, image) for path, image in rows if os.path.lexists(path)]
     absent = [path for path, _ in rows if not os.path.lexists(path)]
-    classes = ClassNumbers(names)
 
     def labels(size_N2: np.ndarray) -> list[ImageLabels]:
         return [
@@ -200,7 +199,7 @@ def _others(folder: str, listed: set[str]) -> list[str]:
 
 def names_of(file: SetFile) -> tuple[str, ...]:
     """The class names of an annotation file, for use without a YAML."""
-    return coco_names(file.path) if file.format.read is None else file.format.read(file.path).names
+    return file.format.read(file.path).names
 
 
 # Writing

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from flatout.yolo.data.formats.labelme import MAX_BYTES as MAX_LABELME_BYTES
 from flatout.yolo.data.formats.labelme import labelme_names, parse_labelme
-from flatout.yolo.data.label_text import MAX_BYTES, ImageLabels, names_in, parse_voc
+from flatout.yolo.data.formats.voc import parse_voc, voc_names
+from flatout.yolo.data.label_text import MAX_BYTES, ImageLabels
 
 HEAD_BYTES = 1 << 16
 
@@ -27,7 +28,7 @@ class Sidecar(NamedTuple):
 
 
 SIDECARS: dict[str, Sidecar] = {
-    ".xml": Sidecar("Pascal VOC", lambda head: b"<annotation>" in head, parse_voc, names_in, MAX_BYTES),
+    ".xml": Sidecar("Pascal VOC", lambda head: b"<annotation>" in head, parse_voc, voc_names, MAX_BYTES),
     ".json": Sidecar("labelme", lambda head: b'"shapes"' in head, parse_labelme, labelme_names, MAX_LABELME_BYTES),
 }
 """Ending of the label file -> its format."""
