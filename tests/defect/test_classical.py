@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -157,6 +159,51 @@ def test_pairs_are_tested_without_any_weights(boards, tmp_path):
         found = {(row["image"], int(row["x"]), int(row["y"])) for row in csv.DictReader(file)}
     for x, y in DEFECTS_XY:
         assert any(name == "00.png" and abs(fx - x) < 6 and abs(fy - y) < 6 for name, fx, fy in found)
+
+
+def test_boxes_alone_label_an_image(tmp_path):
+    write_boards(tmp_path, 1)
+    write_boards(tmp_path / "more", 1, good=True, first_seed=7)
+    for kind in ("temp", "test"):
+        (tmp_path / "more" / kind / "00.png").rename(tmp_path / kind / "good.png")
+    shutil.rmtree(tmp_path / "mask")
+    (tmp_path / "boxes").mkdir()
+    lines = [f"{x - 6} {y - 6} {x + 6} {y + 6} {kind}" for kind, (x, y) in enumerate(DEFECTS_XY, start=1)]
+    (tmp_path / "boxes/00.txt").write_text("\n".join(lines))
+    (tmp_path / "boxes/good.txt").write_text("")
+    out = tmp_path / "out"
+    assert main(["defect", "test", "--test_path", str(tmp_path), "--output_dir", str(out)]) == 0
+    with (out / "images.csv").open() as file:
+        rows = [
+            (row["is_defective"], row["num_defects"], row["num_found"], row["verdict"]) for row in csv.DictReader(file)
+        ]
+    assert rows == [("True", "3", "3", "fail"), ("False", "0", "0", "pass")]
+    scores = json.loads((out / "results.json").read_text())
+    assert scores["image_AUROC"] == scores["recall@0.1FP"] == scores["blob_recall[class 2]"] == 1
+    assert scores["pixel_AP"] is None, "boxes say nothing about pixels"
+
+
+def test_a_table_may_name_images_in_any_folders(boards, tmp_path):
+    for folder in ("deep/er", "tables"):
+        (tmp_path / folder).mkdir(parents=True)
+    for kind in ("temp", "test"):
+        (tmp_path / f"deep/er/{kind}.png").write_bytes((boards / kind / "00.png").read_bytes())
+    table = tmp_path / "tables/pairs.csv"
+    rows = ["../deep/er/temp.png,../deep/er/test.png", f"{boards}/temp/01.png,{boards}/test/01.png"]
+    table.write_text("\n".join(["template,test", *rows]))
+    out = tmp_path / "out"
+    assert main(["defect", "predict", "--test_path", str(table), "--output_dir", str(out)]) == 0
+    with (out / "images.csv").open() as file:
+        names = [row["name"] for row in csv.DictReader(file)]
+    assert [Path(name).name for name in names] == ["test.png", "01.png"] and ".." not in "".join(names)
+    assert all((out / name).with_name(f"{Path(name).stem}_mask.png").is_file() for name in names)
+
+
+def test_a_template_that_is_a_copy_of_the_test_image_is_named(tmp_path, caplog):
+    write_boards(tmp_path, 1)
+    (tmp_path / "temp/00.png").write_bytes((tmp_path / "test/00.png").read_bytes())
+    assert main(["defect", "predict", "--test_path", str(tmp_path), "--output_dir", str(tmp_path / "out")]) == 0
+    assert "00.png: its template shows exactly the same" in caplog.text
 
 
 def test_a_network_sees_the_aligned_template_and_its_components_are_drawn_by_the_difference(boards, tmp_path):
