@@ -137,15 +137,16 @@ def export_file(
         raise DataError(str(error)) from None
     network, weights = load_network(model_path)
     grid = Grid.over(size_hw, patch_size or weights.patch or PATCH_OF_TYPE["strip"])
-    done = export_onnx(network, grid, Path(output or model_path.with_suffix(".onnx")))
+    facts = _facts(network, grid, weights.threshold)
+    done = export_onnx(network, grid, Path(output or model_path.with_suffix(".onnx")), facts=facts)
     if openvino:
-        folder, difference = export_openvino(network, grid, done.path)
+        folder, difference = export_openvino(network, grid, done.path, facts=facts)
         done = replace(done, openvino=folder, openvino_difference=difference)
     if precision != "float32":
         smaller = done.path.with_suffix(f".{precision}.onnx")
         reduce_precision(done.path, smaller, precision, images)
         done = replace(done, smaller=smaller)
-    return replace(done, card=_write_card(done, _facts(network, grid), grid))
+    return replace(done, card=_write_card(done, facts, grid))
 
 
 def _write_card(done: Exported, facts: Mapping[str, str], grid: Grid) -> Path:
@@ -170,8 +171,14 @@ def _write_card(done: Exported, facts: Mapping[str, str], grid: Grid) -> Path:
             "height, width": f"{grid.shape_hw[0]},{grid.shape_hw[1]}",
             "batch": "any",
         },
-        input_rule="Give images of exactly this size, and do not scale their values: that is part of the file.",
-        output=f"`output`, of the same size: {facts['output_planes']}.",
+        input_rule="Give images of exactly this size, and do not scale their values: that is part of the file. "
+        "References must be aligned to target; that is not part of it (`flatout.defect.compare.align.align` does it).",
+        output=f"`output`, of the same size: {facts['output_planes']}. "
+        + (
+            f"A pixel at or above {facts['threshold']} counts as defect."
+            if "threshold" in facts
+            else "The weights hold no threshold; choose one with `flatout defect calibrate`."
+        ),
         files=files,
         compared_on="noise",
     )
@@ -186,8 +193,13 @@ def _calibration_images(path: Path, img_format: ImgFormat) -> list[np.ndarray]:
     return [read_canonical(file) for file in list_images(path, img_format)[:MAX_CALIBRATION_IMAGES]]
 
 
-def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSET) -> Exported:
-    """Write the network for images of the grid's size; if ONNX Runtime is installed, its results are compared first."""
+def export_onnx(
+    network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSET, facts: Mapping[str, str] | None = None
+) -> Exported:
+    """Write the network for images of the grid's size; if ONNX Runtime is installed, its results are compared first.
+
+    `facts`: metadata of the file; None: all but the threshold, which is not part of a network.
+    """
     refuse_missing("onnx")
     whole = WholeImage(network.eval().cpu().float(), grid).eval()
     model = traced(
@@ -198,7 +210,7 @@ def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSE
         free_axes={"input": {0: "batch"}, "output": {0: "batch"}},
         opset=opset,
     )
-    set_metadata(model, _facts(network, grid))
+    set_metadata(model, dict(facts or _facts(network, grid)))
     difference = _difference(whole, model, path, grid)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,12 +220,14 @@ def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSE
     return Exported(path, difference)
 
 
-def export_openvino(network: DefectNet, grid: Grid, path: Path) -> tuple[Path, float]:
+def export_openvino(
+    network: DefectNet, grid: Grid, path: Path, *, facts: Mapping[str, str] | None = None
+) -> tuple[Path, float]:
     """Convert a file that `export_onnx` wrote; returns the folder beside it, and the difference from the network."""
     runtime = OpenVino(require_package("onnx").load(str(path)))
     folder = path.with_name(f"{path.stem}_openvino")
     difference = _compared(WholeImage(network.eval().cpu().float(), grid).eval(), runtime, folder, grid)
-    metadata = json.dumps(_facts(network, grid), indent=1).encode()
+    metadata = json.dumps(dict(facts or _facts(network, grid)), indent=1).encode()
     save_parts(folder, path.stem, {**runtime.files(), ".json": metadata})
     return folder, difference
 
@@ -264,15 +278,16 @@ def _compared(whole: WholeImage, run: Run, path: Path, grid: Grid) -> float:
     return difference
 
 
-def _facts(network: DefectNet, grid: Grid) -> dict[str, str]:
-    """What a consumer of the model must know."""
-    return {
+def _facts(network: DefectNet, grid: Grid, threshold: float | None = None) -> dict[str, str]:
+    """What a consumer of the model must know; `threshold` is that of the weights, None if they have none."""
+    facts = {
         "input_range": INPUT_RANGE,
         "input_planes": "target, ref1, ref2",
         "output_planes": "probability of a defect, 0, 0",
         "network": network.version,
         "patches": f"{len(grid.ys)} x {len(grid.xs)} of {grid.patch_hw[0]} px, stitched by owner",
     }
+    return facts if threshold is None else facts | {"threshold": f"{threshold:.6g}"}
 
 
 def _example(grid: Grid) -> np.ndarray:

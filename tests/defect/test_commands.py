@@ -328,6 +328,7 @@ def test_an_exported_file_equals_the_network_for_any_batch_and_states_its_input_
     assert "| height, width | 80,64 |" in card and "| planes | target, ref1, ref2 |" in card
     facts = {entry.key: entry.value for entry in onnx.load(str(out)).metadata_props}
     assert facts["input_range"] == "0..255"
+    assert facts["threshold"] == "0.5" and "at or above 0.5 counts as defect" in card and "must be aligned" in card
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
