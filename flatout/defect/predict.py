@@ -308,8 +308,8 @@ class _EqualPlanes:
         else:
             logger.warning(
                 "%s: its three planes are equal (a grey file fills all three), so target is the same as both "
-                "references, and no defect can be found. Give files of three planes: target, ref1 and ref2. "
-                "`flatout defect check` lists all such files.",
+                "references, and no defect can be found. Give files of three planes: target, ref1 and ref2, or pairs "
+                "of a template and a test image. `flatout defect check` lists all such files.",
                 evaluated.image.path,
             )
 

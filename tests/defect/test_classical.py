@@ -20,6 +20,8 @@ from flatout.defect.data.items import moved
 from flatout.defect.data.pairs import PairReader, list_pair_images, read_boxes, read_planes
 from flatout.defect.evaluate.scores import detect_components
 from flatout.defect.model import DefectNet
+from flatout.defect.options import TrainOptions
+from flatout.defect.train import _list_validation_images
 from flatout.defect.weights import read_weights, weights_metadata
 from flatout.errors import ConfigError, DataError
 from flatout.feed import DecodeError
@@ -301,7 +303,7 @@ def test_check_reads_every_pair(boards, tmp_path):
     assert report.is_bad and "its reference" in "\n".join(report.lines())
 
 
-def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_path):
+def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_path, caplog):
     boards = write_boards(tmp_path / "boards", 1)
     words = ["defect", "train", "--training_dataset_path", str(boards), "--project", str(tmp_path), "--base_width", "4"]
     words += ["--patch_size", "64", "--epochs", "1", "--device", "cpu", "--num_workers", "0", "--psf_pool_size", "20"]
@@ -309,3 +311,14 @@ def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_pa
     config = (tmp_path / "exp/config.yaml").read_text()
     assert "one_reference: true" in config and "defect_mode: board" in config and "steepness: 4.0" in config
     assert read_weights(tmp_path / "exp/weights/best.pt").threshold is not None
+    assert "None of the 3 labelled defects of the validation images reaches the stored threshold of 0.2" in caplog.text
+
+
+def test_pairs_with_boxes_alone_are_not_validated_on_and_a_training_says_so(tmp_path, caplog):
+    write_boards(tmp_path, 2)
+    (tmp_path / "mask/01.png").unlink()
+    (tmp_path / "boxes").mkdir()
+    (tmp_path / "boxes/01.txt").write_text("1 2 30 40 3\n")
+    (image,) = _list_validation_images(TrainOptions(training_dataset_path=str(tmp_path)))
+    assert image.path.name == "00.png"
+    assert "1 of 2 pairs have boxes but no mask" in caplog.text and "flatout defect calibrate" in caplog.text
