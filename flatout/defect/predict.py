@@ -45,6 +45,9 @@ from flatout.ranks import choose_device
 
 logger = logging.getLogger(__name__)
 
+ANY_HEAT = 1e-6
+"""Threshold that every component of a heat map reaches that is 0 elsewhere."""
+
 
 def predict(options: TestOptions) -> DefectEvaluation:
     """Process every image of `test_path` and write the results to `output_dir`; images with a label are evaluated."""
@@ -57,7 +60,7 @@ def predict(options: TestOptions) -> DefectEvaluation:
             "these: flatout defect calibrate --model_path %s --test_path FOLDER --settings FILE",
             options.model_path, threshold, options.model_path,
         )  # fmt: skip
-    writer = _Writer(options, root=_common_folder(images), threshold=threshold)
+    writer = _Writer(options, root=_common_folder(images), threshold=threshold, ranks_all=way.find is not None)
     result = evaluate_images(
         way.make_map,
         images,
@@ -210,12 +213,14 @@ def read_dead_pixels(path: str) -> np.ndarray:
 class _Writer:
     """Writes the files of every image as it is processed, and the tables at the end."""
 
-    def __init__(self, options: TestOptions, *, root: Path, threshold: float) -> None:
-        self._options, self._root, self._threshold = options, root, threshold
+    def __init__(self, options: TestOptions, *, root: Path, threshold: float, ranks_all: bool = False) -> None:
+        """`ranks_all`: heat maps are 0 outside of components, so those below the threshold can be ranked, too."""
+        self._options, self._root, self._threshold, self._ranks_all = options, root, threshold, ranks_all
         self._folder = Path(options.output_dir)
         self._names: list[str] = []
         self._detections: list[tuple[str, int, int, float]] = []
         self._blobs: list[BlobImage] = []
+        self._ranked: list[BlobImage] = []
         self._report = Report() if options.report else None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -244,7 +249,7 @@ class _Writer:
     def finish(self, result: DefectEvaluation) -> DefectEvaluation:
         """Write the tables and the report; returns the result with the scores of blobs."""
         rows = [_with_blobs(row, found) for row, found in zip(result.rows, self._blobs, strict=True)]
-        result = replace(result, rows=rows, at_threshold=blob_scores(self._blobs))
+        result = replace(result, rows=rows, at_threshold=blob_scores(self._blobs, self._ranked))
         ranked = sorted(self._detections, key=lambda row: -row[3])
         if not self._options.all_detections:
             ranked = [row for row in ranked if row[3] >= self._threshold]
@@ -273,6 +278,8 @@ class _Writer:
         maps = Maps(evaluated.planes_CHW, evaluated.heat_HW, evaluated.mask_HW)
         found = inspect_blobs(maps.heat_HW, self._threshold, maps.mask_HW, boxes)
         self._blobs.append(found)
+        if self._ranks_all and found.is_labelled:
+            self._ranked.append(inspect_blobs(maps.heat_HW, ANY_HEAT, maps.mask_HW, boxes))
         if self._options.save_masks:
             stem = self._folder / Path(name).with_suffix("")
             grey_png((maps.heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))

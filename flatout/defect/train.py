@@ -24,7 +24,7 @@ from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth
 from flatout.defect.data.items import MAX_GREY, Strips
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
 from flatout.defect.evaluate.evaluate import EvaluatedImage, HeatMapper, MakeMap, evaluate_images
-from flatout.defect.evaluate.scores import DefectEvaluation
+from flatout.defect.evaluate.scores import DefectEvaluation, detect_components
 from flatout.defect.input import InputConfig, TrainingImages, find_images, open_input
 from flatout.defect.model import DefectNet, last_layer_problem
 from flatout.defect.options import RENAMED_OPTIONS, TrainOptions
@@ -190,8 +190,9 @@ class DefectRecipe(Recipe):
         if not self._validation_images:
             return None
         model.network.eval()
+        are_pairs = bool(self._validation_images[0].references)
         mapper: MakeMap = HeatMapper(model.network, self._samples.grid, self.device, dtype=DTYPES[self.amp])
-        if self._validation_images[0].references:
+        if are_pairs:
             mapper = RefinedMapper(mapper)  # as in `test` and `predict`, so that the threshold is that of its maps
         false_heat: list[np.ndarray] = []
         defect_heat: list[float] = []
@@ -204,7 +205,10 @@ class DefectRecipe(Recipe):
                 defect_heat.extend(blobs.best_K.tolist())
 
         with clock.stage("train.validate"):
-            found = evaluate_images(mapper, self._validation_images, read=self._read, observers=[keep])
+            found = evaluate_images(
+                mapper, self._validation_images, read=self._read, observers=[keep],
+                find=detect_components if are_pairs else None,
+            )  # fmt: skip
         if self.options.false_blobs is not None:
             threshold = threshold_for(false_heat, self.options.false_blobs)
             found = replace(found, chosen_threshold=threshold)

@@ -163,6 +163,16 @@ def test_pairs_are_tested_without_any_weights(boards, tmp_path):
         assert any(name == "00.png" and abs(fx - x) < 6 and abs(fy - y) < 6 for name, fx, fy in found)
 
 
+def test_the_ranking_of_components_does_not_depend_on_the_threshold(boards, tmp_path):
+    scores = []
+    for threshold in ("0.5", "0.99"):
+        words = ["--test_path", str(boards), "--output_dir", str(tmp_path), "--threshold", threshold]
+        assert main(["defect", "test", *words, "--save_pictures", "false"]) == 0
+        scores.append(json.loads((tmp_path / "results.json").read_text()))
+    assert scores[0]["blob_AP"] == scores[1]["blob_AP"] > 0.9
+    assert (scores[0]["blob_recall"], scores[1]["blob_recall"]) == (1, 0)
+
+
 def test_boxes_alone_label_an_image(tmp_path):
     write_boards(tmp_path, 1)
     write_boards(tmp_path / "more", 1, good=True, first_seed=7)
