@@ -32,9 +32,6 @@ TINY = (
 )  # fmt: skip
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def config_for(demo: Path, folder: Path, *more: str) -> SpikeConfig:
     return load_config(demo, [*TINY, f"LOG.SAVE_DIR={folder}", *more])
 
