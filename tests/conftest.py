@@ -5,6 +5,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -43,6 +44,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """One torch thread, for small tensors: more gain nothing there, and on a busy machine wait for each other."""
+    with in_one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def module_in_one_thread() -> Iterator[None]:
+    """As `one_thread`, for a whole module and its own fixtures, which may train."""
+    with in_one_thread():
+        yield
+
+
+@contextmanager
+def in_one_thread() -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()

@@ -106,7 +106,7 @@ def export_file(
         raise DataError(str(error)) from None
     network, weights = load_network(model_path)
     grid = Grid.over(size_hw, patch_size or weights.patch or PATCH_OF_TYPE["strip"])
-    facts = _facts(network, grid)
+    facts = _facts(network, grid, weights.threshold)
     model = model_for(network, grid, facts)
     done = model.write_onnx(Path(output or model_path.with_suffix(".onnx")))
     if openvino:
@@ -129,8 +129,14 @@ def _write_card(done: Exported, facts: Mapping[str, str], grid: Grid) -> Path:
             "height, width": f"{grid.shape_hw[0]},{grid.shape_hw[1]}",
             "batch": "any",
         },
-        input_rule="Give images of exactly this size, and do not scale their values: that is part of the file.",
-        output=f"`output`, of the same size: {facts['output_planes']}.",
+        input_rule="Give images of exactly this size, and do not scale their values: that is part of the file. "
+        "References must be aligned to target; that is not part of it (`flatout.defect.compare.align.align` does it).",
+        output=f"`output`, of the same size: {facts['output_planes']}. "
+        + (
+            f"A pixel at or above {facts['threshold']} counts as defect."
+            if "threshold" in facts
+            else "The weights hold no threshold; choose one with `flatout defect calibrate`."
+        ),
         files=list(done.card_files()),
         compared_on="noise",
     )
@@ -175,12 +181,13 @@ def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequen
         raise ConfigError(f"{path}: already has the precision {precision}. Use float16 or int8.")
 
 
-def _facts(network: DefectNet, grid: Grid) -> dict[str, str]:
-    """What a consumer of the model must know."""
-    return {
+def _facts(network: DefectNet, grid: Grid, threshold: float | None = None) -> dict[str, str]:
+    """What a consumer of the model must know; `threshold` is that of the weights, None if they have none."""
+    facts = {
         "input_range": INPUT_RANGE,
         "input_planes": "target, ref1, ref2",
         "output_planes": "probability of a defect, 0, 0",
         "network": network.version,
         "patches": f"{len(grid.ys)} x {len(grid.xs)} of {grid.patch_hw[0]} px, stitched by owner",
     }
+    return facts if threshold is None else facts | {"threshold": f"{threshold:.6g}"}

@@ -6,17 +6,20 @@ Dimension key:  C planes: target, ref1, ref2   H W image
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import torch
 
 from flatout.config import build_config
+from flatout.defect.compare.align import AlignConfig
+from flatout.defect.compare.classical import refined
 from flatout.defect.data.find import EXTENSIONS
 from flatout.defect.data.items import read_canonical
+from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images
 from flatout.defect.demo_data import STRIP_HW
-from flatout.defect.evaluate.evaluate import FINE, HeatMapper
-from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, Detection, detect
+from flatout.defect.evaluate.evaluate import FINE, HeatMapper, ReadImage
+from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, Detection, detect, detect_components
 from flatout.defect.options import CPU, PATCH_OF_TYPE, Network, TestOptions, TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.plots import overlay
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from flatout.export import Exported
 
 Given = str | Path | np.ndarray
-"""A file, a folder, or planes [3, H, W] in 0..255."""
+"""A file, a folder, a CSV file of pairs, or planes [3, H, W] in 0..255."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +45,8 @@ class Inspected:
     heat: np.ndarray
     """float32 [H, W]: probability of a defect."""
     detections: tuple[Detection, ...]
-    """Local maxima of the heat map at or above the threshold, (y, x, score) each, highest first."""
+    """(y, x, score) each, at or above the threshold, highest first: local maxima of the heat map; of a pair, its
+    components."""
     planes: np.ndarray = field(repr=False)
     """[3, H, W] in 0..255: target, ref1, ref2."""
     path: str = ""
@@ -101,11 +105,13 @@ class Inspector:
     def predict(self, images: Given | Sequence[Given], *, threshold: float | None = None) -> list[Inspected]:
         """Heat maps and detections of a file, of all images of a folder, of planes, or of a sequence of these.
 
-        `threshold`: lowest score of a detection; None: the one in the weights, or 0.5 if they have none.
+        Pairs, in a folder or a CSV file, are aligned, and their heat maps drawn by the difference to the template, as
+        `flatout defect predict` does. `threshold`: lowest score of a detection; None: the one in the weights, or 0.5 if
+        they have none.
         """
         self._with_weights()  # fail before any image is read
         several = [images] if isinstance(images, str | Path | np.ndarray) else list(images)
-        return [self._inspect(planes_CHW, path, threshold) for each in several for planes_CHW, path in _planes_of(each)]
+        return [self._inspect(opened, threshold) for each in several for opened in _opened(each)]
 
     def export(self, size_hw: tuple[int, int] = STRIP_HW, **options: Any) -> "Exported":
         """Export as an ONNX file for images of a size; `options` are those of `flatout.defect.export.export_file`."""
@@ -113,14 +119,18 @@ class Inspector:
 
         return export_file(self._with_weights(), size_hw, **options)
 
-    def _inspect(self, planes_CHW: np.ndarray, path: str, threshold: float | None) -> Inspected:
+    def _inspect(self, opened: "_Opened", threshold: float | None) -> Inspected:
+        planes_CHW = opened.planes_CHW
         shape_hw = planes_CHW.shape[1], planes_CHW.shape[2]
         if shape_hw not in self._mappers:
             self._mappers[shape_hw] = self._mapper(shape_hw)
         heat_HW = self._mappers[shape_hw](planes_CHW)
         least = self._threshold if threshold is None else threshold
-        found = tuple(each for each in detect(heat_HW, FINE) if each.score >= least)
-        return Inspected(heat=heat_HW, detections=found, planes=planes_CHW, path=path)
+        if opened.is_pair:
+            heat_HW = refined(heat_HW, planes_CHW)
+        everything = detect_components(heat_HW) if opened.is_pair else detect(heat_HW, FINE)
+        found = tuple(each for each in everything if each.score >= least)
+        return Inspected(heat=heat_HW, detections=found, planes=planes_CHW, path=opened.path)
 
     def _mapper(self, shape_hw: tuple[int, int]) -> HeatMapper:
         network, weights = load_network(self._with_weights())
@@ -145,24 +155,44 @@ class Inspector:
         return self.weights
 
 
-def _planes_of(given: Given) -> Iterator[tuple[np.ndarray, str]]:
-    """Planes [3, H, W] and the path of each image, one at a time."""
+class _Opened(NamedTuple):
+    """An image that was read."""
+
+    planes_CHW: np.ndarray
+    path: str
+    """"" for an array."""
+    is_pair: bool = False
+    """Whether its references are an aligned template."""
+
+
+def _opened(given: Given) -> Iterator[_Opened]:
+    """Every image that is given, one at a time."""
     if isinstance(given, np.ndarray):
         if given.ndim != 3 or given.shape[0] != 3:
             raise ConfigError(
                 f"predict() got an array of shape {list(given.shape)}. Stack the target and its two references as "
                 "[3, height, width] with values from 0 to 255, or give the path of a file."
             )
-        yield given, ""
+        yield _Opened(given, "")
         return
-    path = Path(given)
+    are_pairs = holds_pairs(given)
+    files, read = _pairs(given) if are_pairs else (_image_files(Path(given)), read_canonical)
+    for file in files:
+        try:
+            planes_CHW = read(file)
+        except (OSError, DecodeError) as error:
+            raise DataError(str(error)) from None
+        yield _Opened(planes_CHW, str(file), are_pairs)
+
+
+def _pairs(path: str | Path) -> tuple[list[Path], ReadImage]:
+    images = list_pair_images(path)
+    return [image.path for image in images], PairReader(images, AlignConfig())
+
+
+def _image_files(path: Path) -> list[Path]:
     endings = {ending for each in EXTENSIONS.values() for ending in each}
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in endings) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path}: no images in this folder. File names must end in {', '.join(sorted(endings))}.")
-    for file in files:
-        try:
-            planes_CHW = read_canonical(file)
-        except (OSError, DecodeError) as error:
-            raise DataError(str(error)) from None
-        yield planes_CHW, str(file)
+    return files

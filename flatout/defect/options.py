@@ -220,8 +220,8 @@ class TestOptions:
     model_path: str = option("", "weights: best.pt, or a file of an older trainer", metavar="FILE")
     test_path: str = option(
         "",
-        "the root of a data set, its test/ folder, any folder with images, or pairs: a folder with temp/ and test/, or "
-        "a CSV file with the columns template and test",
+        "the root of a data set, its test/ or valid/ folder, any folder with images, or pairs: a folder with temp/ and "
+        "test/, or a CSV file with the columns template and test",
         metavar="FOLDER",
     )
     method: Method | None = option(
@@ -257,7 +257,7 @@ class TestOptions:
     threshold: float | None = option(
         None,
         "probability at or above which a pixel counts as defect (default: the threshold in --settings, else in the "
-        "weights; 0.5 for the classical method; else the one with the best F1 on these images, or 0.5 without masks)",
+        "weights, else 0.5; never one that is chosen on these images)",
     )
     dead_pixels: str = option(
         "",

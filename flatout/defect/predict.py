@@ -9,11 +9,11 @@ Dimension key:  C planes   H W image   K dead pixels
 import csv
 import json
 import logging
-import tempfile
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ import torch
 from flatout.defect.compare.align import AlignConfig
 from flatout.defect.compare.calibrate import Settings, choose_settings, read_settings
 from flatout.defect.compare.classical import ClassicalMapper, RefinedMapper
-from flatout.defect.data.find import EvaluationImage, list_images, list_split
+from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images, list_split
 from flatout.defect.data.items import MAX_GREY, are_equal, read_canonical
 from flatout.defect.data.pairs import Boxes, PairReader, aligned_planes, holds_pairs, list_pair_images, read_boxes
 from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
@@ -45,19 +45,29 @@ from flatout.ranks import choose_device
 
 logger = logging.getLogger(__name__)
 
+ANY_HEAT = 1e-6
+"""Threshold that every component of a heat map reaches that is 0 elsewhere."""
+
 
 def predict(options: TestOptions) -> DefectEvaluation:
     """Process every image of `test_path` and write the results to `output_dir`; images with a label are evaluated."""
     way = open_inspection(options)
     images = way.images
-    writer = _Writer(options, root=_common_folder(images))
+    threshold = DEFAULT_THRESHOLD if way.threshold is None else way.threshold
+    if way.threshold is None:
+        logger.warning(
+            "%s holds no threshold, so %g is used, which may be far from a good one. Choose one on other images than "
+            "these: flatout defect calibrate --model_path %s --test_path FOLDER --settings FILE",
+            options.model_path, threshold, options.model_path,
+        )  # fmt: skip
+    writer = _Writer(options, root=_common_folder(images), threshold=threshold, ranks_all=way.find is not None)
     result = evaluate_images(
         way.make_map,
         images,
         read=way.read,
         use_masks=options.use_ground_truth_mask,
         dead_xy_K2=read_dead_pixels(options.dead_pixels) if options.dead_pixels else None,
-        threshold=way.threshold,
+        threshold=threshold,
         find=way.find,
         observers=[writer, _EqualPlanes()],
     )
@@ -113,6 +123,8 @@ def open_inspection(options: TestOptions) -> Inspection:
             "--model_path and --test_path are both required: a weights file, and a folder with images. Without "
             "weights, use --method classical."
         )
+    if options.sweep and method == "classical":
+        raise ConfigError("--sweep paints defects for a network: give its weights with --model_path, or omit --sweep.")
     if settings is not None and settings.method != method:
         raise ConfigError(
             f"{options.settings}: its threshold was chosen for the {settings.method} method, not for {method}."
@@ -121,10 +133,9 @@ def open_inspection(options: TestOptions) -> Inspection:
     images = list_test_images(options)
     read = reader_for(images, options)
     refines = options.refine == "on" or (options.refine == "auto" and are_pairs)
-    threshold: float | None
     if method == "classical":
         make_map: MakeMap = ClassicalMapper()
-        threshold = DEFAULT_THRESHOLD if chosen is None else chosen
+        own: float | None = DEFAULT_THRESHOLD
     else:
         network, weights = load_network(options.model_path)
         device = choose_device(options.resolved_device)
@@ -133,10 +144,8 @@ def open_inspection(options: TestOptions) -> Inspection:
         make_map = HeatMapper(network, grid, device, untiled=options.untiled)
         if refines:
             make_map = RefinedMapper(make_map)
-        threshold = weights.threshold if chosen is None else chosen
-        if threshold is None and are_pairs:
-            threshold = DEFAULT_THRESHOLD  # not the best one on the images that are tested
-    threshold = threshold if options.threshold is None else options.threshold
+        own = weights.threshold
+    threshold = next((each for each in (options.threshold, chosen, own) if each is not None), None)
     find = detect_components if method == "classical" or refines else None
     return Inspection(method, images, read, make_map, threshold, find)
 
@@ -162,14 +171,21 @@ def reader_for(images: list[EvaluationImage], options: TestOptions) -> ReadImage
 
 
 def list_test_images(options: TestOptions) -> list[EvaluationImage]:
-    """Pairs; or the test split of a data set, given its root or its test/ folder; or all images of a folder."""
+    """Pairs; or a split of a data set, given its root or the folder of the split; or all images of a folder.
+
+    The root stands for its test split, and in a calibration for its valid split: a threshold is not chosen on the
+    images that it is tested on. Images of a folder named `good` are good, as in a split.
+    """
     if holds_pairs(options.test_path):
         return list_pair_images(options.test_path)
     path = Path(options.test_path)
-    root = path.parent if path.name == "test" else path
-    if images := list_split(root, "test", options.img_format):
-        return images
-    return [EvaluationImage(image, None, is_good=False) for image in list_images(path, options.img_format)]
+    named = [(path.parent, split) for split in SPLITS if path.name == split]
+    of_root = [(path, split) for split in (SPLITS[::-1] if isinstance(options, CalibrateOptions) else SPLITS[:1])]
+    for root, split in named or of_root:
+        if images := list_split(root, split, options.img_format):
+            return images
+    is_good = path.name == GOOD
+    return [EvaluationImage(image, None, is_good=is_good) for image in list_images(path, options.img_format)]
 
 
 def grid_for(options: TestOptions, weights: DefectWeights, first: Path, read: ReadImage = read_canonical) -> Grid:
@@ -197,14 +213,14 @@ def read_dead_pixels(path: str) -> np.ndarray:
 class _Writer:
     """Writes the files of every image as it is processed, and the tables at the end."""
 
-    def __init__(self, options: TestOptions, *, root: Path) -> None:
-        self._options, self._root = options, root
+    def __init__(self, options: TestOptions, *, root: Path, threshold: float, ranks_all: bool = False) -> None:
+        """`ranks_all`: heat maps are 0 outside of components, so those below the threshold can be ranked, too."""
+        self._options, self._root, self._threshold, self._ranks_all = options, root, threshold, ranks_all
         self._folder = Path(options.output_dir)
         self._names: list[str] = []
         self._detections: list[tuple[str, int, int, float]] = []
-        self._boxes: list[Boxes | None] = []
         self._blobs: list[BlobImage] = []
-        self._later = _Waiting()
+        self._ranked: list[BlobImage] = []
         self._report = Report() if options.report else None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -214,7 +230,8 @@ class _Writer:
             ) from None
 
     def __call__(self, evaluated: EvaluatedImage) -> None:
-        relative = evaluated.image.path.relative_to(self._root)
+        # Without the ".." of a table of pairs, which would lead out of the output folder.
+        relative = Path(os.path.abspath(evaluated.image.path)).relative_to(self._root)
         stem = self._folder / relative.with_suffix("")
         stem.parent.mkdir(parents=True, exist_ok=True)
         self._names.append(str(relative))
@@ -227,22 +244,15 @@ class _Writer:
             plot = stem.with_name(f"{stem.name}_result.png")
             result_png(evaluated.planes_CHW, evaluated.heat_HW, evaluated.mask_HW, plot)
         boxes = evaluated.image.boxes if self._options.use_ground_truth_mask else None
-        self._boxes.append(None if boxes is None else read_boxes(boxes))
-        maps = Maps(evaluated.planes_CHW, evaluated.heat_HW, evaluated.mask_HW)
-        if evaluated.threshold is None:
-            self._later.put(maps)
-        else:
-            self._compare(maps, evaluated.threshold)
+        self._inspect(str(relative), evaluated, None if boxes is None else read_boxes(boxes))
 
     def finish(self, result: DefectEvaluation) -> DefectEvaluation:
         """Write the tables and the report; returns the result with the scores of blobs."""
-        for maps in self._later.take_all():
-            self._compare(maps, result.threshold)
         rows = [_with_blobs(row, found) for row, found in zip(result.rows, self._blobs, strict=True)]
-        result = replace(result, rows=rows, at_threshold=blob_scores(self._blobs))
+        result = replace(result, rows=rows, at_threshold=blob_scores(self._blobs, self._ranked))
         ranked = sorted(self._detections, key=lambda row: -row[3])
         if not self._options.all_detections:
-            ranked = [row for row in ranked if row[3] >= result.threshold]
+            ranked = [row for row in ranked if row[3] >= self._threshold]
         _write_table(self._folder / "detections.csv", ("image", "y", "x", "score"), ranked)
         pairs = [
             (blob, name, found) for name, found in zip(self._names, self._blobs, strict=True) for blob in found.blobs
@@ -263,42 +273,18 @@ class _Writer:
             (self._folder / "report.html").write_text(page, encoding="utf-8")
         return result
 
-    def _compare(self, maps: Maps, threshold: float) -> None:
-        """Find the blobs of the next image, which are known only with the threshold, and write its mask."""
-        number = len(self._blobs)
-        name = self._names[number]
-        found = inspect_blobs(maps.heat_HW, threshold, maps.mask_HW, self._boxes[number])
+    def _inspect(self, name: str, evaluated: EvaluatedImage, boxes: Boxes | None) -> None:
+        """Find the blobs of an image, compare them with its labels, and write its mask."""
+        maps = Maps(evaluated.planes_CHW, evaluated.heat_HW, evaluated.mask_HW)
+        found = inspect_blobs(maps.heat_HW, self._threshold, maps.mask_HW, boxes)
         self._blobs.append(found)
+        if self._ranks_all and found.is_labelled:
+            self._ranked.append(inspect_blobs(maps.heat_HW, ANY_HEAT, maps.mask_HW, boxes))
         if self._options.save_masks:
             stem = self._folder / Path(name).with_suffix("")
-            grey_png((maps.heat_HW >= threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
+            grey_png((maps.heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
         if self._report is not None:
             self._report.add(name, maps, found)
-
-
-class _Waiting:
-    """Maps that wait for a threshold, in a temporary file: those of a large set would not fit into memory."""
-
-    def __init__(self) -> None:
-        self._file: IO[bytes] | None = None
-        self._has_mask: list[bool] = []
-
-    def put(self, maps: Maps) -> None:
-        self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - open until it was read back
-        self._has_mask.append(maps.mask_HW is not None)
-        for array in maps:
-            if array is not None:
-                np.save(self._file, array, allow_pickle=False)
-
-    def take_all(self) -> Iterator[Maps]:
-        """The maps in the order in which they came."""
-        if self._file is None:
-            return
-        with self._file as file:
-            file.seek(0)
-            for has_mask in self._has_mask:
-                planes_CHW, heat_HW = (np.load(file, allow_pickle=False) for _ in range(2))
-                yield Maps(planes_CHW, heat_HW, np.load(file, allow_pickle=False) if has_mask else None)
 
 
 def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:
@@ -318,12 +304,19 @@ class _EqualPlanes:
         self._has_warned = False
 
     def __call__(self, evaluated: EvaluatedImage) -> None:
-        if not self._has_warned and are_equal(evaluated.planes_CHW):
-            self._has_warned = True
+        if self._has_warned or not are_equal(evaluated.planes_CHW):
+            return
+        self._has_warned = True
+        if evaluated.image.references:
+            logger.warning(
+                "%s: its template shows exactly the same, so no defect can be found. Is it a copy of the test image?",
+                evaluated.image.path,
+            )
+        else:
             logger.warning(
                 "%s: its three planes are equal (a grey file fills all three), so target is the same as both "
-                "references, and no defect can be found. Give files of three planes: target, ref1 and ref2. "
-                "`flatout defect check` lists all such files.",
+                "references, and no defect can be found. Give files of three planes: target, ref1 and ref2, or pairs "
+                "of a template and a test image. `flatout defect check` lists all such files.",
                 evaluated.image.path,
             )
 
@@ -336,6 +329,5 @@ def _write_table(path: Path, names: tuple[str, ...], rows: Sequence[tuple[object
 
 
 def _common_folder(images: list[EvaluationImage]) -> Path:
-    """The folder relative to which the names of images are unique."""
-    folders = {image.path.parent for image in images}
-    return folders.pop() if len(folders) == 1 else images[0].path.parent.parent
+    """The absolute path of the folder that holds all images, relative to which their names are unique."""
+    return Path(os.path.commonpath([os.path.abspath(image.path.parent) for image in images]))

@@ -38,7 +38,7 @@ MEANINGS = {
     "pixel_AUROC": "a defective pixel outranks a good one; near 1 for any network, since few pixels are defective",
     "pixel_AP": "average precision of pixels",
     "pixel_AUPRO": "overlap per defect up to 30 % false positive pixels; every defect counts equally",
-    "pixel_best_F1": "the best F1 of pixels that any threshold gives on these images",
+    "pixel_best_F1": "upper bound of F1: its threshold is chosen on these images",
     "pixel_IoU": "intersection over union of pixels at the threshold",
     "threshold": "heat at or above which a pixel counts as defect",
     "image_AUROC": "a defective image outranks a good one, by its highest heat",

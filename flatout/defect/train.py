@@ -24,7 +24,7 @@ from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth
 from flatout.defect.data.items import MAX_GREY, Strips
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
 from flatout.defect.evaluate.evaluate import EvaluatedImage, HeatMapper, MakeMap, evaluate_images
-from flatout.defect.evaluate.scores import DefectEvaluation
+from flatout.defect.evaluate.scores import DefectEvaluation, detect_components
 from flatout.defect.input import InputConfig, TrainingImages, find_images, open_input
 from flatout.defect.model import DefectNet, last_layer_problem
 from flatout.defect.options import RENAMED_OPTIONS, TrainOptions
@@ -190,22 +190,33 @@ class DefectRecipe(Recipe):
         if not self._validation_images:
             return None
         model.network.eval()
+        are_pairs = bool(self._validation_images[0].references)
         mapper: MakeMap = HeatMapper(model.network, self._samples.grid, self.device, dtype=DTYPES[self.amp])
-        if self._validation_images[0].references:
+        if are_pairs:
             mapper = RefinedMapper(mapper)  # as in `test` and `predict`, so that the threshold is that of its maps
         false_heat: list[np.ndarray] = []
+        defect_heat: list[float] = []
 
         def keep(evaluated: EvaluatedImage) -> None:
             self._run.stop_if_asked()
             if self.options.false_blobs is not None:
                 blobs = heat_blobs(evaluated.heat_HW, evaluated.image)
                 false_heat.append(blobs.heat_N[blobs.is_false_N])
+                defect_heat.extend(blobs.best_K.tolist())
 
         with clock.stage("train.validate"):
-            found = evaluate_images(mapper, self._validation_images, read=self._read, observers=[keep])
+            found = evaluate_images(
+                mapper, self._validation_images, read=self._read, observers=[keep],
+                find=detect_components if are_pairs else None,
+            )  # fmt: skip
         if self.options.false_blobs is not None:
             threshold = threshold_for(false_heat, self.options.false_blobs)
             found = replace(found, chosen_threshold=threshold)
+            if last and max(defect_heat, default=1.0) < threshold:
+                logger.warning(
+                    "None of the %s of the validation images reaches the stored threshold of %.4g: train longer.",
+                    counted(len(defect_heat), "labelled defect"), threshold,
+                )  # fmt: skip
         return ValidationResult(found.fitness, found.scores(), found, str(found))
 
     def describe_network(self, model: Model) -> dict[str, Any]:
@@ -350,7 +361,14 @@ def _list_validation_images(options: TrainOptions) -> list[EvaluationImage]:
     """The labelled images of valid/; warns of defective images without a mask, which are not used."""
     if holds_pairs(options.training_dataset_path):
         # Only their templates are trained on.
-        return [image for image in list_pair_images(options.training_dataset_path) if image.is_labelled]
+        pairs = list_pair_images(options.training_dataset_path)
+        if with_boxes := [pair for pair in pairs if pair.boxes is not None and not pair.is_labelled]:
+            logger.warning(
+                "%d of %s have boxes but no mask, such as %s: they are not validated on. After the training, choose a "
+                "threshold on them with: flatout defect calibrate --model_path WEIGHTS --test_path %s --settings FILE",
+                len(with_boxes), counted(len(pairs), "pair"), with_boxes[0].path, options.training_dataset_path,
+            )  # fmt: skip
+        return [pair for pair in pairs if pair.is_labelled]
     root = root_of(options.training_dataset_path)
     images = list_split(root, "valid", options.img_format)
     defective = [image for image in images if not image.is_good]

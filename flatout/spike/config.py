@@ -485,7 +485,8 @@ def notes(values: Mapping[Any, Any], config: SpikeConfig) -> Iterator[str]:
     """Notes on keys of a valid file that are ignored or have an unexpected effect."""
     for section, keys in UNUSED_KEYS.items():
         given = values.get(section) or {}
-        if present := [key for key in keys if key in given]:
+        # Not those that are null, as in the complete config of a run folder.
+        if present := [key for key in keys if given.get(key) is not None]:
             yield f"{section}.{', '.join(present)}: keys of the early VRT-based code, accepted and not used."
     data = config.DATA
     if data.K is not None and data.NUM_VOXEL_BINS is not None and data.NUM_VOXEL_BINS != data.K:

@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flatout.config import build_config
 from flatout.spike.config import ModelConfig
 
 
@@ -198,11 +199,9 @@ class DeblurNet(nn.Module):
 
 
 def network_from(spec: Mapping[str, Any]) -> DeblurNet:
-    """Build the network that a spec from a weights file describes."""
-    model: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in spec["model"].items()
-    }
-    return DeblurNet(ModelConfig(**model), channels=spec["channels"], ratio=spec["ratio"])
+    """Build the network that a spec from a weights file describes; ConfigError if it describes none."""
+    model = build_config(spec["model"], ModelConfig, where="network")
+    return DeblurNet(model, channels=spec["channels"], ratio=spec["ratio"])
 
 
 NETWORK_KEYS = ("KIND", "USE_SPIKE", "WIDTH", "ENC_BLOCKS", "MIDDLE_BLOCKS", "DEC_BLOCKS", "SPIKE_BLOCKS", "TEMPORAL")

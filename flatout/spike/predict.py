@@ -5,6 +5,7 @@ Dimension key:  N clips   L frames of a clip
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -167,7 +168,7 @@ def predict_folder(
     )
     page_path = output / "before_after.html" if page and count else None
     if page_path is not None:
-        title = f"{blur.resolve().parent.name}/{blur.name}: blurry and restored"
+        title = f"{Path(os.path.abspath(blur)).parent.name}/{blur.name}: blurry and restored"
         write_slider_page(page_path, writer.written, title=title)
     return PredictedFolder(output, count, seconds, path, page_path)
 

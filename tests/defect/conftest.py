@@ -3,6 +3,6 @@
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def _in_one_thread(one_thread: None) -> None:
-    """Applies `one_thread` to every test of this folder."""
+@pytest.fixture(autouse=True, scope="module")
+def _in_one_thread(module_in_one_thread: None) -> None:
+    """Applies `module_in_one_thread` to every test of this folder."""

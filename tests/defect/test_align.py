@@ -1,5 +1,8 @@
 """Registration: known shifts are found, defects do not bend them, the torch version agrees."""
 
+import os
+from pathlib import Path
+
 import cv2
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from flatout.defect.demo_data import generate_strip
 from flatout.errors import ConfigError
 from tests.defect.boards import board_pair, shifted, texture, write_boards
 
+BOARDS = Path(os.environ.get("FLATOUT_DATA", "none")) / "deeppcb_mini"
 MARGIN = 3
 """Blocks near the edge, where the reference would have to be known beyond its own."""
 
@@ -90,6 +94,19 @@ def test_torch_finds_the_same_shifts(shape_hw):
         np.testing.assert_allclose(batch.shift_BGK2[number].numpy(), alone.shift_GK2, atol=0.05)
         np.testing.assert_allclose(batch.confidence_BGK[number].numpy(), alone.confidence_GK, atol=0.05)
         assert np.abs(batch.reference_BHW[number].numpy() - alone.reference_HW).mean() < 0.5
+
+
+@pytest.mark.skipif(not BOARDS.is_dir(), reason="FLATOUT_DATA names no folder with deeppcb_mini")
+def test_torch_finds_the_same_shifts_on_real_boards():
+    tests = sorted((BOARDS / "val/test").iterdir())[:3]
+    planes = [
+        np.stack([cv2.imread(str(folder / path.name), 0) for path in tests]).astype(np.float32)
+        for folder in (BOARDS / "val/test", BOARDS / "val/temp")
+    ]
+    batch = align_batch(*map(torch.from_numpy, planes))
+    for number, (target, reference) in enumerate(zip(*planes, strict=True)):
+        difference = np.abs(batch.shift_BGK2[number].numpy() - align(target, reference).shift_GK2)
+        assert np.quantile(difference, 0.99) < 0.05 and difference.max() < 0.5
 
 
 @pytest.mark.gpu

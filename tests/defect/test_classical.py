@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -18,6 +20,8 @@ from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.pairs import PairReader, list_pair_images, read_boxes, read_planes
 from flatout.defect.evaluate.scores import detect_components
 from flatout.defect.model import DefectNet
+from flatout.defect.options import TrainOptions
+from flatout.defect.train import _list_validation_images
 from flatout.defect.weights import read_weights, weights_metadata
 from flatout.errors import ConfigError, DataError
 from flatout.feed import DecodeError
@@ -159,6 +163,61 @@ def test_pairs_are_tested_without_any_weights(boards, tmp_path):
         assert any(name == "00.png" and abs(fx - x) < 6 and abs(fy - y) < 6 for name, fx, fy in found)
 
 
+def test_the_ranking_of_components_does_not_depend_on_the_threshold(boards, tmp_path):
+    scores = []
+    for threshold in ("0.5", "0.99"):
+        words = ["--test_path", str(boards), "--output_dir", str(tmp_path), "--threshold", threshold]
+        assert main(["defect", "test", *words, "--save_pictures", "false"]) == 0
+        scores.append(json.loads((tmp_path / "results.json").read_text()))
+    assert scores[0]["blob_AP"] == scores[1]["blob_AP"] > 0.9
+    assert (scores[0]["blob_recall"], scores[1]["blob_recall"]) == (1, 0)
+
+
+def test_boxes_alone_label_an_image(tmp_path):
+    write_boards(tmp_path, 1)
+    write_boards(tmp_path / "more", 1, good=True, first_seed=7)
+    for kind in ("temp", "test"):
+        (tmp_path / "more" / kind / "00.png").rename(tmp_path / kind / "good.png")
+    shutil.rmtree(tmp_path / "mask")
+    (tmp_path / "boxes").mkdir()
+    lines = [f"{x - 6} {y - 6} {x + 6} {y + 6} {kind}" for kind, (x, y) in enumerate(DEFECTS_XY, start=1)]
+    (tmp_path / "boxes/00.txt").write_text("\n".join(lines))
+    (tmp_path / "boxes/good.txt").write_text("")
+    out = tmp_path / "out"
+    assert main(["defect", "test", "--test_path", str(tmp_path), "--output_dir", str(out)]) == 0
+    with (out / "images.csv").open() as file:
+        rows = [
+            (row["is_defective"], row["num_defects"], row["num_found"], row["verdict"]) for row in csv.DictReader(file)
+        ]
+    assert rows == [("True", "3", "3", "fail"), ("False", "0", "0", "pass")]
+    scores = json.loads((out / "results.json").read_text())
+    assert scores["image_AUROC"] == scores["recall@0.1FP"] == scores["blob_recall[class 2]"] == 1
+    assert scores["pixel_AP"] is None, "boxes say nothing about pixels"
+
+
+def test_a_table_may_name_images_in_any_folders(boards, tmp_path):
+    for folder in ("deep/er", "tables"):
+        (tmp_path / folder).mkdir(parents=True)
+    for kind in ("temp", "test"):
+        (tmp_path / f"deep/er/{kind}.png").write_bytes((boards / kind / "00.png").read_bytes())
+    table = tmp_path / "tables/pairs.csv"
+    rows = ["../deep/er/temp.png,../deep/er/test.png", f"{boards}/temp/01.png,{boards}/test/01.png"]
+    table.write_text("\n".join(["template,test", *rows]))
+    out = tmp_path / "out"
+    assert main(["defect", "predict", "--test_path", str(table), "--output_dir", str(out)]) == 0
+    with (out / "images.csv").open() as file:
+        names = [row["name"] for row in csv.DictReader(file)]
+    assert [Path(name).name for name in names] == ["test.png", "01.png"] and ".." not in "".join(names)
+    assert all((out / name).with_name(f"{Path(name).stem}_mask.png").is_file() for name in names)
+
+
+def test_a_template_that_is_a_copy_of_the_test_image_is_named(tmp_path, caplog):
+    write_boards(tmp_path, 1)
+    (tmp_path / "temp/00.png").write_bytes((tmp_path / "test/00.png").read_bytes())
+    assert main(["defect", "predict", "--test_path", str(tmp_path), "--output_dir", str(tmp_path / "out")]) == 0
+    assert "00.png: its template shows exactly the same" in caplog.text
+
+
 def test_a_network_sees_the_aligned_template_and_its_components_are_drawn_by_the_difference(boards, tmp_path):
     weights = tmp_path / "best.pt"
     torch.manual_seed(0)
@@ -254,7 +313,7 @@ def test_check_reads_every_pair(boards, tmp_path):
     assert report.is_bad and "its reference" in "\n".join(report.lines())
 
 
-def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_path):
+def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_path, caplog):
     boards = write_boards(tmp_path / "boards", 1)
     words = ["defect", "train", "--training_dataset_path", str(boards), "--project", str(tmp_path), "--base_width", "4"]
     words += ["--patch_size", "64", "--epochs", "1", "--device", "cpu", "--num_workers", "0", "--psf_pool_size", "20"]
@@ -262,3 +321,14 @@ def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_pa
     config = (tmp_path / "exp/config.yaml").read_text()
     assert "one_reference: true" in config and "defect_mode: board" in config and "steepness: 4.0" in config
     assert read_weights(tmp_path / "exp/weights/best.pt").threshold is not None
+    assert "None of the 3 labelled defects of the validation images reaches the stored threshold of 0.2" in caplog.text
+
+
+def test_pairs_with_boxes_alone_are_not_validated_on_and_a_training_says_so(tmp_path, caplog):
+    write_boards(tmp_path, 2)
+    (tmp_path / "mask/01.png").unlink()
+    (tmp_path / "boxes").mkdir()
+    (tmp_path / "boxes/01.txt").write_text("1 2 30 40 3\n")
+    (image,) = _list_validation_images(TrainOptions(training_dataset_path=str(tmp_path)))
+    assert image.path.name == "00.png"
+    assert "1 of 2 pairs have boxes but no mask" in caplog.text and "flatout defect calibrate" in caplog.text

@@ -28,7 +28,9 @@ from flatout.defect.demo_data import (
 )
 from flatout.defect.export import WholeImage, export_onnx
 from flatout.defect.model import DefectNet
+from flatout.defect.options import CalibrateOptions
 from flatout.defect.patches import Grid
+from flatout.defect.predict import list_test_images
 from flatout.defect.weights import weights_metadata
 from flatout.errors import ConfigError
 from flatout.safefiles.container import write_container
@@ -116,6 +118,43 @@ def test_test_writes_maps_plots_and_tables_and_prints_scores(data, weights, tmp_
     assert json.loads((out / "results.json").read_text())["threshold"] == 0.5
     ranked = [float(row["score"]) for row in csv.DictReader((out / "detections.csv").open())]
     assert ranked == sorted(ranked, reverse=True)
+
+
+def test_without_a_stored_threshold_a_half_is_used_and_never_one_of_the_test_images(data, tmp_path, capsys):
+    torch.manual_seed(0)
+    network, path = DefectNet("v1", 8), tmp_path / "old.pth"
+    torch.save({"model_state_dict": network.state_dict(), "img_height": 32}, path)
+    words = ["--model_path", str(path), "--test_path", str(data), "--output_dir", str(tmp_path), "--gpu_id", "-1"]
+    assert main(["defect", "test", *words, "--save_pictures", "false"]) == 0
+    shown = capsys.readouterr().out
+    assert json.loads((tmp_path / "results.json").read_text())["threshold"] == 0.5
+    assert "old.pth holds no threshold, so 0.5 is used" in shown and "defect calibrate" in shown
+    assert "pixel_best_F1 is an upper bound" in shown
+
+
+def test_a_calibration_looks_at_validation_images_or_at_good_ones(data, weights, tmp_path, capsys):
+    def calibrated(folder):
+        words = ["--model_path", str(weights), "--test_path", str(folder), "--gpu_id", "-1"]
+        return main(["defect", "calibrate", *words, "--settings", str(tmp_path / "s.yaml")])
+
+    for folder, images in (
+        (data, "2 images"),
+        (data / "valid", "2 images"),
+        (data / "train/good", "4 images, all good"),
+    ):
+        assert calibrated(folder) == 0
+        assert images in capsys.readouterr().out
+    assert {image.path.parent.parent.name for image in list_test_images(CalibrateOptions(test_path=str(data)))} == {
+        "valid"
+    }
+    assert calibrated(data / "valid/bright_spots") == 3
+    assert "a folder named good" in capsys.readouterr().err
+
+
+def test_a_sweep_without_weights_is_refused_before_anything_is_read(tmp_path, capsys):
+    write_boards(tmp_path, 1)
+    assert main(["defect", "test", "--test_path", str(tmp_path), "--sweep"]) == 2
+    assert "--sweep" in capsys.readouterr().err
 
 
 def test_predict_takes_any_folder_and_zeroes_dead_pixels(data, weights, tmp_path):
@@ -289,6 +328,7 @@ def test_an_exported_file_equals_the_network_for_any_batch_and_states_its_input_
     assert "| height, width | 80,64 |" in card and "| planes | target, ref1, ref2 |" in card
     facts = {entry.key: entry.value for entry in onnx.load(str(out)).metadata_props}
     assert facts["input_range"] == "0..255"
+    assert facts["threshold"] == "0.5" and "at or above 0.5 counts as defect" in card and "must be aligned" in card
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])

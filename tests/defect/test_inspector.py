@@ -7,6 +7,7 @@ import flatout.defect
 from flatout.defect.data.items import read_canonical
 from flatout.defect.weights import load_network
 from flatout.errors import CheckpointError, ConfigError, DataError
+from tests.defect.boards import write_boards
 from tests.defect.small_runs import small_data
 
 SMALL = {"base_width": 8, "patch_size": 32, "min_patches": (2, 2), "bs": 8, "epochs": 1, "num_workers": 0}
@@ -50,6 +51,17 @@ def test_the_heat_map_is_the_one_that_the_command_writes(trained, tmp_path):
     (map_file,) = (tmp_path / "found").glob("**/bright_spots/*_heat.tiff")
     (result,) = model.predict(data / "test/bright_spots")
     np.testing.assert_allclose(tifffile.imread(map_file), result.heat, atol=1e-6)
+
+
+def test_pairs_are_predicted_as_the_command_does(trained, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    model, _ = trained
+    boards = write_boards(tmp_path / "boards", 1)
+    rows = model.evaluate(boards, output_dir=str(tmp_path / "found"), save_pictures=False, threshold=0.01).rows
+    (result,) = model.predict(boards, threshold=0.01)
+    np.testing.assert_allclose(tifffile.imread(tmp_path / "found/00_heat.tiff"), result.heat, atol=1e-6)
+    assert len(result.detections) == rows[0].num_detections > 0
+    assert result.path == str(boards / "test/00.png")
 
 
 def test_an_exported_file_gives_the_predicted_heat_map(trained, tmp_path):

@@ -315,7 +315,6 @@ def test_a_hundred_steps_teach_what_is_in_target_alone(tmp_path):
         training_dataset_path=str(tmp_path), checkpoint_path=str(tmp_path / "runs"), base_width=16, patch_size=64,
         epochs=13, gpu_id=-1, num_workers=0, seed=0, stop_after=101,
     )  # fmt: skip
-    torch.set_num_threads(2)
     # 13 epochs, so that the learning rate is not reduced before the end; one more step, so that the tenth epoch ends.
     result = train(options)
     rows = list(csv.DictReader((result.folder / "results.csv").open()))

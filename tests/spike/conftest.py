@@ -1,10 +1,15 @@
-"""A tiny simulated data set for the tests of this folder, generated once."""
+"""One thread for the tests of this folder, because its networks are small; and a tiny simulated data set."""
 
 from pathlib import Path
 
 import pytest
 
 from flatout.spike.demo_data import DemoConfig, write_demo_data
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _in_one_thread(module_in_one_thread: None) -> None:
+    """Applies `module_in_one_thread` to every test of this folder."""
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from flatout.engine.callbacks import Callback, End, RunStart, Scores
 from flatout.spike.train import TrainOptions, train
 from tests.spike.test_train import config_for
@@ -22,9 +20,6 @@ class RecordingCallback(Callback):
 
     def end(self, end: End) -> None:
         self.events.append(f"{end.how} {end.epoch}")
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_callbacks_are_notified_and_a_training_stops_at_its_budget_and_continues_with_a_larger_one(

@@ -1,5 +1,6 @@
 """The YAML file: every key is known, numbers may be text, and mistakes are reported with the nearest key."""
 
+import json
 import logging
 import re
 from dataclasses import fields, is_dataclass
@@ -80,6 +81,13 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path):
 def test_impossible_values_are_refused(tmp_path, override, problem):
     with pytest.raises(ConfigError, match=re.escape(problem)):
         load_config(written(tmp_path, GUIDE), [override])
+
+
+def test_unset_keys_of_the_early_code_are_not_worth_a_note(tmp_path, caplog):
+    """The complete config of a run folder has all keys."""
+    complete = plain_values(load_config(written(tmp_path, "DATA: {ROOT: x}\nTRAIN: {EPOCHS: 1, OPTIM: {LR: 1}}\n")))
+    load_config(written(tmp_path, json.dumps(complete)))
+    assert caplog.messages == []
 
 
 def test_old_worker_keys_are_used_without_a_dataloader_section(tmp_path):

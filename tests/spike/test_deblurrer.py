@@ -5,6 +5,9 @@ import torch
 
 import flatout.spike
 from flatout.errors import CheckpointError, ConfigError
+from flatout.safefiles.container import write_container
+from flatout.spike.config import ModelConfig
+from flatout.spike.model import DeblurNet
 from flatout.spike.weights import load_network
 from tests.spike.test_train import TINY
 
@@ -46,6 +49,21 @@ def test_mistakes_have_clear_messages(trained):
         flatout.spike.load(trained.weights).train()
     with pytest.raises(ConfigError, match=r"train\(\): fresch: unknown key .* did you mean 'fresh'"):
         trained.train(fresch=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"KIND": "pyramid"}, "its network is of the kind 'pyramid', .* it knows branch and stacked"),
+        ({"DEPTH": 3}, "describes a network that this version of flatout does not know.*DEPTH"),
+    ],
+)
+def test_a_network_of_a_later_version_is_refused_by_name(model, message, tmp_path):
+    spec = DeblurNet(ModelConfig(WIDTH=4, ENC_BLOCKS=(1, 1), DEC_BLOCKS=(1, 1)), channels=5).spec
+    path = tmp_path / "best.pt"
+    write_container(path, {"weights": {"network": {**spec, "model": spec["model"] | model}, "state": {}}})
+    with pytest.raises(CheckpointError, match=rf"best\.pt: {message}"):
+        load_network(path)
 
 
 def test_weights_of_the_early_code_are_refused_by_name(demo, tmp_path):

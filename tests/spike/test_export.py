@@ -20,7 +20,6 @@ from flatout.spike.step import Normalise, apply_gain
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

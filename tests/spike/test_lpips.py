@@ -13,7 +13,6 @@ from flatout.spike.evaluate import RestoredBatch
 from flatout.spike.lpips import Lpips, LpipsMeter
 from tests.spike.test_train import TINY
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTHS = {"alex": (64, 192, 384, 256, 256), "vgg": (64, 128, 256, 512, 512)}
 SLICES = {
     "alex": {

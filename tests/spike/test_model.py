@@ -7,8 +7,6 @@ from flatout.errors import ConfigError
 from flatout.spike.config import ModelConfig
 from flatout.spike.model import Clip, DeblurNet, network_from
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def stacked(**keys):
     values = {"KIND": "stacked", "WIDTH": 4, "ENC_BLOCKS": (1,), "MIDDLE_BLOCKS": 1, "DEC_BLOCKS": (1,), **keys}

@@ -115,7 +115,9 @@ def test_check_names_the_flags_of_prepare(demo, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "--spike_hw H W" in error and "SPIKE_H" not in error
     assert main(["spike", "prepare", *words, "--spike_hw", "32", "16"]) == 3
-    assert "--spike_hw (in a training: SPIKE_H, SPIKE_W) or SPIKE_FORMAT is wrong" in capsys.readouterr().out
+    assert (
+        "--geometry or --spike_hw (in a training: SPIKE_H, SPIKE_W) or SPIKE_FORMAT is wrong" in capsys.readouterr().out
+    )
     assert main(["spike", "prepare", *words, "--spike_hw", "0", "16"]) == 2
     assert "--spike_hw 0 16: both must be 1 or more" in capsys.readouterr().err
     assert main(["spike", "prepare", *words, "--spike_hw", "16", "32"]) == 0

@@ -203,7 +203,6 @@ def words_for(film: Path, out: Path, *more: str) -> list[str]:
     return ["spike", "simulate", str(film), str(out), "--sequence-length", "5", "--hold", "4", "--noise", "0.1", *more]
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_video_becomes_a_set_that_training_accepts(film, tmp_path, capsys):
     out = tmp_path / "set"
     assert main(words_for(film, out, "--workers", "1")) == 0

@@ -12,7 +12,7 @@ EPILOG = """\
 examples:
   flatout defect calibrate --test_path boards/valid --settings boards.yaml
   flatout defect predict --test_path boards/new --settings boards.yaml
-  flatout defect calibrate --model_path best.pt --test_path boards/valid --false_blobs 0.5 --settings network.yaml
+  flatout defect calibrate --model_path best.pt --test_path R/valid --false_blobs 0.5 --settings network.yaml
 
 Exit code: 0, 2 wrong arguments, 3 unreadable or unlabelled images, 4 unreadable weights, 5 the file cannot be written.
 """
@@ -33,8 +33,9 @@ def main(argv: list[str]) -> int:
     from flatout.defect.predict import calibrate
 
     settings = calibrate(options)
+    weights = f" --model_path {options.model_path}" if settings.method == "network" else ""
     print(
         f"threshold {settings.threshold:.4f} for the {settings.method} method: {options.settings}. Use it with: "
-        f"flatout defect predict --settings {options.settings}"
+        f"flatout defect predict{weights} --test_path FOLDER --settings {options.settings}"
     )
     return 0

@@ -5,12 +5,14 @@ from flatout.defect.options import TestOptions
 from flatout.errors import counted
 
 DESCRIPTION = """\
-Run a network over the images of a folder. Writes a heat map (float32 TIFF), a binary mask (PNG) and a plot per image,
-and tables: pass or fail per image, and the boxes, areas and scores of everything that reaches the threshold.
+Run a network over the images of a folder, or the classical method over pairs. Writes a heat map (float32 TIFF), a
+binary mask (PNG) and a plot per image, and tables: pass or fail per image, and the boxes, areas and scores of
+everything that reaches the threshold.
 """
 EPILOG = """\
-example:
+examples:
   flatout defect predict --model_path runs/defect/exp/weights/best.pt --test_path /data/new --output_dir found
+  flatout defect predict --test_path /data/pairs --settings boards.yaml
 
 Exit code: 0 (also if images fail), 2 wrong arguments, 3 unreadable images, 4 unreadable weights.
 """

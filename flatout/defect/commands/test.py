@@ -4,8 +4,9 @@ from flatout.defect.commands.flags import evaluation_parser, options_from
 from flatout.defect.options import TestOptions
 
 DESCRIPTION = """\
-Run a network over test images. Writes a heat map, a binary mask, a plot, pass or fail and detections per image. Where
-masks exist: pixel and image AUROC, AU-PRO, average precision, F1, IoU, recall, and false blobs per image.
+Run a network over test images, or the classical method over pairs. Writes a heat map, a binary mask, a plot, pass or
+fail and detections per image. Where masks or boxes exist: pixel and image AUROC, AU-PRO, average precision, F1, IoU,
+recall, and false blobs per image.
 report.html shows what was missed and what was found wrongly.
 """
 EPILOG = """\
@@ -27,7 +28,12 @@ def main(argv: list[str]) -> int:
     # Imported here so that help and argument errors do not load torch.
     from flatout.defect.predict import predict
 
-    print(predict(options))
+    result = predict(options)
+    print(result)
+    if result.pixels.best_f1() is not None:
+        print(
+            "pixel_best_F1 is an upper bound: its threshold is chosen on these images. pixel_F1 is the one to compare."
+        )
     if options.sweep:
         from flatout.defect.evaluate.sweep import sweep_table
 

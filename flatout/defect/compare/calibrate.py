@@ -72,7 +72,10 @@ def _labelled_boxes(image: EvaluationImage, shape_hw: tuple[int, ...]) -> np.nda
     if image.boxes is not None:
         return read_boxes(image.boxes).xyxy_K4
     if image.mask is None:
-        raise DataError(f"{image.path}: it has neither a mask nor boxes, and is not known to be good.")
+        raise DataError(
+            f"{image.path}: it has neither a mask nor boxes, and is not known to be good. Good images are those of a "
+            "folder named good, and pairs with an empty file of boxes."
+        )
     try:
         mask_HW = read_mask(image.mask)
     except (OSError, DecodeError) as error:

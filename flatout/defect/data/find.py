@@ -17,6 +17,8 @@ ImgFormat = Literal["tiff", "png_jpg"]
 EXTENSIONS: dict[str, tuple[str, ...]] = {"tiff": (".tiff", ".tif"), "png_jpg": (".png", ".jpg", ".jpeg")}
 GOOD, DEFECTIVE = "good", "bright_spots"
 HARD_NEGATIVES = "hard_negative_samples"
+Split = Literal["test", "valid"]
+SPLITS: tuple[Split, Split] = ("test", "valid")
 _TRUTH = {"valid": "ground_truth_valid", "test": "ground_truth"}
 
 
@@ -73,12 +75,12 @@ def training_folder(training_path: str | Path) -> Path:
     return path / "train" / GOOD if (path / "train" / GOOD).is_dir() else path
 
 
-def truth_folder(root: Path, split: Literal["valid", "test"]) -> Path:
+def truth_folder(root: Path, split: Split) -> Path:
     """The folder of the masks of a split's defective images."""
     return root / _TRUTH[split] / DEFECTIVE
 
 
-def list_split(root: Path, split: Literal["valid", "test"], img_format: ImgFormat) -> list[EvaluationImage]:
+def list_split(root: Path, split: Split, img_format: ImgFormat) -> list[EvaluationImage]:
     """Images of a split, good ones first; empty if the split does not exist."""
     images: list[EvaluationImage] = []
     for kind in (GOOD, DEFECTIVE):

@@ -104,8 +104,11 @@ def inspect_blobs(
     )
 
 
-def blob_scores(images: Sequence[BlobImage]) -> dict[str, float | None]:
-    """Scores of labelled images at the threshold; those that cannot be computed are None."""
+def blob_scores(images: Sequence[BlobImage], ranked: Sequence[BlobImage] | None = None) -> dict[str, float | None]:
+    """Scores of labelled images at the threshold; those that cannot be computed are None.
+
+    `ranked`: the same images with all their blobs, for the average precision; None: those at the threshold.
+    """
     labelled = [image for image in images if image.is_labelled]
     hit, false, missed = (
         sum(getattr(image, name) for image in labelled) for name in ("hit_px", "false_px", "missed_px")
@@ -117,7 +120,7 @@ def blob_scores(images: Sequence[BlobImage]) -> dict[str, float | None]:
     return {
         "pixel_F1": _f1(hit, false, missed),
         "image_F1": _f1(failed.count((True, True)), failed.count((False, True)), failed.count((True, False))),
-        "blob_AP": blob_average_precision(labelled),
+        "blob_AP": blob_average_precision([image for image in ranked or images if image.is_labelled]),
         "blob_recall": (num_defects - num_missed) / num_defects if num_defects else None,
         "false_blobs_per_image": num_false / len(labelled) if labelled else None,
         **recall_by_class(labelled),

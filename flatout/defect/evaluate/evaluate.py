@@ -2,7 +2,7 @@
 
     image --HeatMapper--> heat map --compared with its mask--> counts of pixels, detections, rows --> DefectEvaluation
 
-Dimension key:  C planes   H W image   K dead pixels   T tiles   P patch side   B tiles at a time
+Dimension key:  C planes   H W image   K dead pixels, or boxes   T tiles   P patch side   B tiles at a time
 """
 
 import time
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import MAX_GREY, read_canonical, read_mask
+from flatout.defect.data.pairs import read_boxes
 from flatout.defect.evaluate.scores import (
     DefectEvaluation,
     DetectConfig,
@@ -49,8 +50,6 @@ class EvaluatedImage(NamedTuple):
     heat_HW: np.ndarray
     mask_HW: np.ndarray | None
     detections: list[Detection]
-    threshold: float | None = None
-    """The threshold if it was set beforehand; None: it is known only after the last image."""
 
 
 ImageObserver = Callable[[EvaluatedImage], None]
@@ -76,10 +75,11 @@ def evaluate_images(
     observers: Iterable[ImageObserver] = (),
     find: FindDetections | None = None,
 ) -> DefectEvaluation:
-    """Compute the heat map of every image and compare it with its mask.
+    """Compute the heat map of every image and compare it with its mask, or with its boxes if it has no mask.
 
-    `dead_xy_K2`: dead pixels, around which heat maps are set to 0. `threshold`: used instead of the one with the best
-    F1. `observers` are called with every image. `find`: finds the detections in a heat map; None: local maxima.
+    `dead_xy_K2`: dead pixels, around which heat maps are set to 0. `threshold`: None: the one with the best F1 on these
+    images, which says nothing about others. `observers` are called with every image. `find`: finds the detections in
+    a heat map; None: local maxima.
     Raises DataError that names an image or mask that cannot be used.
     """
     pixels, tally = PixelCounts(), _Tally()
@@ -92,9 +92,9 @@ def evaluate_images(
         found = detect(heat_HW, FINE) if find is None else find(heat_HW)
         if mask_HW is not None:
             pixels.add(mask_HW, heat_HW)
-        tally.add(image, heat_HW, mask_HW, found)
+        tally.add(image, _label_of(image, mask_HW, heat_HW.shape, use_boxes=use_masks), heat_HW, found)
         for observer in observers:
-            observer(EvaluatedImage(image, planes_CHW, heat_HW, mask_HW, found, threshold))
+            observer(EvaluatedImage(image, planes_CHW, heat_HW, mask_HW, found))
     labelled = [row for row in tally.rows if row.is_defective is not None]
     result = DefectEvaluation(
         pixels=pixels.ranking(),
@@ -132,12 +132,11 @@ class _Tally:
             rows.append(replace(row, num_found=len(set(on) - {None}), num_detections=len(on)))
         return rows
 
-    def add(
-        self, image: EvaluationImage, heat_HW: np.ndarray, mask_HW: np.ndarray | None, found: list[Detection]
-    ) -> None:
-        number_HW, num_defects = (np.zeros(heat_HW.shape, np.int64), 0) if mask_HW is None else number_defects(mask_HW)
-        on = [defect_at(number_HW, each) for each in found]
-        if mask_HW is not None:
+    def add(self, image: EvaluationImage, label: "_Label | None", heat_HW: np.ndarray, found: list[Detection]) -> None:
+        """`label`: None: the image is not labelled."""
+        num_defects = 0 if label is None else label.num_defects
+        on = [None if label is None else defect_at(label.number_HW, each) for each in found]
+        if label is not None:
             self.hits += [
                 (each.score, None if defect is None else self._num_defects + defect)
                 for each, defect in zip(found, on, strict=True)
@@ -148,7 +147,7 @@ class _Tally:
         self.rows.append(
             ImageRow(
                 name=image.path.name,
-                is_defective=None if mask_HW is None else bool(mask_HW.any()),
+                is_defective=None if label is None else num_defects > 0,
                 peak=float(heat_HW.max()),
                 num_defects=num_defects,
                 num_found=0,
@@ -156,6 +155,39 @@ class _Tally:
             )
         )
         self._found.append([(each.score, defect) for each, defect in zip(found, on, strict=True)])
+
+
+class _Label(NamedTuple):
+    """The labelled defects of an image."""
+
+    number_HW: np.ndarray
+    """The number of the defect at each pixel, from 1; 0 where there is none."""
+    num_defects: int
+
+
+def _label_of(
+    image: EvaluationImage, mask_HW: np.ndarray | None, shape_hw: tuple[int, ...], *, use_boxes: bool
+) -> _Label | None:
+    if mask_HW is not None:
+        return _Label(*number_defects(mask_HW))
+    if image.boxes is None or not use_boxes:
+        return None
+    xyxy_K4 = read_boxes(image.boxes).xyxy_K4
+    return _Label(number_boxes(xyxy_K4, shape_hw), len(xyxy_K4))
+
+
+def number_boxes(xyxy_K4: np.ndarray, shape_hw: tuple[int, ...]) -> np.ndarray:
+    """The number of the box at each pixel, from 1, the smallest where several overlap; int64 [H, W].
+
+    Boxes are widened by MATCH_RADIUS, like the defects of masks.
+    """
+    number_HW = np.zeros(shape_hw, np.int64)
+    low_K2 = np.floor(xyxy_K4[:, :2]).astype(np.int64) - MATCH_RADIUS
+    high_K2 = np.ceil(xyxy_K4[:, 2:]).astype(np.int64) + MATCH_RADIUS
+    for each in np.argsort(-(high_K2 - low_K2).prod(1), kind="stable"):
+        (left, top), (right, bottom) = np.maximum(low_K2[each], 0), np.maximum(high_K2[each], 0)
+        number_HW[top:bottom, left:right] = each + 1
+    return number_HW
 
 
 def number_defects(mask_HW: np.ndarray) -> tuple[np.ndarray, int]:

@@ -315,7 +315,7 @@ class DefectEvaluation:
     hits: list[tuple[float, int | None]] = field(default_factory=list)
     """All detections on labelled images: score, and the number of the defect that is hit or None."""
     num_labelled: int = 0
-    """Images with a mask, or known to be good."""
+    """Images with a mask or boxes, or known to be good."""
     seconds: float = 0.0
     chosen_threshold: float | None = None
     """A threshold set beforehand; None: the one with the best F1 on these images."""

@@ -123,6 +123,8 @@ def _check(output: Path, splits: list[str], spike_hw: tuple[int, int] | None) ->
         try:
             clips = open_clips(data, split, scored=True)
         except StreamError as error:
+            if error.kind != "reshape":
+                raise
             raise DataError(
                 f"{error.what} Give the size of spike frames with --geometry WxH (or --spike_hw H W), or as spike_h "
                 "and spike_w in a config.yaml beside the spikes."
@@ -130,7 +132,7 @@ def _check(output: Path, splits: list[str], spike_hw: tuple[int, int] | None) ->
         for number, facts in enumerate(clips.sequences):
             frame = next(index for index, each in enumerate(clips.frames) if each.sequence == number)
             found = orientation_of(clips, frame)
-            problem = found.problem_for("--spike_hw (in a training: SPIKE_H, SPIKE_W)")
+            problem = found.problem_for("--geometry or --spike_hw (in a training: SPIKE_H, SPIKE_W)")
             bad += bool(problem)
             text = problem or f"fits its frame (correlation {found.correlation['identity']:.2f}, gain {found.gain:.2f})"
             print(f"{split}/{facts.name}: {text}")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from flatout.cli import parser_of, show_log, value
+from flatout.errors import counted
 from flatout.spike.commands.arguments import RANGE, STREAM, stream_settings, view_settings
 
 DESCRIPTION = """\
@@ -48,5 +49,5 @@ def main(argv: list[str]) -> int:
 
     video = f".{args.video}" if args.video else ""
     done = reconstruct(args.source, args.output, view_settings(args), video=video, **stream_settings(args))
-    print(f"{done.images} images in {done.path}, gain {done.gain:.2f}")
+    print(f"{counted(done.images, 'image')} in {done.path}, gain {done.gain:.2f}")
     return 0

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from flatout.cli import parser_of, show_log, value
+from flatout.errors import counted
 from flatout.spike.commands.arguments import RANGE, STREAM, stream_settings, view_settings
 
 DESCRIPTION = """\
@@ -54,5 +55,5 @@ def main(argv: list[str]) -> int:
     stream = open_stream(args.file, **stream_settings(args))
     print(stream)
     done = view_stream(stream, args.out or Path(f"{args.file.stem}_{args.show}.png"), view_settings(args))
-    print(f"{done.path}: {done.images} images, gain {done.gain:.2f}")
+    print(f"{done.path}: {counted(done.images, 'image')}, gain {done.gain:.2f}")
     return 0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.errors import ConfigError, DataError
+from flatout.errors import ConfigError, DataError, counted
 from flatout.spike.config import DataConfig
 from flatout.spike.data.decode import content_of
 from flatout.spike.data.frames import open_voxel
@@ -47,7 +47,7 @@ def stream_layouts(config: DataConfig, kept: Sequence[SequenceFrames]) -> dict[P
         for each, stems in kept
         for stem in stems
     }
-    _log_layouts(config, layouts, content)
+    _log_layouts(config, layouts, f"content: {content}" if paths else "arrays")
     if len(paths) < len(all_paths) and not config.USE_RAM_CACHE:
         logger.warning(
             "Spikes in .npz, .npy and .h5 files are read and packed whole for every crop. USE_RAM_CACHE: true does so "
@@ -62,13 +62,13 @@ def _layout_of(path: Path, content: Content, settings: StreamSettings, sidecar_h
     return decide_layout(os.stat(path).st_size, content, settings, sidecar_hw, where=str(path))
 
 
-def _log_layouts(config: DataConfig, layouts: Mapping[Path, Layout], content: Content) -> None:
-    """Log the decision, and warn of what looks wrong."""
+def _log_layouts(config: DataConfig, layouts: Mapping[Path, Layout], files: str) -> None:
+    """Log the decision, and warn of what looks wrong; `files` says what the files hold."""
     first = next(iter(layouts.values()))
     logger.info(
-        "Spikes: %s %d x %d, %d frames in the first of %d files, rows %s (content: %s).",
-        first.format, first.height, first.width, first.frames, len(layouts),
-        "bottom-up" if first.flipud else "top-down", content,
+        "Spikes: %s %d x %d, %d frames in the first of %s, rows %s (%s).",
+        first.format, first.height, first.width, first.frames, counted(len(layouts), "file"),
+        "bottom-up" if first.flipud else "top-down", files,
     )  # fmt: skip
     if first.warning == "legacy_geometry":
         logger.warning(
