@@ -9,8 +9,8 @@ weights alone (--weights), and two baselines from the same detections: highest l
 learning (self-confidence of labels, and detections above the mean self-confidence of their class).
 BCCD has natural errors: the unplanted set is trained on and audited too, and what that audit finds leaves both counts,
 of all ways alike (--same-network: found by the network of the planted labels). Two other rules stand beside it, because
-they change the picture: AP if each way leaves out its own first 2N findings on the unplanted set, and AP with everything
-counted. Flags of train.py go behind --: on two cores, use `-- --amp bf16 --channels-last`.
+they change the picture: AP if each way leaves out its own first 2N findings on the unplanted set, and AP with all
+findings counted. Flags of train.py go behind --: on two cores, use `-- --amp bf16 --channels-last`.
 Answer: bench/results/audit_<machine>_<yyyymm>.md and .json, audit_generated_... if only that set is used (rewrite them
 with --write).
 What gathering inside the steps costs is measured by bench/audit_cost.py.
@@ -326,12 +326,13 @@ def audit_once(name: str, data: Path, seed: int, options: Namespace, folder: Pat
     total = len(planted)
     found = {}
     for way in WAYS:
-        left_out = {"own": natural[way][: 2 * total], "of_all": []}
-        others = {
-            f"average_precision_{rule}": figures(judged(lists[way], planted, each), planted).average_precision
-            for rule, each in left_out.items()
-        }
-        found[way] = figures(judged(lists[way], planted, natural[RUN]), planted)._replace(**others)
+        by_rule = [
+            figures(judged(lists[way], planted, left_out), planted)
+            for left_out in (natural[RUN], natural[way][: 2 * total], [])
+        ]
+        found[way] = by_rule[0]._replace(
+            average_precision_own=by_rule[1].average_precision, average_precision_of_all=by_rule[2].average_precision
+        )
     print(f"{name}, seed {seed}: N = {total}, training {seconds:.0f} s", flush=True)
     for way in WAYS:
         print(f"  {row(way, found[way])}", flush=True)
@@ -414,12 +415,10 @@ def generated(folder: Path, num_images: int) -> Path:
 
 
 def write(results: Mapping[str, Sequence[dict[str, Figures]]], seeds: Sequence[int], options: Namespace) -> int:
+    flags = "--same-network " * options.same_network + " ".join(options.more)
     lines = [
-        f"size {options.img}, {options.epochs} epochs, "
-        f"seeds {' '.join(map(str, seeds))}; means over the seeds; "
-        f"columns by kind: recall@2N; seeds apart in the .json; {'--same-network ' * options.same_network}{' '.join(options.more)}".rstrip(
-            "; "
-        )
+        f"size {options.img}, {options.epochs} epochs, seeds {' '.join(map(str, seeds))}; means over the seeds; "
+        f"columns by kind: recall@2N; {flags}".rstrip("; ")
     ]
     criteria: list[Criterion] = []
     for name, runs in results.items():
