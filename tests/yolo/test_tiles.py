@@ -1,5 +1,7 @@
 """Detection by tiles: every object is found once and whole, and small images are detected as ever."""
 
+import mmap
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import ConfigError
+from flatout.feed import DecodeError
 from flatout.images import TileGrid, map_image, read_image, read_large, release
 from flatout.images.decoding import read_facts
 from flatout.yolo.data.image_set import ImageSet, Labels
@@ -224,6 +227,96 @@ def test_a_mapped_file_has_the_pixels_of_a_decoded_one(tmp_path, suffix):
     np.testing.assert_array_equal(mapped, read_image(path))
     release(mapped)
     np.testing.assert_array_equal(mapped, image)
+
+
+LARGE_FROM = 1000
+"""Pixels from which an image is large in these tests."""
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("flatout.images.large.MAX_PIXELS", LARGE_FROM)
+    monkeypatch.setattr("flatout.images.decoded_file.STRIP_BYTES", 1500)  # several strips
+    monkeypatch.setattr("flatout.images.decoded_file.PIECE_BYTES", 700)
+
+
+def is_mapped(image: np.ndarray) -> bool:
+    base: object = image
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, mmap.mmap)
+
+
+def gradients(channels: int) -> np.ndarray:
+    """70 x 51 px, smooth, so that a PNG uses filters that refer to the row above."""
+    steps = np.random.default_rng(0).integers(-3, 4, (70, 51, channels)).cumsum(0).cumsum(1)
+    return np.ascontiguousarray(steps.astype(np.uint8))
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("flags", [(), (cv2.IMWRITE_PNG_COMPRESSION, 9)], ids=["one filter", "several filters"])
+def test_a_large_png_is_decoded_into_a_file_with_the_same_pixels(tmp_path, channels, flags):
+    path = str(tmp_path / "a.png")
+    cv2.imwrite(path, gradients(channels), flags)
+    found = read_large(path)
+    assert is_mapped(found) and not found.flags.writeable
+    np.testing.assert_array_equal(found, read_image(path))
+    release(found)
+    np.testing.assert_array_equal(found, read_image(path))
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_large_jpeg_is_decoded_into_a_file_with_the_same_pixels(tmp_path, channels, orientation):
+    path = tmp_path / "a.jpg"
+    content = cv2.imencode(".jpg", gradients(channels))[1].tobytes()
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01" + struct.pack(">HHI", orientation, 0, 0)
+    path.write_bytes(content[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + content[2:])
+    found = read_large(str(path))
+    assert is_mapped(found)
+    np.testing.assert_array_equal(found, read_image(str(path)))
+    assert found.shape[:2] == ((51, 70) if orientation >= 5 else (70, 51))
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_damaged_large_file_is_judged_by_the_usual_decoders(tmp_path):
+    for name, least in (("a.png", 200), ("a.jpg", 300)):
+        whole = cv2.imencode(name, gradients(3))[1].tobytes()
+        path = tmp_path / name
+        for content in (whole[: len(whole) // 2], whole[:least] + bytes([whole[least] ^ 255]) + whole[least + 1 :]):
+            path.write_bytes(content)
+            outcomes = []
+            for read in (read_large, read_image):
+                try:
+                    outcomes.append(read(str(path)).tobytes())
+                except DecodeError as error:
+                    outcomes.append(str(error))
+            assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_without_room_on_the_disk_a_large_file_is_decoded_in_memory(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    cv2.imwrite(str(tmp_path / "a.png"), gradients(3))
+    found = read_large(str(tmp_path / "a.png"))
+    assert not is_mapped(found)
+    np.testing.assert_array_equal(found, gradients(3))
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_the_file_of_decoded_pixels_has_no_name_and_is_gone_with_the_image(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), gradients(3))
+    before = len(os.listdir("/proc/self/fd"))
+    found = read_large(str(tmp_path / "a.png"))
+    assert list((tmp_path / "cache").rglob("*.*")) == []
+    del found
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_compressed_and_truncated_files_are_not_mapped(tmp_path):
