@@ -49,7 +49,8 @@ class Predictor:
         """`size`: longer side of the input, a multiple of the network's stride. `tiles`: cut images, and merge."""
         self._network, self._device, self._nms = model.network, device, nms
         self.tiles = tiles
-        self._dtype = next(model.network.parameters()).dtype
+        parameter = next(model.network.parameters(), None)
+        self._dtype = torch.float32 if parameter is None else parameter.dtype
         self.names = model.names
         self.prepare = Prepare(size, model.stride)
 
