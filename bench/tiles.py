@@ -301,8 +301,9 @@ def train(
     begin_s = time.perf_counter()
     result = Detector("yolov7-tiny", device=device).train(
         data, epochs=setting.epochs, img_size=setting.tile, batch_size=setting.batch, hyp=HYP, adam=True, amp="bf16",
-        channels_last=True, seed=seed, project=str(folder), name=name, exist_ok=True, notest=True, nosave=True,
-        fast_dataloader=True, no_preflight=True, fresh=True, **more, **({"workers": 0} if device == "cpu" else {}),
+        channels_last=True, seed=seed, noautoanchor=True, project=str(folder), name=name, exist_ok=True, notest=True,
+        nosave=True, fast_dataloader=True, no_preflight=True, fresh=True, **more,
+        **({"workers": 0} if device == "cpu" else {}),
     )  # fmt: skip
     return str(result.folder / "weights" / "last.pt"), time.perf_counter() - begin_s
 
@@ -359,8 +360,7 @@ def compare_trainings(data: Path, folder: Path, setting: Setting, device: str) -
     yield (
         f"both trainings: {counted(setting.epochs, 'epoch')} of {samples:,} samples at {setting.tile} px, batch "
         f"{setting.batch}: {len(iterations):,} iterations, {steps:,} optimizer steps; from the weights yolov7-tiny, "
-        f"{HYP}, Adam, bf16, "
-        "channels-last; scores on whole images",
+        f"{HYP}, Adam, its anchors, bf16, channels-last; scores on whole images",
         None,
     )
     numbers: dict[str, Any] = {"samples": samples, "iterations": len(iterations), "steps": steps, "runs": []}
