@@ -4,6 +4,7 @@ import mmap
 import os
 import struct
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -17,6 +18,7 @@ from flatout.errors import ConfigError
 from flatout.feed import DecodeError
 from flatout.images import TileGrid, map_image, read_image, read_large, release
 from flatout.images.decoding import read_facts
+from flatout.progress import StepProgress
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.detector import Detector
 from flatout.yolo.evaluate import Evaluate
@@ -26,8 +28,10 @@ from flatout.yolo.nms import NmsConfig
 from flatout.yolo.nms.merge_tiles import TileRows, merge_tiles, suppress
 from flatout.yolo.options import TestOptions
 from flatout.yolo.predict.detect import detect as run_detect
+from flatout.yolo.predict.files import Frame, Origin, already_read
 from flatout.yolo.predict.options import DetectOptions, PredictOptions
 from flatout.yolo.predict.result import Result
+from flatout.yolo.predict.results import predictor_for, results_of
 from tests.yolo.predict.small_sources import weights_file
 from tests.yolo.tile_scenes import RectangleNetwork, find_rectangles, random_boxes, scene
 
@@ -385,6 +389,31 @@ def test_detect_writes_labels_and_plots_of_the_whole_image(detector, tmp_path, m
     assert len(rows) == len(found[0]) > 0
     corner = (rows[:, 1:3] + rows[:, 3:5] / 2).max(0)
     np.testing.assert_allclose(corner * [200, 150], found[0].pixel_boxes[:, 2:].max(0), atol=1e-3)
+
+
+def test_detect_shows_the_tiles_of_an_image_that_takes_long(detector, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    cv2.imwrite("large.png", np.zeros((64, 200, 3), np.uint8))
+    options = DetectOptions(weights=(str(detector.weights),), source="large.png", img_size=64, tiles=64, device="cpu")
+    progress = partial(StepProgress, every_s=0.0)
+    monkeypatch.setattr("flatout.yolo.predict.detect.StepProgress", progress)
+    with caplog.at_level("INFO"):
+        run_detect(options)
+    assert [f"tiles {done}/4" in caplog.text for done in (1, 2, 3, 4)] == [True] * 4
+
+
+def test_a_stop_does_not_wait_for_the_other_tiles_of_an_image(detector):
+    device, model = detector._networks()
+    predictor = predictor_for(model, device, PredictOptions(img_size=64, tiles=64, conf_thres=0.1))
+    seen: list[int] = []
+    images = [np.zeros((64, width, 3), np.uint8) for width in (64, 2000, 64)]
+    frames = [partial(already_read, Frame(image, Origin(str(n), "array", n, 3))) for n, image in enumerate(images)]
+    found = list(
+        results_of(
+            frames, predictor, threads=1, stopped=lambda: len(seen) >= 5, on_tile=lambda done, total: seen.append(total)
+        )
+    )
+    assert seen == [1, 39, 39, 39, 39] and [result.path for result in found] == ["0"]
 
 
 def test_test_scores_whole_images_and_says_so(detector, tmp_path, monkeypatch):
