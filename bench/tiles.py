@@ -4,8 +4,13 @@ On generated scenes of 4,000 x 4,000 px with objects of 16 to 160 px:
 
 sahi    The same weights, tiles, overlap and thresholds: AP on whole images and images per second, from files, of
         `Detector.predict(tiles=...)` and of SAHI's `get_sliced_prediction`, with its default merging (GREEDYNMM) and
-        with its NMS. In turns: image by image on a CPU, all images at once on a GPU. Needs `pip install sahi`; only its
-        public interface is used.
+        with its NMS. In turns: image by image on a CPU, all images at once on a GPU. Only SAHI's public interface is
+        used. In a folder of its own, because it would replace our OpenCV:
+
+            .venv/bin/python -m pip install --no-deps --target /tmp/sahi sahi==0.12.8 shapely
+            PYTHONPATH=.:/tmp/sahi OMP_NUM_THREADS=1 .venv/bin/python -m bench.tiles --part sahi --val 6 --write
+
+        Without --weights, a network is trained on tiles first.
 memory  The peak memory of a process that detects in one image of 20,000 x 20,000 px: BMP, JPEG and PNG.
 
 Answers: bench/results/tiles_<machine>_<yyyymm>.md, tiles_memory_ of the part memory alone (rewrite them with --write).
@@ -23,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -365,7 +370,7 @@ def compare_trainings(data: Path, folder: Path, setting: Setting, device: str) -
     )
     numbers: dict[str, Any] = {"samples": samples, "iterations": len(iterations), "steps": steps, "runs": []}
     ways = {"in tiles": tiles, "shrunk": {}}
-    for seed in SEEDS[: 1 if setting is QUICK else None]:
+    for seed in SEEDS[: 1 if setting.side == QUICK.side else None]:
         for name, (own, more) in sets.items():
             weights, taken_s = train(f"{name}-{seed}", own, folder, setting, device, seed=seed, **more)
             for way, how in ways.items():
@@ -464,6 +469,7 @@ def main() -> int:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="questions to answer")
     parser.add_argument("--training", action="store_true", help="only compare trainings on tiles and on shrunk images")
     parser.add_argument("--folder", default="", help="keep scenes and trainings in this folder")
+    parser.add_argument("--val", type=int, metavar="N", help="number of scenes to score")
     parser.add_argument("--note", default="", help="a line for the report, such as where the weights come from")
     options = parser.parse_args()
     if WAITING not in os.environ:  # detect.py sets it, too; torch reads it when it is loaded
@@ -475,6 +481,7 @@ def main() -> int:
 
 def run(options: argparse.Namespace, folder: Path) -> int:
     setting = QUICK if options.quick else CPU if options.device == "cpu" else GPU
+    setting = setting if options.val is None else replace(setting, val=options.val)
     print(facts_line(), flush=True)
     before = noise.listen().line()
     lines, numbers = [before], {"noise": before, "device": options.device, "setting": asdict(setting)}
@@ -506,7 +513,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
             numbers |= {name: found} if found is not None else {}
     if options.quick:
         lines.append("a quick run shows that the script works, its figures mean nothing")
-    report("tiles" if len(names) > 1 else f"tiles_{names[0]}", "\n".join(lines), numbers, options)
+    report("tiles" if "sahi" in names else f"tiles_{names[0]}", "\n".join(lines), numbers, options)
     return 0
 
 

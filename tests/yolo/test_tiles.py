@@ -32,7 +32,9 @@ from flatout.yolo.predict.files import Frame, Origin, already_read
 from flatout.yolo.predict.options import DetectOptions, PredictOptions
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.results import predictor_for, results_of
-from tests.yolo.predict.small_sources import weights_file
+from flatout.yolo.weights import save_weights
+from tests.yolo.predict.small_sources import confident_network, weights_file
+from tests.yolo.test_load import weights_of
 from tests.yolo.tile_scenes import RectangleNetwork, find_rectangles, random_boxes, scene
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -389,6 +391,16 @@ def test_detect_writes_labels_and_plots_of_the_whole_image(detector, tmp_path, m
     assert len(rows) == len(found[0]) > 0
     corner = (rows[:, 1:3] + rows[:, 3:5] / 2).max(0)
     np.testing.assert_allclose(corner * [200, 150], found[0].pixel_boxes[:, 2:].max(0), atol=1e-3)
+
+
+def test_weights_that_were_trained_on_tiles_say_so_when_images_are_not_cut(tmp_path, caplog):
+    save_weights(tmp_path / "a.pt", weights_of(confident_network(), tiles={"tile": 64, "overlap": 0.2}))
+    model, image = Detector(tmp_path / "a.pt", device="cpu"), np.zeros((64, 64, 3), np.uint8)
+    with caplog.at_level("INFO"):
+        model(image, img_size=64, tiles=64)
+        assert "trained on tiles" not in caplog.text
+        model(image, img_size=64)
+    assert "These weights were trained on tiles of 64 px: use --tiles 64 for larger images." in caplog.text
 
 
 def test_detect_shows_the_tiles_of_an_image_that_takes_long(detector, tmp_path, monkeypatch, caplog):

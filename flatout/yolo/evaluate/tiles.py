@@ -64,9 +64,16 @@ class TileConfig:
         return TileGrid.overlapping((image_HWC.shape[0], image_HWC.shape[1]), self.tile, self.overlap)
 
 
-def tile_config(options: "PredictOptions | TestOptions") -> TileConfig | None:
-    """How the options ask for tiles; None: not at all. Warns if the network sees tiles at another size."""
+def tile_config(options: "PredictOptions | TestOptions", trained: int | None) -> TileConfig | None:
+    """How the options ask for tiles; None: not at all. Warns if the network sees tiles at another size.
+
+    `trained` is the side of the tiles that the network was trained on.
+    """
     if options.tiles is None:
+        if trained is not None:
+            logger.info(
+                "These weights were trained on tiles of %d px: use --tiles %d for larger images.", trained, trained
+            )
         return None
     if options.tiles > options.img_size:
         logger.warning(

@@ -121,7 +121,7 @@ def predictor_for(model: InferenceModel, device: torch.device, options: PredictO
         agnostic=options.agnostic_nms,
     )
     size = round_up_img_size(options.img_size, model.stride)
-    return Predictor(model, size=size, device=device, nms=nms, tiles=tile_config(options))
+    return Predictor(model, size=size, device=device, nms=nms, tiles=tile_config(options, model.tiles))
 
 
 # Batches of one shape, and results in order

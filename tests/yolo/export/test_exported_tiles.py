@@ -1,6 +1,7 @@
 """Exported files know the tiles that a network was trained on, and give results of whole images by them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from flatout.errors import ConfigError
 from flatout.export.onnx_model import is_installed
 from flatout.yolo.export import ExportOptions, export
 from flatout.yolo.weights import read_weights, save_safetensors, save_weights
+from tests.test_docs import DOCS
 from tests.yolo.predict.small_sources import NAMES, confident_network, make_image, weights_file
 from tests.yolo.test_load import weights_of
 
@@ -137,6 +139,20 @@ def test_an_onnx_file_brings_its_metadata_with_it(trained, tmp_path):
     )
     same(found, expected)
     assert sizes == [5, 5, 2]  # 3 x 4 tiles
+
+
+@pytest.mark.skipif(not (is_installed("onnx") and is_installed("onnxruntime")), reason="onnx is not installed")
+def test_the_example_of_the_documentation_runs(trained, tmp_path, monkeypatch, capsys):
+    """The block of docs/tiles.md."""
+    page = (DOCS / "tiles.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "predict_with" in block]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scans").mkdir()
+    cv2.imwrite("scans/a.png", large_image())
+    export(trained, ExportOptions(out="best", img_size=(SIDE, SIDE), grid=True, formats=("onnx",), pictures=1))
+    names: dict[str, Any] = {}
+    exec(compile(code, "example", "exec"), names)
+    assert capsys.readouterr().out.startswith("scans/a.png ") and names["result"].image.shape == (150, 200, 3)
 
 
 def test_without_tiles_images_are_letterboxed_to_the_full_input(trained, tmp_path):
