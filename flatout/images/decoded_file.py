@@ -28,6 +28,8 @@ GIVE_BACK_EVERY_S = 0.02
 """While a decoder writes into a mapping; it writes a few MB in that time."""
 STRIP_BYTES = 1 << 25
 """Decoded size of a strip of a PNG, about."""
+BAND_PX = 512
+"""Columns of an upright image that are copied at a time from an image that is stored sideways."""
 PIECE_BYTES = 1 << 22
 """Size of a read, and of a piece of inflated bytes."""
 
@@ -46,9 +48,13 @@ def decode_into_file(path: str, header: Header) -> np.ndarray | None:
     memory = _new_mapping(3 * header.width * header.height)
     if memory is None or not decoders[header.format](path, header, memory):
         return None
-    image_HW3 = np.ndarray((header.height, header.width, 3), np.uint8, memory)
-    image_HW3.flags.writeable = False
-    return upright_view(image_HW3, header.orientation)
+    stored_HW3 = np.ndarray((header.height, header.width, 3), np.uint8, memory)
+    upright = upright_view(stored_HW3, header.orientation)
+    if header.orientation >= 5:
+        # A row of the upright image is a column of the file, and reading it would bring all of the file into memory.
+        upright = _copied(upright, memory)
+    upright.flags.writeable = False
+    return upright
 
 
 def _new_mapping(num_bytes: int) -> mmap.mmap | None:
@@ -61,6 +67,19 @@ def _new_mapping(num_bytes: int) -> mmap.mmap | None:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
             return mmap.mmap(file.fileno(), num_bytes)
     return None
+
+
+def _copied(turned_HW3: np.ndarray, memory: mmap.mmap) -> np.ndarray:
+    """A copy of a transposed view of `memory` in a mapping of its own, made in bands; the view if there is no room."""
+    copy = _new_mapping(turned_HW3.nbytes)
+    if copy is None:
+        return turned_HW3
+    copy_HW3 = np.ndarray(turned_HW3.shape, np.uint8, copy)
+    for left in range(0, copy_HW3.shape[1], BAND_PX):
+        copy_HW3[:, left : left + BAND_PX] = turned_HW3[:, left : left + BAND_PX]
+        for each in (memory, copy):
+            each.madvise(mmap.MADV_DONTNEED)
+    return copy_HW3
 
 
 @contextmanager

@@ -245,6 +245,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("flatout.images.large.MAX_PIXELS", LARGE_FROM)
     monkeypatch.setattr("flatout.images.decoded_file.STRIP_BYTES", 1500)  # several strips
     monkeypatch.setattr("flatout.images.decoded_file.PIECE_BYTES", 700)
+    monkeypatch.setattr("flatout.images.decoded_file.BAND_PX", 20)
 
 
 def is_mapped(image: np.ndarray) -> bool:
@@ -285,6 +286,8 @@ def test_a_large_jpeg_is_decoded_into_a_file_with_the_same_pixels(tmp_path, chan
     assert is_mapped(found)
     np.testing.assert_array_equal(found, read_image(str(path)))
     assert found.shape[:2] == ((51, 70) if orientation >= 5 else (70, 51))
+    # Rows of tiles are read one after the other, never columns.
+    assert abs(found.strides[0]) > abs(found.strides[1])
 
 
 @pytest.mark.usefixtures("small_limits")
