@@ -307,8 +307,7 @@ def train(
     result = Detector("yolov7-tiny", device=device).train(
         data, epochs=setting.epochs, img_size=setting.tile, batch_size=setting.batch, hyp=HYP, adam=True, amp="bf16",
         channels_last=True, seed=seed, noautoanchor=True, project=str(folder), name=name, exist_ok=True, notest=True,
-        nosave=True, fast_dataloader=True, no_preflight=True, fresh=True, **more,
-        **({"workers": 0} if device == "cpu" else {}),
+        nosave=True, fast_dataloader=True, no_preflight=True, fresh=True, workers=0 if device == "cpu" else 8, **more,
     )  # fmt: skip
     return str(result.folder / "weights" / "last.pt"), time.perf_counter() - begin_s
 
@@ -384,10 +383,10 @@ def compare_trainings(data: Path, folder: Path, setting: Setting, device: str) -
                 )
     for name in sets:
         for way in ways:
-            own = [run for run in numbers["runs"] if (run["trained"], run["detected"]) == (name, way)]
-            map50, whole = (float(np.mean([run[key] for run in own])) for key in ("map50", "map"))
+            runs = [run for run in numbers["runs"] if (run["trained"], run["detected"]) == (name, way)]
+            map50, whole = (float(np.mean([run[key] for run in runs])) for key in ("map50", "map"))
             yield (
-                f"mean of {len(own)}: trained on {name:6}, detected {way:8}: mAP@.5 {100 * map50:6.2f}  mAP@.5:.95 "
+                f"mean of {len(runs)}: trained on {name:6}, detected {way:8}: mAP@.5 {100 * map50:6.2f}  mAP@.5:.95 "
                 f"{100 * whole:6.2f}",
                 None,
             )
@@ -496,8 +495,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     data = write_set(folder, setting) if names != ["memory"] else folder
     weights = options.weights
     if not weights and "sahi" in names:
-        tiles = {"tiles": setting.tile, "tile_overlap": OVERLAP}
-        weights, _ = train("tiles", data, folder, setting, options.device, **tiles)
+        weights, _ = train("tiles", data, folder, setting, options.device, tiles=setting.tile, tile_overlap=OVERLAP)
     parts = {
         "training": lambda: compare_trainings(data, folder, setting, options.device),
         "sahi": lambda: compare_with_sahi(

@@ -24,6 +24,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]
 
+NEED_ONNX = pytest.mark.skipif(
+    not (is_installed("onnx") and is_installed("onnxruntime")), reason="onnx and onnxruntime are not installed"
+)
 SIDE = 64
 TILES = {"tile": SIDE, "overlap": 0.25}
 
@@ -117,10 +120,9 @@ def test_an_exported_network_finds_in_a_whole_image_what_the_detector_finds_by_t
     assert found.boxes[:, 2].max() > 2 * SIDE and found.path == str(tmp_path / "large.png")
 
 
-@pytest.mark.skipif(not (is_installed("onnx") and is_installed("onnxruntime")), reason="onnx is not installed")
+@NEED_ONNX
 def test_an_onnx_file_brings_its_metadata_with_it(trained, tmp_path):
-    import onnxruntime
-
+    onnxruntime = pytest.importorskip("onnxruntime")
     options = ExportOptions(
         out=str(tmp_path), img_size=(SIDE, SIDE), grid=True, formats=("onnx",), pictures=1, dynamic_batch=True
     )
@@ -141,7 +143,7 @@ def test_an_onnx_file_brings_its_metadata_with_it(trained, tmp_path):
     assert sizes == [5, 5, 2]  # 3 x 4 tiles
 
 
-@pytest.mark.skipif(not (is_installed("onnx") and is_installed("onnxruntime")), reason="onnx is not installed")
+@NEED_ONNX
 def test_the_example_of_the_documentation_runs(trained, tmp_path, monkeypatch, capsys):
     """The block of docs/tiles.md."""
     page = (DOCS / "tiles.md").read_text()
