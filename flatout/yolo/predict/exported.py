@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.config import build_config
 from flatout.errors import ConfigError
 from flatout.feed import plan_workers
+from flatout.yolo.detector import predict_options
 from flatout.yolo.evaluate.run import InferenceModel
 from flatout.yolo.model.layers import Predictions
 from flatout.yolo.predict.files import Unreadable
@@ -94,12 +94,12 @@ class ExportedNetwork(nn.Module):
 
 
 def predict_with(
-    run: Run, metadata: Mapping[str, str], source: "Given | Iterable[Given]", options: Mapping[str, Any]
+    run: Run, metadata: Mapping[str, str], source: "Given | Iterable[Given]", options: dict[str, Any]
 ) -> Iterator[Result]:
     """See `flatout.yolo.predict_with`."""
     facts = FileFacts.of(metadata)
-    given = {**facts.tiles, **({"img_size": facts.side} if facts.side else {}), **options}
-    made = build_config(given, PredictOptions, where="predict_with()")
+    defaults = {**facts.tiles, **({"img_size": facts.side} if facts.side else {})}
+    made = predict_options(options, defaults=defaults, where="predict_with()")
     if facts.side not in (None, made.img_size):
         raise ConfigError(f"predict_with(): img_size={made.img_size}: the input of this file is {facts.side} px.")
     if made.augment or made.track:

@@ -178,7 +178,7 @@ def test_a_fixed_batch_is_filled_up(trained, tmp_path):
         return runner(tmp_path)(images)
 
     (found,) = flatout.yolo.predict_with(network, metadata, large_image(), conf_thres=0.1, at_once=6)
-    (alone,) = flatout.yolo.predict_with(network, metadata, large_image(), conf_thres=0.1)
+    (alone,) = flatout.yolo.predict_with(network, metadata, large_image(), conf=0.1, imgsz=SIDE)
     assert set(sizes) == {4}
     same(found, alone)
 
