@@ -1,28 +1,34 @@
 """Does detection by tiles find as much as SAHI's slicing, how much faster is it, and does training on tiles pay?
 
-Three questions, on generated scenes of 4,000 x 4,000 px with objects of 16 to 160 px:
+On generated scenes of 4,000 x 4,000 px with objects of 16 to 160 px:
 
 sahi    The same weights, tiles, overlap and thresholds: AP on whole images and images per second, from files, of
         `Detector.predict(tiles=...)` and of SAHI's `get_sliced_prediction`, with its default merging (GREEDYNMM) and
-        with its NMS. In turns: image by image on a CPU, all images at once on a GPU. Needs `pip install sahi`; only its
-        public interface is used.
-shrunk  A training on tiles against one on images shrunk to the same input size, for the same time; both scored on whole
-        images, each in the way it was trained for.
-memory  The peak memory of a process that detects in one image of 20,000 x 20,000 px, uncompressed.
+        with its NMS. In turns: image by image on a CPU, all images at once on a GPU. Only SAHI's public interface is
+        used. In a folder of its own, because it would replace our OpenCV:
 
-Answer: bench/results/tiles_<machine>_<yyyymm>.md (rewrite it with --write); tiles_small_ with --small.
+            .venv/bin/python -m pip install --no-deps --target /tmp/sahi sahi==0.12.8 shapely
+            PYTHONPATH=.:/tmp/sahi OMP_NUM_THREADS=1 .venv/bin/python -m bench.tiles --part sahi --val 6 --write
+
+        Without --weights, a network is trained on tiles first.
+memory  The peak memory of a process that detects in one image of 20,000 x 20,000 px: BMP, JPEG and PNG.
+
+Answers: bench/results/tiles_<machine>_<yyyymm>.md, tiles_memory_ of the part memory alone (rewrite them with --write).
+
+--training is a question of its own: a training on tiles against one on images shrunk to the same input size, with the
+same network, batch and number of samples and steps; two seeds. Both are scored on whole images, shrunk and in tiles.
+Answer: bench/results/tiles_training_<machine>_<yyyymm>.md. `OMP_NUM_THREADS=1` keeps it on one core.
 """
 
 import argparse
 import os
-import resource
 import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +38,28 @@ import torch
 
 from bench import noise
 from bench.measure import arguments, facts_line, report
+from flatout.errors import counted
 from flatout.images import read_image
+from flatout.ranks import World
+from flatout.yolo import resize
 from flatout.yolo.boxes import Letterbox
+from flatout.yolo.data.data_yaml import read_data_yaml
 from flatout.yolo.demo_data.files import label_rows, label_text
 from flatout.yolo.demo_data.scene import SHAPES, generate_scene
 from flatout.yolo.detector import Detector
+from flatout.yolo.find_file import find_file
+from flatout.yolo.hyp import load_hyp
 from flatout.yolo.metrics import Evaluation, Evaluator
 from flatout.yolo.nms import Detections, NmsConfig
+from flatout.yolo.options import TrainOptions
 from flatout.yolo.predict.files import Frame, Origin
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.results import Predictor
+from flatout.yolo.train.input import TileRules, open_images
+from flatout.yolo.train.step import YoloSchedule
 
 WAITING = "OMP_WAIT_POLICY"
-PARTS = ("sahi", "shrunk", "memory")
+PARTS = ("sahi", "memory")
 CONF, IOU = 0.1, 0.45
 """Thresholds of both sides. With a lower confidence SAHI would replace its default merging by NMS."""
 OVERLAP = 0.2
@@ -59,12 +74,12 @@ class Setting:
     side: int = 4000
     cell: int = 500
     """A scene is made of generated scenes of this side."""
-    train: int = 2
-    val: int = 2
+    train: int = 6
+    val: int = 3
     tile: int = 320
     batch: int = 8
-    minutes: float = 5.0
-    """Time of each of the two trainings."""
+    epochs: int = 3
+    """Epochs of a training on tiles; a training on shrunk images has as many samples and steps."""
     large: int = 20_000
     """Side of the image whose memory is measured."""
     large_tile: int = 1280
@@ -72,10 +87,8 @@ class Setting:
 
 
 CPU = Setting()
-GPU = Setting(train=60, val=20, tile=640, batch=64, minutes=4.0, large_tile=640)
-SMALL = Setting(side=1000, cell=250, train=3, val=4, tile=160, minutes=2.5)
-"""All sides a quarter: two trainings in minutes on a CPU."""
-QUICK = Setting(side=400, cell=200, train=2, val=1, tile=96, batch=4, minutes=0.05, large=600)
+GPU = Setting(train=60, val=20, tile=640, batch=64, epochs=5, large_tile=640)
+QUICK = Setting(side=400, cell=200, train=1, val=1, tile=96, batch=4, epochs=1, large=600)
 
 
 # Scenes
@@ -282,71 +295,130 @@ def compare_with_sahi(weights: str, images: list[Path], setting: Setting, device
 
 # Training: tiles against shrunk images
 
+HYP = "hyp.finetune.yaml"
+SEEDS = (1, 2)
 
-def train_for(
-    name: str, data: Path, folder: Path, setting: Setting, device: str, more: dict[str, Any]
-) -> tuple[str, float, int]:
-    """Train for about `setting.minutes`; returns weights, seconds and epochs. One epoch is timed first."""
 
-    def train(run: str, epochs: int) -> tuple[Path, float]:
-        begin_s = time.perf_counter()
-        detector = Detector("yolov7-tiny", device=device)
-        result = detector.train(
-            data, epochs=epochs, img_size=setting.tile, batch_size=setting.batch, hyp="hyp.finetune.yaml",
-            project=str(folder), name=run, exist_ok=True, notest=True, fast_dataloader=True, no_preflight=True,
-            fresh=True, **more,
-        )  # fmt: skip
-        return result.folder / "weights" / "last.pt", time.perf_counter() - begin_s
-
-    _, first_s = train(f"{name}_timing", 1)
-    _, two_s = train(f"{name}_timing", 2)
-    each_s = max(0.05, two_s - first_s)
-    epochs = max(2, round((60 * setting.minutes - (first_s - each_s)) / each_s))
-    weights, taken_s = train(name, epochs)
-    return str(weights), taken_s, epochs
+def train(
+    name: str, data: Path, folder: Path, setting: Setting, device: str, *, seed: int = 1, **more: Any
+) -> tuple[str, float]:
+    """Fine-tune yolov7-tiny from the weights that come with flatout; returns the weights and the seconds it took."""
+    begin_s = time.perf_counter()
+    result = Detector("yolov7-tiny", device=device).train(
+        data, epochs=setting.epochs, img_size=setting.tile, batch_size=setting.batch, hyp=HYP, adam=True, amp="bf16",
+        channels_last=True, seed=seed, noautoanchor=True, project=str(folder), name=name, exist_ok=True, notest=True,
+        nosave=True, fast_dataloader=True, no_preflight=True, fresh=True, workers=0 if device == "cpu" else 8, **more,
+    )  # fmt: skip
+    return str(result.folder / "weights" / "last.pt"), time.perf_counter() - begin_s
 
 
 def evaluate(weights: str, data: Path, folder: Path, setting: Setting, device: str, **more: Any) -> Evaluation:
     detector = Detector(weights, device=device)
     outcome = detector.evaluate(
-        data, img_size=setting.tile, batch_size=8, workers=2, project=str(folder), name="test", exist_ok=True, **more
+        data, img_size=setting.tile, batch_size=8, workers=0 if device == "cpu" else 4, project=str(folder),
+        name="test", exist_ok=True, **more,
     ).outcome  # fmt: skip
     return outcome.evaluation
 
 
+def write_shrunk(data: Path, folder: Path, setting: Setting, samples: int) -> Path:
+    """The training images shrunk to the network's input, each listed so often that an epoch has `samples` of them.
+
+    Validation images stay as they are: they are shrunk by the evaluation.
+    """
+    shrunk = resize(data, folder / "shrunk", size=setting.tile, quality=100).data
+    repeated = folder / "repeated"
+    found = sorted((shrunk.parent / "images/train").glob("*.jpg"))
+    for kind in ("images", "labels"):
+        (repeated / kind / "train").mkdir(parents=True)
+    for number in range(samples):
+        image = found[number % len(found)]
+        label = image.parents[2] / "labels/train" / f"{image.stem}.txt"
+        for path in (image, label):
+            os.link(path, repeated / path.parents[1].name / "train" / f"{number:06}{path.suffix}")
+    yaml = folder / "shrunk.yaml"
+    val = (data.parent / "images/val").resolve()
+    yaml.write_text(f"train: {(repeated / 'images/train').resolve()}\nval: {val}\nnames: [{', '.join(SHAPES)}]\n")
+    return yaml
+
+
+def num_tiles(data: Path, setting: Setting) -> int:
+    """Samples of an epoch on tiles."""
+    options = TrainOptions(data=str(data), tiles=setting.tile, tile_overlap=OVERLAP)
+    rules = TileRules(tile=setting.tile, overlap=OVERLAP, min_visible=options.tile_min_visible)
+    return len(open_images(read_data_yaml(data), options.split_config(silent=True), World(), rules).train)
+
+
 def compare_trainings(data: Path, folder: Path, setting: Setting, device: str) -> Iterator[tuple[str, Any]]:
+    """Lines and numbers of `--training`."""
     tiles = {"tiles": setting.tile, "tile_overlap": OVERLAP}
-    numbers: dict[str, Any] = {}
-    for name, more in (("tiles", tiles), ("shrunk", {})):
-        weights, taken_s, epochs = train_for(name, data, folder, setting, device, more)
-        evaluation = evaluate(weights, data, folder, setting, device, **more)
-        numbers[name] = {
-            "map50": evaluation.map50, "map": evaluation.map50_95, "seconds": taken_s, "epochs": epochs,
-            "weights": Path(weights).name,
-        }  # fmt: skip
-        yield (
-            f"trained on {name:7} {taken_s:6.0f} s, {epochs:4} epochs: mAP@.5 {100 * evaluation.map50:6.2f}  "
-            f"mAP@.5:.95 {100 * evaluation.map50_95:6.2f} on whole images",
-            None,
-        )
+    samples = num_tiles(data, setting)
+    sets = {"tiles": (data, tiles), "shrunk": (write_shrunk(data, folder, setting, samples), {})}
+    per_epoch = -(-samples // setting.batch)
+    hyp = load_hyp(find_file(HYP))
+    schedule = YoloSchedule(
+        hyp, epochs=setting.epochs, steps_per_epoch=per_epoch, total_batch=setting.batch, adam=True
+    )  # fmt: skip
+    iterations = [(epoch, step) for epoch in range(setting.epochs) for step in range(per_epoch)]
+    steps = sum(schedule(epoch, step).step_optimizer for epoch, step in iterations)
+    yield (
+        f"both trainings: {counted(setting.epochs, 'epoch')} of {samples:,} samples at {setting.tile} px, batch "
+        f"{setting.batch}: {len(iterations):,} iterations, {steps:,} optimizer steps; from the weights yolov7-tiny, "
+        f"{HYP}, Adam, its anchors, bf16, channels-last; scores on whole images",
+        None,
+    )
+    numbers: dict[str, Any] = {"samples": samples, "iterations": len(iterations), "steps": steps, "runs": []}
+    ways = {"in tiles": tiles, "shrunk": {}}
+    for seed in SEEDS[: 1 if setting.side == QUICK.side else None]:
+        for name, (own, more) in sets.items():
+            weights, taken_s = train(f"{name}-{seed}", own, folder, setting, device, seed=seed, **more)
+            for way, how in ways.items():
+                found = evaluate(weights, data, folder, setting, device, **how)
+                scores = {"map50": found.map50, "map": found.map50_95, "recall": found.recall}
+                numbers["runs"].append({"trained": name, "seed": seed, "seconds": taken_s, "detected": way, **scores})
+                yield (
+                    f"seed {seed}, trained on {name:6} ({taken_s:4.0f} s), detected {way:8}: mAP@.5 "
+                    f"{100 * found.map50:6.2f}  mAP@.5:.95 {100 * found.map50_95:6.2f}",
+                    None,
+                )
+    for name in sets:
+        for way in ways:
+            runs = [run for run in numbers["runs"] if (run["trained"], run["detected"]) == (name, way)]
+            map50, whole = (float(np.mean([run[key] for run in runs])) for key in ("map50", "map"))
+            yield (
+                f"mean of {len(runs)}: trained on {name:6}, detected {way:8}: mAP@.5 {100 * map50:6.2f}  mAP@.5:.95 "
+                f"{100 * whole:6.2f}",
+                None,
+            )
     yield "", numbers
 
 
 # Memory
 
 
-def write_bmp(path: Path, side: int) -> None:
-    """An uncompressed image of one generated scene, repeated."""
-    scene = generate_scene(500, 500, np.random.default_rng(3)).image
-    row_bytes = (3 * side + 3) // 4 * 4
-    rows_HB = np.zeros((500, row_bytes), np.uint8)
+KINDS = ("bmp", "jpg", "png")
+
+
+def large_rows(side: int) -> Iterator[np.ndarray]:
+    """Bands of a generated scene that is repeated, with noise, so that a PNG is not much smaller than the pixels."""
+    rng = np.random.default_rng(3)
+    scene = generate_scene(500, 500, rng).image
     repeated = np.tile(scene, (1, -(-side // 500), 1))[:, :side]
-    rows_HB[:, : 3 * side] = repeated.reshape(500, -1)
+    for top in range(0, side, 500):
+        noisy = repeated.astype(np.int16) + rng.integers(-3, 4, repeated.shape, np.int8)
+        yield noisy.clip(0, 255).astype(np.uint8)[: side - top]
+
+
+def write_large(path: Path, side: int) -> None:
+    if path.suffix != ".bmp":
+        cv2.imwrite(str(path), np.concatenate(list(large_rows(side))))
+        return
+    row_bytes = (3 * side + 3) // 4 * 4
     with path.open("wb") as file:
         file.write(b"BM" + struct.pack("<IHHI", 54 + row_bytes * side, 0, 0, 54))
         file.write(struct.pack("<IiiHHIIiiII", 40, side, -side, 1, 24, 0, row_bytes * side, 0, 0, 0, 0))
-        for top in range(0, side, 500):
-            file.write(rows_HB[: min(500, side - top)].tobytes())
+        for rows in large_rows(side):
+            file.write(np.pad(rows.reshape(len(rows), -1), ((0, 0), (0, row_bytes - 3 * side))).tobytes())
 
 
 def detect_large(path: str, weights: str, device: str, tile: int) -> None:
@@ -354,27 +426,39 @@ def detect_large(path: str, weights: str, device: str, tile: int) -> None:
     begin_s = time.perf_counter()
     detector = Detector(weights, device=device)
     (result,) = detector.predict(path, img_size=640, tiles=tile, tile_overlap=OVERLAP)
-    peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    # Not ru_maxrss: a new process inherits that of its parent.
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    peak_gb = int(peak.split()[1]) * 1024 / 1e9
     print(f"PEAK {peak_gb:.3f} {time.perf_counter() - begin_s:.1f} {len(result)}", flush=True)
 
 
 def peak_memory(weights: str, setting: Setting, device: str, folder: Path) -> Iterator[tuple[str, Any]]:
-    path = folder / "large.bmp"
-    write_bmp(path, setting.large)
-    given = f"{str(path)!r}, {weights!r}, {device!r}, {setting.large_tile}"
-    code = f"from bench.tiles import detect_large; detect_large({given})"
+    numbers: dict[str, Any] = {}
+    for kind in KINDS:
+        path = folder / f"large.{kind}"
+        write_large(path, setting.large)
+        num_bytes = path.stat().st_size
+        printed = _in_process(f"detect_large({str(path)!r}, {weights!r}, {device!r}, {setting.large_tile})")
+        path.unlink()
+        line = next(line for line in printed.splitlines() if line.startswith("PEAK"))
+        peak_gb, seconds, detections = (float(word) for word in line.split()[1:])
+        numbers[kind] = {"side": setting.large, "file_bytes": num_bytes, "peak_gb": peak_gb, "seconds": seconds}
+        yield (
+            f"{setting.large:,} x {setting.large:,} px, {kind.upper()} of {num_bytes / 1e9:.2f} GB, tiles of "
+            f"{setting.large_tile} px: peak memory of the process {peak_gb:.2f} GB, {seconds:.0f} s, "
+            f"{detections:.0f} detections",
+            None,
+        )
+    yield "", numbers
+
+
+def _in_process(call: str) -> str:
+    """What a call of a function of this file prints in a process of its own."""
+    code = f"from bench.tiles import detect_large; {call}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    path.unlink()
-    line = next((line for line in done.stdout.splitlines() if line.startswith("PEAK")), "")
-    if not line:
+    if done.returncode:
         raise SystemExit(done.stderr)
-    peak_gb, seconds, detections = (float(word) for word in line.split()[1:])
-    side = setting.large
-    yield (
-        f"{side:,} x {side:,} px, BMP of {3 * side * side / 1e9:.2f} GB: peak memory of the process {peak_gb:.2f} GB, "
-        f"{seconds:.0f} s, {detections:.0f} detections",
-        {"side": side, "peak_gb": peak_gb, "seconds": seconds},
-    )
+    return done.stdout
 
 
 def main() -> int:
@@ -382,9 +466,9 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu, or the number of a GPU (default: %(default)s)")
     parser.add_argument("--weights", default="", help="weights for sahi and memory; '' trains some on tiles first")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="questions to answer")
+    parser.add_argument("--training", action="store_true", help="only compare trainings on tiles and on shrunk images")
     parser.add_argument("--folder", default="", help="keep scenes and trainings in this folder")
-    parser.add_argument("--minutes", type=float, help="time of each training")
-    parser.add_argument("--small", action="store_true", help="scenes of 1,000 px and tiles of 160 px, for a CPU")
+    parser.add_argument("--val", type=int, metavar="N", help="number of scenes to score")
     parser.add_argument("--note", default="", help="a line for the report, such as where the weights come from")
     options = parser.parse_args()
     if WAITING not in os.environ:  # detect.py sets it, too; torch reads it when it is loaded
@@ -395,43 +479,39 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
-    setting = QUICK if options.quick else SMALL if options.small else CPU if options.device == "cpu" else GPU
-    if options.minutes:
-        setting = Setting(**{**asdict(setting), "minutes": options.minutes})
+    setting = QUICK if options.quick else CPU if options.device == "cpu" else GPU
+    setting = setting if options.val is None else replace(setting, val=options.val)
     print(facts_line(), flush=True)
     before = noise.listen().line()
     lines, numbers = [before], {"noise": before, "device": options.device, "setting": asdict(setting)}
-    lines.append(
-        f"scenes of {setting.side} x {setting.side} px, {setting.train} to train and {setting.val} to validate; "
-        f"yolov7-tiny, tiles of {setting.tile} px, overlap {OVERLAP}, confidence {CONF}, IoU {IOU}; "
-        f"device {options.device}"
-    )
+    names = ["training"] if options.training else options.part
+    if names != ["memory"]:
+        lines.append(
+            f"scenes of {setting.side} x {setting.side} px, {setting.train} to train and {setting.val} to validate; "
+            f"yolov7-tiny, tiles of {setting.tile} px, overlap {OVERLAP}; device {options.device}, "
+            f"{counted(torch.get_num_threads(), 'thread')}"
+        )
     lines += [options.note] if options.note else []
-    data = write_set(folder, setting)
+    data = write_set(folder, setting) if names != ["memory"] else folder
     weights = options.weights
-    if not weights and "shrunk" not in options.part:
-        tiles = {"tiles": setting.tile, "tile_overlap": OVERLAP}
-        weights, _, _ = train_for("tiles", data, folder, setting, options.device, tiles)
+    if not weights and "sahi" in names:
+        weights, _ = train("tiles", data, folder, setting, options.device, tiles=setting.tile, tile_overlap=OVERLAP)
     parts = {
-        "shrunk": lambda: compare_trainings(data, folder, setting, options.device),
+        "training": lambda: compare_trainings(data, folder, setting, options.device),
         "sahi": lambda: compare_with_sahi(
             weights, sorted((folder / "images/val").glob("*.jpg")), setting, options.device
         ),
-        "memory": lambda: peak_memory(weights, setting, options.device, folder),
+        "memory": lambda: peak_memory(weights or "yolov7-tiny", setting, options.device, folder),
     }
-    for name, part in parts.items():
-        if name not in options.part:
-            continue
-        for line, found in part():
+    for name in names:
+        for line, found in parts[name]():
             if line:
                 print(line, flush=True)
                 lines.append(line)
             numbers |= {name: found} if found is not None else {}
-        if name == "shrunk" and not weights:
-            weights = str(folder / "tiles" / "weights" / "last.pt")
     if options.quick:
         lines.append("a quick run shows that the script works, its figures mean nothing")
-    report("tiles_small" if options.small else "tiles", "\n".join(lines), numbers, options)
+    report("tiles" if "sahi" in names else f"tiles_{names[0]}", "\n".join(lines), numbers, options)
     return 0
 
 

@@ -97,13 +97,14 @@ def test_tracking():
     assert (names["result"].ids > 0).any()
 
 
+@pytest.mark.usefixtures("photos")
 def test_training_evaluating_and_exporting(tmp_path, capsys):
     label_files_of(files_of(tmp_path / "images/val", 4), tmp_path / "labels/val")
     text = yaml.safe_dump({"train": "images/val", "val": "images/val", "names": NAMES})
     (tmp_path / "bolts.yaml").write_text(text)
     narrow_config(tmp_path, "yolov7-tiny").rename(tmp_path / "yolov7-tiny.yaml")  # a local file takes precedence
-    train, export = blocks("Train, evaluate, export")
-    run(["import flatout.yolo", train, export, *blocks("What the network saw"), *blocks("Wrong labels")], {})
+    headings = ("Train, evaluate, export", "What the network saw", "Wrong labels")
+    run(["import flatout.yolo", *(block for heading in headings for block in blocks(heading))], {})
     printed = capsys.readouterr().out
     assert "runs/train/bolts" in printed and "runs/train/bolts/audit" in printed
     assert list((tmp_path / "runs/train/bolts/weights").glob("best*torchscript*"))

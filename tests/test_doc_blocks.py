@@ -59,6 +59,11 @@ RUN_BY_ANOTHER_TEST = [
         "examples/watch_slow_loop.py",
         "tests/profiler/test_watch.py::test_the_example_is_short_and_names_its_cause",
     ),
+    (
+        "docs/tiles.md",
+        "predict_with",
+        "tests/yolo/export/test_exported_tiles.py::test_the_example_of_the_documentation_runs",
+    ),
     ("docs/ota.md", "", "tests/yolo/test_loss.py::test_the_example_of_the_documentation_runs"),
     (
         "docs/store.md",

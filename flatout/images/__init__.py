@@ -2,10 +2,11 @@
 
 Files:
 
-    decoding  Image file -> pixels as `cv2.imread` returns them, and capture of what decoders print
-    header    Format, size and orientation of an image file from its first bytes, without decoding pixels
-    large     Large images: uncompressed files are mapped instead of decoded, and more pixels are allowed
-    tiles     The grid of overlapping tiles over an image, and which tile owns each pixel
+    decoded_file  Large JPEG and PNG files, decoded into a temporary file that is mapped
+    decoding      Image file -> pixels as `cv2.imread` returns them, and capture of what decoders print
+    header        Format, size and orientation of an image file from its first bytes, without decoding pixels
+    large         Large images: files are mapped, if need be after decoding them into a temporary file
+    tiles         The grid of overlapping tiles over an image, and which tile owns each pixel
 """
 
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from flatout.lazy import face
 if TYPE_CHECKING:
     from flatout.images.decoding import (
         MAX_MISSING,
+        MAX_PIXELS,
         DecodedImage,
         ImageFacts,
         check_declared_size,

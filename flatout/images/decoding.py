@@ -239,14 +239,17 @@ def describe_format(kind: str) -> str:
 
 def turn_upright(image: np.ndarray, orientation: int) -> np.ndarray:
     """Apply EXIF's orientation; the result is contiguous, and the same array if there is nothing to do."""
-    if orientation == 1:
-        return image
+    return image if orientation == 1 else np.ascontiguousarray(upright_view(image, orientation))
+
+
+def upright_view(image: np.ndarray, orientation: int) -> np.ndarray:
+    """The same pixels in the same memory, seen with EXIF's orientation applied."""
     if orientation >= 5:
         image = image.transpose(1, 0, 2)
     # After the transposition, 5 is done, 6 needs the columns reversed, 8 the rows, 7 both.
     rows = -1 if orientation in (3, 4, 7, 8) else 1
     columns = -1 if orientation in (2, 3, 6, 7) else 1
-    return np.ascontiguousarray(image[::rows, ::columns])
+    return image[::rows, ::columns]
 
 
 def missing_rows(image: np.ndarray) -> float:

@@ -1,7 +1,7 @@
-"""Large images: uncompressed files are mapped instead of decoded, and more pixels are allowed.
+"""Large images: files are mapped, if need be after decoding them into a temporary file, and more pixels are allowed.
 
 A mapped image is an array like a decoded one, but its pixels are read from the file when they are used, and `release`
-gives the memory back. Everything else is decoded at once, as usual.
+gives the memory back. What can neither be mapped nor decoded into a file is decoded in memory, as usual.
 
 Dimension key:  H W image
 """
@@ -13,7 +13,15 @@ import struct
 import numpy as np
 
 from flatout.feed import DecodeError
-from flatout.images.decoding import MAX_PIXELS, check_declared_size, open_regular, read_facts, read_usable
+from flatout.images.decoded_file import decode_into_file
+from flatout.images.decoding import (
+    MAX_PIXELS,
+    check_declared_size,
+    check_size,
+    open_regular,
+    read_facts,
+    read_usable,
+)
 from flatout.images.header import Header, TiffTags
 
 MAX_LARGE_PIXELS = 1 << 30
@@ -28,12 +36,15 @@ def read_large(path: str) -> np.ndarray:
     One of more than MAX_PIXELS is mapped, and then read-only, if its kind allows. Raises OSError or DecodeError if a
     file is not usable.
     """
-    header = read_facts(path).header
-    is_large = header.width * header.height > MAX_PIXELS
-    mapped = map_image(path, header) if is_large else None
-    if mapped is not None:
-        return mapped
-    return read_usable(path, max_pixels=MAX_LARGE_PIXELS if is_large else None).image
+    facts = read_facts(path)
+    header = facts.header
+    if header.width * header.height <= MAX_PIXELS:
+        return read_usable(path).image
+    mapped = map_image(path, header)
+    if mapped is None:
+        check_size(header, facts.num_bytes, max_pixels=MAX_LARGE_PIXELS)
+        mapped = decode_into_file(path, header)
+    return mapped if mapped is not None else read_usable(path, max_pixels=MAX_LARGE_PIXELS).image
 
 
 def map_image(path: str, header: Header) -> np.ndarray | None:

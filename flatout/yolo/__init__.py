@@ -41,17 +41,20 @@ Files:
     weights/      Weights of a detection network: read from files of several formats, saved in ours
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flatout.lazy import face
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from flatout.yolo.data.converted_set import ConvertedSet
     from flatout.yolo.data.resized_tree import ResizedSet
     from flatout.yolo.detector import Detector
     from flatout.yolo.label_audit.audit import AuditResult
+    from flatout.yolo.predict.given import Given
     from flatout.yolo.predict.result import Result
     from flatout.yolo.replays.appearances import Appearance
     from flatout.yolo.replays.step import Replayed
@@ -68,6 +71,7 @@ __all__ = [
     "audit",
     "convert_data",
     "load",
+    "predict_with",
     "replay",
     "resize",
 ]
@@ -86,6 +90,26 @@ def load(path_or_cfg: str | Path, *, device: str | int = "") -> "Detector":
     from flatout.yolo.detector import Detector
 
     return Detector(path_or_cfg, device=device)
+
+
+def predict_with(
+    run: "Callable[[np.ndarray], Any]",
+    metadata: Mapping[str, str],
+    source: "Given | Iterable[Given]",
+    **options: Any,
+) -> "Iterator[Result]":
+    """Detect with an exported network; returns one result after the other, each of a whole image.
+
+    flatout reads and cuts images, prepares the input, suppresses boxes and merges those of tiles.
+    `run` calls the network in its runtime: float32 [B, 3, H, W], RGB in 0..1 -> the output of `export --grid`.
+    `metadata` are those of the exported file: size of the input, names of the classes, and tiles, if the network was
+    trained on tiles. `source` and `options` are those of `Detector.predict`, such as conf_thres=0.25; tiles=640 or
+    tiles=None replace the tiles of the training. Sources that cannot be read are left out. Raises ConfigError if the
+    file has other outputs or metadata.
+    """
+    from flatout.yolo.predict.exported import predict_with as predict
+
+    return predict(run, metadata, source, options)
 
 
 def audit(

@@ -129,7 +129,7 @@ class Detector:
         and imgsz are accepted, too. If sources cannot be read, a DataError lists them all, or with on_error="skip" they
         are left out. Results keep their images: use `stream` for sources that do not fit into memory.
         """
-        return self._predict(source, on_error, _predict_options(options))
+        return self._predict(source, on_error, predict_options(options))
 
     __call__ = predict
 
@@ -147,7 +147,7 @@ class Detector:
         the tracks of the call before, for loops that pass one frame at a time. For long videos and cameras, use
         `stream(source, track=True)`.
         """
-        made = _predict_options({**options, "track": True})
+        made = predict_options({**options, "track": True})
         if not persist or self._tracker is None:
             self._tracker = Tracker.from_options(made)
         return self._predict(source, on_error, made, self._tracker)
@@ -157,7 +157,7 @@ class Detector:
 
         Close or delete the iterator to stop its threads. Sources that cannot be read are left out.
         """
-        with closing(self._results(source, _predict_options(options))) as results:
+        with closing(self._results(source, predict_options(options))) as results:
             for result in results:
                 if isinstance(result, Result):
                     yield result
@@ -227,15 +227,18 @@ class Detector:
         self._loaded = None
 
 
-def _predict_options(options: dict[str, Any]) -> PredictOptions:
-    options = _renamed(options, PredictOptions, ALIASES | PREDICT_ALIAS, "predict()")
+def predict_options(
+    options: dict[str, Any], *, defaults: Mapping[str, Any] | None = None, where: str = "predict()"
+) -> PredictOptions:
+    """The options of a prediction from keywords and their aliases; `defaults` are used for those that are not given."""
+    options = {**(defaults or {}), **_renamed(options, PredictOptions, ALIASES | PREDICT_ALIAS, where)}
     classes = options.get("classes")
     if isinstance(classes, str | Integral):
         options["classes"] = [classes]
     elif classes is not None:
         # Numbers of NumPy become plain ones, which is all that the validation accepts.
         options["classes"] = [int(each) if isinstance(each, Integral) else each for each in classes]
-    return build_config(options, PredictOptions, where="predict()")
+    return build_config(options, PredictOptions, where=where)
 
 
 def _renamed(options: dict[str, Any], model: type, aliases: Mapping[str, str], where: str) -> dict[str, Any]:

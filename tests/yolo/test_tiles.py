@@ -1,7 +1,10 @@
 """Detection by tiles: every object is found once and whole, and small images are detected as ever."""
 
+import mmap
+import os
 import struct
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -12,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import ConfigError
+from flatout.feed import DecodeError
 from flatout.images import TileGrid, map_image, read_image, read_large, release
 from flatout.images.decoding import read_facts
+from flatout.progress import StepProgress
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.detector import Detector
 from flatout.yolo.evaluate import Evaluate
@@ -23,9 +28,13 @@ from flatout.yolo.nms import NmsConfig
 from flatout.yolo.nms.merge_tiles import TileRows, merge_tiles, suppress
 from flatout.yolo.options import TestOptions
 from flatout.yolo.predict.detect import detect as run_detect
+from flatout.yolo.predict.files import Frame, Origin, already_read
 from flatout.yolo.predict.options import DetectOptions, PredictOptions
 from flatout.yolo.predict.result import Result
-from tests.yolo.predict.small_sources import weights_file
+from flatout.yolo.predict.results import predictor_for, results_of
+from flatout.yolo.weights import save_weights
+from tests.yolo.predict.small_sources import confident_network, weights_file
+from tests.yolo.test_load import weights_of
 from tests.yolo.tile_scenes import RectangleNetwork, find_rectangles, random_boxes, scene
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -226,6 +235,99 @@ def test_a_mapped_file_has_the_pixels_of_a_decoded_one(tmp_path, suffix):
     np.testing.assert_array_equal(mapped, image)
 
 
+LARGE_FROM = 1000
+"""Pixels from which an image is large in these tests."""
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("flatout.images.large.MAX_PIXELS", LARGE_FROM)
+    monkeypatch.setattr("flatout.images.decoded_file.STRIP_BYTES", 1500)  # several strips
+    monkeypatch.setattr("flatout.images.decoded_file.PIECE_BYTES", 700)
+    monkeypatch.setattr("flatout.images.decoded_file.BAND_PX", 20)
+
+
+def is_mapped(image: np.ndarray) -> bool:
+    base: object = image
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, mmap.mmap)
+
+
+def gradients(channels: int) -> np.ndarray:
+    """70 x 51 px, smooth, so that a PNG uses filters that refer to the row above."""
+    steps = np.random.default_rng(0).integers(-3, 4, (70, 51, channels)).cumsum(0).cumsum(1)
+    return np.ascontiguousarray(steps.astype(np.uint8))
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("flags", [(), (cv2.IMWRITE_PNG_COMPRESSION, 9)], ids=["one filter", "several filters"])
+def test_a_large_png_is_decoded_into_a_file_with_the_same_pixels(tmp_path, channels, flags):
+    path = str(tmp_path / "a.png")
+    cv2.imwrite(path, gradients(channels), flags)
+    found = read_large(path)
+    assert is_mapped(found) and not found.flags.writeable
+    np.testing.assert_array_equal(found, read_image(path))
+    release(found)
+    np.testing.assert_array_equal(found, read_image(path))
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_large_jpeg_is_decoded_into_a_file_with_the_same_pixels(tmp_path, channels, orientation):
+    path = tmp_path / "a.jpg"
+    content = cv2.imencode(".jpg", gradients(channels))[1].tobytes()
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01" + struct.pack(">HHI", orientation, 0, 0)
+    path.write_bytes(content[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + content[2:])
+    found = read_large(str(path))
+    assert is_mapped(found)
+    np.testing.assert_array_equal(found, read_image(str(path)))
+    assert found.shape[:2] == ((51, 70) if orientation >= 5 else (70, 51))
+    # Rows of tiles are read one after the other, never columns.
+    assert abs(found.strides[0]) > abs(found.strides[1])
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_damaged_large_file_is_judged_by_the_usual_decoders(tmp_path):
+    for name, least in (("a.png", 200), ("a.jpg", 300)):
+        whole = cv2.imencode(name, gradients(3))[1].tobytes()
+        path = tmp_path / name
+        for content in (whole[: len(whole) // 2], whole[:least] + bytes([whole[least] ^ 255]) + whole[least + 1 :]):
+            path.write_bytes(content)
+            outcomes = []
+            for read in (read_large, read_image):
+                try:
+                    outcomes.append(read(str(path)).tobytes())
+                except DecodeError as error:
+                    outcomes.append(str(error))
+            assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_without_room_on_the_disk_a_large_file_is_decoded_in_memory(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    cv2.imwrite(str(tmp_path / "a.png"), gradients(3))
+    found = read_large(str(tmp_path / "a.png"))
+    assert not is_mapped(found)
+    np.testing.assert_array_equal(found, gradients(3))
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_the_file_of_decoded_pixels_has_no_name_and_is_gone_with_the_image(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), gradients(3))
+    before = len(os.listdir("/proc/self/fd"))
+    found = read_large(str(tmp_path / "a.png"))
+    assert list((tmp_path / "cache").rglob("*.*")) == []
+    del found
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_compressed_and_truncated_files_are_not_mapped(tmp_path):
     image = np.zeros((40, 40, 3), np.uint8)
     for name, flags in (("a.png", []), ("a.tif", [cv2.IMWRITE_TIFF_COMPRESSION, 5])):
@@ -292,6 +394,41 @@ def test_detect_writes_labels_and_plots_of_the_whole_image(detector, tmp_path, m
     assert len(rows) == len(found[0]) > 0
     corner = (rows[:, 1:3] + rows[:, 3:5] / 2).max(0)
     np.testing.assert_allclose(corner * [200, 150], found[0].pixel_boxes[:, 2:].max(0), atol=1e-3)
+
+
+def test_weights_that_were_trained_on_tiles_say_so_when_images_are_not_cut(tmp_path, caplog):
+    save_weights(tmp_path / "a.pt", weights_of(confident_network(), tiles={"tile": 64, "overlap": 0.2}))
+    model, image = Detector(tmp_path / "a.pt", device="cpu"), np.zeros((64, 64, 3), np.uint8)
+    with caplog.at_level("INFO"):
+        model(image, img_size=64, tiles=64)
+        assert "trained on tiles" not in caplog.text
+        model(image, img_size=64)
+    assert "These weights were trained on tiles of 64 px: use --tiles 64 for larger images." in caplog.text
+
+
+def test_detect_shows_the_tiles_of_an_image_that_takes_long(detector, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    cv2.imwrite("large.png", np.zeros((64, 200, 3), np.uint8))
+    options = DetectOptions(weights=(str(detector.weights),), source="large.png", img_size=64, tiles=64, device="cpu")
+    progress = partial(StepProgress, every_s=0.0)
+    monkeypatch.setattr("flatout.yolo.predict.detect.StepProgress", progress)
+    with caplog.at_level("INFO"):
+        run_detect(options)
+    assert [f"tiles {done}/4" in caplog.text for done in (1, 2, 3, 4)] == [True] * 4
+
+
+def test_a_stop_does_not_wait_for_the_other_tiles_of_an_image(detector):
+    device, model = detector._networks()
+    predictor = predictor_for(model, device, PredictOptions(img_size=64, tiles=64, conf_thres=0.1))
+    seen: list[int] = []
+    images = [np.zeros((64, width, 3), np.uint8) for width in (64, 2000, 64)]
+    frames = [partial(already_read, Frame(image, Origin(str(n), "array", n, 3))) for n, image in enumerate(images)]
+    found = list(
+        results_of(
+            frames, predictor, threads=1, stopped=lambda: len(seen) >= 5, on_tile=lambda done, total: seen.append(total)
+        )
+    )
+    assert seen == [1, 39, 39, 39, 39] and [result.path for result in found] == ["0"]
 
 
 def test_test_scores_whole_images_and_says_so(detector, tmp_path, monkeypatch):

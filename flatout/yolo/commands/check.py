@@ -9,6 +9,7 @@ from flatout.cli import parser_of, switch, value
 from flatout.errors import ConfigError, DataError, counted
 from flatout.findings import Finding, is_bad, places, summary
 from flatout.safefiles import write_file
+from flatout.yolo.predict.options import tile_problems
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +39,12 @@ FLAGS = (
         default=640,
         metavar="PX",
     ),
+    value(
+        "--tiles",
+        "the training will use tiles of this size: judge boxes in them, and accept images of any size",
+        type=int,
+        metavar="PX",
+    ),
     switch("--quick", "do not decode the images"),
     switch("--strict-labels", "apply all label rules of YOLOv7: one bad line drops the image"),
     value("--preview", "also plot some images with their boxes into this file", type=Path, metavar="FILE.png"),
@@ -57,12 +64,15 @@ def main(argv: list[str]) -> int:
     args = parser_of("flatout yolo check", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     if args.preview and args.preview.suffix.lower() != ".png":
         raise ConfigError(f"--preview {args.preview}: the name must end in .png.")
+    if problems := list(tile_problems(args.tiles, 0.0)):
+        raise ConfigError(problems[0] + ".")
     # Imported late, so that help and usage errors do not wait for NumPy.
     from flatout.yolo.data.check.run import CheckConfig, as_plain, check_data_set
     from flatout.yolo.data.label_cache import default_folder
 
     config = CheckConfig(
         img_size=args.img_size,
+        tiles=args.tiles,
         quick=args.quick,
         strict=args.strict_labels,
         workers=args.workers,

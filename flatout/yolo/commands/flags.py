@@ -237,6 +237,18 @@ EXPORT_OURS = (
     ),
     value("--pictures", "number of images to verify the files with", type=int, metavar="N"),
     value("--opset", "version of the ONNX operator set", type=int, metavar="N"),
+    value(
+        "--tiles",
+        "note in the files that large images are cut into tiles of this size (default: as the weights were trained)",
+        type=int,
+        metavar="PX",
+    ),
+    value(
+        "--tile-overlap",
+        "with --tiles: part of its side, 0 to below 1, that a tile shares at least with each neighbour",
+        type=float,
+        metavar="SHARE",
+    ),
 )
 
 EXPORT_DESCRIPTION = """\

@@ -368,6 +368,8 @@ class InferenceModel(NamedTuple):
     """The sides of the input are multiples of it."""
     names: tuple[str, ...] = ()
     """Names of the classes, from the last weights file."""
+    tiles: int | None = None
+    """Side of the tiles that it was trained on, according to the last weights file."""
 
 
 class AugmentedEnsemble(nn.Module):
@@ -387,7 +389,8 @@ def load_inference_model(paths: Sequence[str], device: torch.device, *, augment:
 
     CheckpointError if a file cannot be used, ConfigError if the files have different numbers of classes.
     """
-    networks = [fused(load_network(path).network) for path in paths]
+    loaded = [load_network(path) for path in paths]
+    networks = [fused(each.network) for each in loaded]
     classes = {network.nc for network in networks}
     if len(classes) > 1:
         listed = ", ".join(f"{path}: {network.nc}" for path, network in zip(paths, networks, strict=True))
@@ -403,7 +406,9 @@ def load_inference_model(paths: Sequence[str], device: torch.device, *, augment:
     network = network.to(device).eval()
     if device.type == "cuda":
         network = network.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return InferenceModel(network, classes.pop(), stride, tuple(networks[-1].names))
+    tile = (loaded[-1].weights.tiles or {}).get("tile")
+    tiles = tile if type(tile) is int else None
+    return InferenceModel(network, classes.pop(), stride, tuple(networks[-1].names), tiles)
 
 
 @torch.no_grad()
@@ -472,7 +477,7 @@ class EvaluationRun:
         self, model: InferenceModel, size: int, batch_size: int, workers: int
     ) -> AbstractContextManager[ValidationInput | TiledInput]:
         common: dict[str, Any] = {"size": size, "stride": model.stride, "device": self.device}
-        if (config := tile_config(self.options)) is None:
+        if (config := tile_config(self.options, model.tiles)) is None:
             return open_validation(self.images, batch_size=batch_size, workers=workers, **common)
         batch_size = self.options.batch_size
         return nullcontext(TiledInput(self.images, config, threads=workers, batch_size=batch_size, **common))

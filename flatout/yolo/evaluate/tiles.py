@@ -64,9 +64,16 @@ class TileConfig:
         return TileGrid.overlapping((image_HWC.shape[0], image_HWC.shape[1]), self.tile, self.overlap)
 
 
-def tile_config(options: "PredictOptions | TestOptions") -> TileConfig | None:
-    """How the options ask for tiles; None: not at all. Warns if the network sees tiles at another size."""
+def tile_config(options: "PredictOptions | TestOptions", trained: int | None) -> TileConfig | None:
+    """How the options ask for tiles; None: not at all. Warns if the network sees tiles at another size.
+
+    `trained` is the side of the tiles that the network was trained on.
+    """
     if options.tiles is None:
+        if trained is not None:
+            logger.info(
+                "These weights were trained on tiles of %d px: use --tiles %d for larger images.", trained, trained
+            )
         return None
     if options.tiles > options.img_size:
         logger.warning(
@@ -76,6 +83,10 @@ def tile_config(options: "PredictOptions | TestOptions") -> TileConfig | None:
             options.img_size,
         )
     return TileConfig(tile=options.tiles, overlap=options.tile_overlap, full_view=options.tile_full_view)
+
+
+Watch = Callable[[int, int], bool]
+"""Called after every tile of an image with the number of tiles that are done, and of all of them; False: no more."""
 
 
 class _Image:
@@ -124,8 +135,10 @@ class TileDetector:
         device: torch.device,
         nms: NmsConfig,
         at_once: int | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """`size`: longer side of the network's input; tiles of another size are resized to it."""
+        self._watch = watch
         self._forward, self._config, self._nms = forward, config, nms
         self._size, self._stride, self._device = size, stride, device
         self._at_once = at_once or AT_ONCE["cuda" if device.type == "cuda" else "cpu"]
@@ -137,9 +150,13 @@ class TileDetector:
         grid = self._config.grid(image_HWC)
         has_full_view = self._config.full_view and grid.per_image > 1
         image = _Image(key, image_HWC, grid, grid.per_image + has_full_view)
+        num_views = image.num_missing
         for tile in self._tiles(image, has_full_view):
             self._waiting.append(tile)
             yield from self._run(self._batch_like(tile))
+            if self._watch is not None and not self._watch(num_views - image.num_missing, num_views):
+                self._waiting.clear()
+                return
 
     def rest(self) -> Iterator[WholeImage]:
         """Everything that waits for a full batch; yields all remaining images."""

@@ -45,6 +45,7 @@ from flatout.yolo.export.postprocess import PLUGIN, DecodedBoxes, PortableOutput
 from flatout.yolo.find_file import find_file, shipped_folder, weights_file
 from flatout.yolo.load_network import load_network
 from flatout.yolo.model.network import Network
+from flatout.yolo.predict.options import tile_problems
 
 logger = logging.getLogger(__name__)
 
@@ -357,6 +358,11 @@ FREE_SHAPE_RULE = (
     "Letterbox every image to any multiple of {stride} in height and width: scale it to fit, keep its aspect ratio, "
     "centre it, and fill the rest with grey (114). `flatout yolo detect` uses the smallest such rectangle."
 )
+TILE_RULE = (
+    "Large images are cut into tiles of {tile} px that share at least {overlap:g} of their side with each neighbour; "
+    "every tile is an image for this network. `flatout.yolo.predict_with` cuts images, runs an exported network on the "
+    "tiles, and merges their boxes into those of the whole image."
+)
 CARD_TITLES = {
     "input_layout": "layout",
     "input_colors": "colours",
@@ -375,8 +381,19 @@ def export(weights: str | Path, options: ExportOptions | None = None) -> ExportO
     cfg = find_file(options.cfg, flag="--cfg") if options.cfg else None
     _refuse_early(options)
     file = weights_file(weights)
-    network = load_network(file, cfg=cfg).network
-    return export_network(network, options, stem=stem_for(file, options.out))
+    loaded = load_network(file, cfg=cfg)
+    if options.tiles is None and loaded.weights.tiles is not None:
+        options = _with_tiles(options, loaded.weights.tiles, file)
+    return export_network(loaded.network, options, stem=stem_for(file, options.out))
+
+
+def _with_tiles(options: ExportOptions, trained: Mapping[str, Any], file: Path) -> ExportOptions:
+    """The options with the tiles that the weights were trained on."""
+    tile, overlap = trained.get("tile"), trained.get("overlap")
+    if type(tile) is not int or type(overlap) is not float or list(tile_problems(tile, overlap)):
+        logger.warning("%s: what it says about tiles is not valid, and is left out.", file)
+        return options
+    return replace(options, tiles=tile, tile_overlap=overlap)
 
 
 @torch.no_grad()
@@ -416,11 +433,14 @@ def _write_card(context: ExportContext, files: Sequence[ExportedFile], stem: Pat
     nms = [f"NMS is inside the ONNX file: {facts['nms']}"] if "nms" in facts else []
     compared_on = ", ".join(Path(each).name for each in (options.data, *options.images) if each)
     rule = FREE_SHAPE_RULE if options.free_size else SHAPE_RULE
+    rules = [rule.format(height=size_hw[0], width=size_hw[1], stride=facts["stride"])]
+    if options.tiles is not None:
+        rules.append(TILE_RULE.format(tile=options.tiles, overlap=options.tile_overlap))
     return write_card(
         stem,
         about=f"{counted(len(names), 'class')}: {', '.join(map(str, names))}.",
         inputs={title: facts[key] for key, title in CARD_TITLES.items()},
-        input_rule=rule.format(height=size_hw[0], width=size_hw[1], stride=facts["stride"]),
+        input_rule="\n\n".join(rules),
         output="\n\n".join([f"{facts['output']}.", *nms]),
         files=[CardFile(file.path, file.line().partition("; ")[2], _use(file.path, options)) for file in files],
         compared_on=f"{counted(len(context.images.images), 'image')} of {compared_on}"

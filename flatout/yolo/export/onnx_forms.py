@@ -82,6 +82,8 @@ def metadata_of(network: Network, options: ExportOptions, hw: tuple[int, int], f
                 "max_wh": options.max_wh,
             }
         )
+    if options.tiles is not None:
+        metadata["tiles"] = json.dumps({"tile": options.tiles, "overlap": options.tile_overlap})
     return metadata
 
 

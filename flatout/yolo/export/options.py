@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flatout.errors import ConfigError
+from flatout.yolo.predict.options import tile_problems
 
 Form = Literal["raw", "grid", "onnx-nms", "tensorrt-nms", "tensorrt-nms-corners"]
 """raw: one map per level. grid: boxes in pixels. The others: boxes after NMS, by ONNX's own node or by TensorRT's
@@ -67,6 +68,9 @@ class ExportOptions:
     pictures: int = 4
     """Number of images for the comparison."""
     opset: int = 12
+    tiles: int | None = None
+    """Side of the tiles that images are cut into, for the metadata; None: as the weights were trained."""
+    tile_overlap: float = 0.2
 
     def __post_init__(self) -> None:
         if problems := list(_problems(self)):
@@ -129,6 +133,7 @@ def _problems(options: ExportOptions) -> Iterator[str]:
         yield "--end2end and --include-nms both put NMS into the file: give one of them"
     if options.data and options.images:
         yield "--data and --images both name the images to compare on: give one of them"
+    yield from tile_problems(options.tiles, options.tile_overlap)
     yield from _problems_of_formats(options)
 
 

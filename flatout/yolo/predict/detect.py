@@ -142,6 +142,7 @@ class _DetectionPass:
                     threads=threads,
                     at_once=self._at_once(),
                     stopped=lambda: interrupts.requested is not None or (windows is not None and windows.stopped),
+                    on_tile=partial(self._show_tile, progress),
                 )
             ) as results,
         ):
@@ -175,6 +176,11 @@ class _DetectionPass:
     def _progress(self) -> AbstractContextManager[StepProgress | None]:
         """A progress bar; none for streams, which have no end."""
         return StepProgress(self._total, title="detect") if self._streams is None else nullcontext()
+
+    def _show_tile(self, progress: StepProgress | None, done: int, total: int) -> None:
+        """A large image takes minutes: show how much of it is done. Images of one tile need no such number."""
+        if progress is not None and total > 1:
+            progress.show(min(self.frames + len(self.unreadable), self._total), {"tiles": f"{done}/{total}"})
 
     def _record(self, result: Result | Unreadable, outputs: Outputs, progress: StepProgress | None) -> None:
         log = partial(logger.info, "%s") if progress is None else progress.say

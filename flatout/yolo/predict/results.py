@@ -18,7 +18,7 @@ import torch
 from flatout.yolo.boxes import Letterbox, to_native
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.evaluate.run import InferenceModel, load_inference_model
-from flatout.yolo.evaluate.tiles import TileConfig, TileDetector, WholeImage, tile_config
+from flatout.yolo.evaluate.tiles import TileConfig, TileDetector, Watch, WholeImage, tile_config
 from flatout.yolo.find_file import weights_files
 from flatout.yolo.nms import NmsConfig, non_max_suppression
 from flatout.yolo.predict.files import Frame, Prepare, Prepared, ReadFrame, Unreadable
@@ -49,7 +49,8 @@ class Predictor:
         """`size`: longer side of the input, a multiple of the network's stride. `tiles`: cut images, and merge."""
         self._network, self._device, self._nms = model.network, device, nms
         self.tiles = tiles
-        self._dtype = next(model.network.parameters()).dtype
+        parameter = next(model.network.parameters(), None)
+        self._dtype = torch.float32 if parameter is None else parameter.dtype
         self.names = model.names
         self.prepare = Prepare(size, model.stride)
 
@@ -58,7 +59,7 @@ class Predictor:
         """Default number of images per batch on this device."""
         return AT_ONCE["cuda" if self._device.type == "cuda" else "cpu"]
 
-    def tile_detector(self, at_once: int | None) -> TileDetector:
+    def tile_detector(self, at_once: int | None, watch: Watch | None = None) -> TileDetector:
         """Detects by the tiles of this predictor, `at_once` of them in a batch."""
         assert self.tiles is not None
         return TileDetector(
@@ -69,6 +70,7 @@ class Predictor:
             device=self._device,
             nms=self._nms,
             at_once=at_once,
+            watch=watch,
         )
 
     def _decoded(self, images_B3hw: torch.Tensor) -> torch.Tensor:
@@ -119,7 +121,7 @@ def predictor_for(model: InferenceModel, device: torch.device, options: PredictO
         agnostic=options.agnostic_nms,
     )
     size = round_up_img_size(options.img_size, model.stride)
-    return Predictor(model, size=size, device=device, nms=nms, tiles=tile_config(options))
+    return Predictor(model, size=size, device=device, nms=nms, tiles=tile_config(options, model.tiles))
 
 
 # Batches of one shape, and results in order
@@ -195,6 +197,16 @@ def never() -> bool:
     return False
 
 
+OnTile = Callable[[int, int], None]
+"""Called with the number of tiles of an image that are done, and of all of them."""
+
+
+def _watch(stopped: Stopped, on_tile: OnTile | None, done: int, total: int) -> bool:
+    if on_tile is not None:
+        on_tile(done, total)
+    return not stopped()
+
+
 def results_of(
     frames: Iterable[ReadFrame],
     predictor: Predictor,
@@ -202,15 +214,18 @@ def results_of(
     threads: int,
     at_once: int | None = None,
     stopped: Stopped = never,
+    on_tile: OnTile | None = None,
 ) -> Generator[Result | Unreadable, None, None]:
     """A result for every frame, or why it could not be read, in the order of the frames.
 
     Frames of files wait for others of the same shape, live frames never do. Once `stopped` returns True, prefetched
-    frames are dropped. Close the iterator to end its threads early; live frames are closed with it.
+    frames are dropped, and with tiles also the current one. `on_tile` is called after every tile of an image. Close the
+    iterator to end its threads early; live frames are closed with it.
     """
     live = frames if isinstance(frames, LiveFrames) else None
     if predictor.tiles is not None:
-        yield from _results_by_tiles(frames, predictor, live, threads=threads, at_once=at_once, stopped=stopped)
+        detector = predictor.tile_detector(at_once, partial(_watch, stopped, on_tile))
+        yield from _results_by_tiles(frames, predictor, detector, live, threads=threads, stopped=stopped)
         return
     at_once = at_once or predictor.default_at_once
     groups, in_order = ShapeBatcher(at_once), ReorderBuffer[Result | Unreadable]()
@@ -234,14 +249,14 @@ def results_of(
 def _results_by_tiles(
     frames: Iterable[ReadFrame],
     predictor: Predictor,
+    detector: TileDetector,
     live: LiveFrames | None,
     *,
     threads: int,
-    at_once: int | None,
     stopped: Stopped,
 ) -> Generator[Result | Unreadable, None, None]:
-    """`results_of` with tiles, of which `at_once` share a batch; images are read as far ahead as there are threads."""
-    detector, in_order = predictor.tile_detector(at_once), ReorderBuffer[Result | Unreadable]()
+    """`results_of` with tiles; images are read as far ahead as there are threads."""
+    in_order = ReorderBuffer[Result | Unreadable]()
     known: dict[int, Frame] = {}
 
     def put(found: Iterator[WholeImage]) -> None:

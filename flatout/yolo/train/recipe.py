@@ -343,7 +343,9 @@ class YoloRecipe(Recipe):
     # Checkpoints and weights
 
     def describe_network(self, model: Model) -> dict[str, Any]:
-        return prepare.network_metadata(self._network, asdict(self.hyp))
+        about = prepare.network_metadata(self._network, asdict(self.hyp))
+        tiles = {"tile": self.options.tiles, "overlap": self.options.tile_overlap}
+        return about if self.options.tiles is None else about | {"tiles": tiles}
 
     def describe_checkpoint(self, epoch: int, best_score: float) -> dict[str, Any]:
         return {"epoch": epoch, "best_fitness": max(0.0, best_score)}

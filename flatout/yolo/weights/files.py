@@ -72,12 +72,15 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _FIELDS = ("config", "names", "nc")
+_OPTIONAL_FIELDS = ("tiles",)
+"""Left out of a file whose weights do not have them."""
 
 
 def save_safetensors(path: str | Path, weights: Weights) -> None:
     """Write the state for inference, completely or not at all; safetensors files have no training state."""
     state = _separate(weights.for_inference())
-    own = {name: json.dumps(getattr(weights, name)) for name in _FIELDS}
+    names = [*_FIELDS, *(name for name in _OPTIONAL_FIELDS if getattr(weights, name) is not None)]
+    own = {name: json.dumps(getattr(weights, name)) for name in names}
     # The library sorts tensors by element size, so the order of the state_dict is stored here.
     own |= {"schema": str(SCHEMA), "keys": json.dumps(list(state))}
     metadata = {"format": "pt"} | {f"flatout.{name}": text for name, text in own.items()}
@@ -130,7 +133,7 @@ def _own_metadata(metadata: object) -> dict[str, object]:
             f"was written by another flatout (schema {quoted(schema)}; this one reads {SCHEMA}). Update flatout."
         )
     reader = PlainReader()
-    names = [name for name in (*_FIELDS, "keys") if f"flatout.{name}" in metadata]
+    names = [name for name in (*_FIELDS, *_OPTIONAL_FIELDS, "keys") if f"flatout.{name}" in metadata]
     return {name: reader.plain(_parse(metadata[f"flatout.{name}"], name), name) for name in names}
 
 

@@ -51,6 +51,8 @@ class Weights:
     optimizer: dict[str, Any] | None = None
     """`state` (parameter number -> name -> tensor) and `param_groups`; legacy.parameter_groups names the numbers."""
     wandb_id: str | None = None
+    tiles: dict[str, Any] | None = None
+    """`tile` and `overlap` of a training on tiles (`--tiles`)."""
     kind: WeightsKind
     format: Format
 
@@ -103,6 +105,7 @@ _TYPES: dict[str, type] = {
     "updates": int,
     "optimizer": dict,
     "wandb_id": str,
+    "tiles": dict,
 }
 
 

@@ -321,6 +321,26 @@ def test_the_advice_for_a_box_below_one_pixel_is_not_to_train_at_a_larger_size(t
     assert "larger" not in CHECKS["box-no-pixel"].advice
 
 
+def test_with_tiles_large_images_are_no_fault_and_boxes_are_judged_in_tiles(tmp_path):
+    made = SmallDataSet(tmp_path)
+    FAULTS["image-huge"](made)
+    made.put("train", "strip", jpeg(200, 12), GOOD_LINE)
+    made.put("train", "wide", jpeg(640, 480), "0 0.5 0.5 0.01 0.01\n")
+    whole = found_in(made)
+    assert {"image-huge", "image-large", "image-aspect", "box-tiny"} <= set(whole)
+    assert "--tiles" in CHECKS["image-huge"].advice and "--tiles" in CHECKS["box-tiny"].advice
+    tiled = found_in(made, CheckConfig(tiles=64, img_size=64, workers=0, progress=False))
+    # 4.8 px of the image are as many in a tile, and none of the huge image was decoded.
+    assert not {"image-huge", "image-large", "image-aspect", "image-decode", "box-tiny"} & set(tiled)
+    shrunk_tiles = found_in(made, CheckConfig(tiles=320, img_size=64, workers=0, progress=False))
+    assert any(place.endswith("wide.txt: 1.3 x 1.0 px at size 64") for place in shrunk_tiles["box-tiny"])
+
+
+def test_a_tile_that_is_too_small_is_a_mistake(tmp_path, capsys):
+    assert main(["yolo", "check", str(SmallDataSet(tmp_path).yaml()), "--tiles", "8"]) == 2
+    assert "--tiles 8: tiles have sides of 32 px or more." in capsys.readouterr().err
+
+
 def test_the_report_uses_the_singular_for_one(tmp_path, capsys):
     made = SmallDataSet(tmp_path, num_train=1, num_val=1)
     made.values |= {"names": ["bolt"], "nc": 1}

@@ -21,6 +21,7 @@ from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import train
 from flatout.yolo.train.recipe import YoloRecipe
+from flatout.yolo.weights import read_weights
 from tests.yolo.train.conftest import options_for
 from tests.yolo.train.test_train import assert_same_end, results_of, trained
 
@@ -162,6 +163,8 @@ def test_a_training_on_tiles_repeats_bit_for_bit_and_resumes(files: Path, large:
     # Scores are those of the two whole images.
     assert ended.outcome is not None and ended.outcome.evaluation.num_images == 2
     assert len(results_of(ended.folder)) == 2
+    for name in ("best.pt", "last.pt"):
+        assert read_weights(ended.folder / "weights" / name).tiles == {"tile": 128, "overlap": 0.2}
 
 
 def test_a_run_on_tiles_is_another_training_than_one_without(files: Path, large: Path, tmp_path: Path):

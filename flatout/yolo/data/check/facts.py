@@ -111,10 +111,12 @@ class SplitFacts:
         """Path to report for the labels of one of `images`."""
         return self.pairs[self.used_rows[image]].label_place
 
-    def box_px(self, img_size: int) -> np.ndarray:
-        """Width and height of each label in pixels at a training size, float64 [T, 2]."""
+    def box_px(self, img_size: int, tiles: int | None = None) -> np.ndarray:
+        """Width and height of each label in pixels at a training size, float64 [T, 2]; `tiles`: side of the tiles."""
         size_T2 = self.images.size_wh_N2[self.image_T].astype(np.float64)
-        return boxes_at_size(size_T2, self.images.labels.class_box_T5[:, 3:], img_size)
+        box_px_T2 = boxes_at_size(size_T2, self.images.labels.class_box_T5[:, 3:], img_size)
+        # Not the whole image, but a tile of it is resized to the training size.
+        return box_px_T2 if tiles is None else box_px_T2 * np.maximum(1, size_T2.max(1, keepdims=True) / tiles)
 
     def label_files(self, state: str) -> Iterator[Pair]:
         """The images whose label file is in this state, one of LABEL_FILES."""
@@ -131,6 +133,8 @@ class SetFacts:
     """Mistakes in the data YAML."""
     splits: dict[str, SplitFacts]
     img_size: int = 640
+    tiles: int | None = None
+    """Side of the tiles that are trained on; None: whole images are."""
     anchor_wh_A2: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
     """Anchors to compare with the boxes, in pixels."""
     label_names: dict[str, list[str]] = field(default_factory=dict)

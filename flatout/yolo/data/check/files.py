@@ -272,7 +272,7 @@ def background_share(facts: SetFacts) -> Found:
 )
 def anchor_fit(facts: SetFacts) -> Found:
     if "train" in facts.splits and len(facts.anchor_wh_A2):
-        fit = fit_of(facts.anchor_wh_A2, facts.splits["train"].box_px(facts.img_size))
+        fit = fit_of(facts.anchor_wh_A2, facts.splits["train"].box_px(facts.img_size, facts.tiles))
         if fit.num_boxes and fit.best_recall < MIN_RECALL:
             text = f"{1 - fit.best_recall:.1%} of {fit.num_boxes} boxes at size {facts.img_size}"
             yield "train", text

@@ -70,9 +70,11 @@ def _signs(hash_MB: np.ndarray) -> np.ndarray:
 @split_check(
     "note",
     "images more than 4 times as large as the training size",
-    "shrink them once with `flatout yolo resize`: decoding them takes most of the time",
+    "if objects are small, use --tiles; else shrink them once with `flatout yolo resize`, to save decoding time",
 )
 def image_large(split: SplitFacts, facts: SetFacts) -> Found:
+    if facts.tiles is not None:
+        return
     long_N = split.images.size_wh_N2.max(1, initial=0)
     for row in np.flatnonzero(long_N > LARGE * facts.img_size).tolist():
         width, height = split.images.size_wh_N2[row].tolist()
@@ -82,9 +84,11 @@ def image_large(split: SplitFacts, facts: SetFacts) -> Found:
 @split_check(
     "warning",
     "images whose long side is more than 10 times the short side",
-    "cut them into pieces: most of the network's input would be padding",
+    "use --tiles, or cut them into pieces: most of the network's input would be padding",
 )
 def image_aspect(split: SplitFacts, facts: SetFacts) -> Found:
+    if facts.tiles is not None:
+        return
     size_N2 = split.images.size_wh_N2
     for row in np.flatnonzero(size_N2.max(1, initial=0) > FLAT * size_N2.min(1, initial=1 << 30)).tolist():
         width, height = size_N2[row].tolist()

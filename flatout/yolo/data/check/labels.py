@@ -164,10 +164,10 @@ def box_outside(facts: SetFacts) -> Found:
 @split_check(
     "warning",
     "boxes with a side below 2 px at the training size",
-    "train at a larger size, or cut the images into tiles: such small boxes are never found",
+    "train at a larger size, or on tiles of the images (--tiles): such small boxes are never found",
 )
 def box_tiny(split: SplitFacts, facts: SetFacts) -> Found:
-    box_px_T2 = split.box_px(facts.img_size)
+    box_px_T2 = split.box_px(facts.img_size, facts.tiles)
     is_tiny_T = (box_px_T2.min(1, initial=TINY_PX) < TINY_PX) & ~_below_one_pixel(split)
     for label in np.flatnonzero(is_tiny_T).tolist():
         width, height = box_px_T2[label].tolist()
@@ -336,7 +336,7 @@ SCAN_CHECKS: dict[Severity, dict[str, tuple[str, str]]] = {
         "image-too-small": ("images with a side below 10 px", "remove them; training leaves them out"),
         "image-huge": (
             "images of more than 100 million pixels",
-            "use --tiles in all commands, or cut them into tiles: decoding such an image takes gigabytes of memory",
+            "train, test and detect on tiles of them (--tiles, also here): whole, they take gigabytes of memory",
         ),
         "label-unreadable": (
             "label files that cannot be read",

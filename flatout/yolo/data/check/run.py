@@ -11,6 +11,7 @@ import numpy as np
 from flatout.errors import DataError
 from flatout.feed import SampleError
 from flatout.findings import SEVERITIES, Finding
+from flatout.images import MAX_PIXELS
 from flatout.yolo.data.check import files, images, labels
 from flatout.yolo.data.check.facts import CHECKS, NOT_DECODED, SetFacts, SplitFacts, check_decoding, finding_at
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, yaml_problems
@@ -32,6 +33,8 @@ class CheckConfig:
 
     img_size: int = 640
     """Training size in pixels at which boxes and anchors are judged."""
+    tiles: int | None = None
+    """Side of the tiles that are trained on; images of more than 100 megapixels are then usable, but not decoded."""
     quick: bool = False
     """Do not decode the images. Damaged pixels, wrong headers and leaks by content then go unnoticed."""
     strict: bool = False
@@ -71,6 +74,7 @@ def collect_facts(data: DataSet, config: CheckConfig) -> SetFacts:
         list(yaml_problems(data.written)) if data.file.suffix in YAML_ENDINGS else [],
         {str(split): facts for split, facts in splits.items()},
         config.img_size,
+        config.tiles,
         np.array(config.anchors_px, float).reshape(-1, 2),
         _label_names(pair for facts in splits.values() for pair in facts.pairs),
     )
@@ -103,7 +107,13 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _split(data: DataSet, split: Split, config: CheckConfig) -> SplitFacts:
-    scan_config = ScanConfig(strict=config.strict, workers=config.workers, progress=config.progress, names=data.names)
+    scan_config = ScanConfig(
+        strict=config.strict,
+        workers=config.workers,
+        progress=config.progress,
+        names=data.names,
+        large=config.tiles is not None,
+    )
     try:
         found, pairs, table = scan_entries(data.entries[split], scan_config, cache_folder=config.cache_folder)
     except SampleError:  # a bug in flatout, not a fault of the data
@@ -112,7 +122,9 @@ def _split(data: DataSet, split: Split, config: CheckConfig) -> SplitFacts:
         return SplitFacts(split, FoundImages([], [], [], [], []), [], table_of([]), NOT_DECODED, data.names, str(error))
     decoded = NOT_DECODED
     if not config.quick:
-        rows = np.flatnonzero(table.used_N)
+        # Decoding a larger one takes gigabytes, and there are as many workers as CPUs.
+        num_pixels_N = table.image_N["width"].astype(np.int64) * table.image_N["height"]
+        rows = np.flatnonzero(table.used_N & (num_pixels_N <= MAX_PIXELS))
         decoded = check_decoding([pair.image for pair in pairs], rows, workers=config.workers, shown=config.progress)
     return SplitFacts(split, found, pairs, table, decoded, data.names)
 
