@@ -7,10 +7,11 @@ on these labels (hyp.finetune.yaml, --adam, --audit) and its run is audited. Two
 recall of the first 2N, overall and by kind, and average precision. Four ways: the audit of the run, the audit of its
 weights alone (--weights), and two baselines from the same detections: highest loss of the final network, and confident
 learning (self-confidence of labels, and detections above the mean self-confidence of their class).
-BCCD has natural errors: the unplanted set is trained on and audited too, and what that audit finds leaves both counts,
-of all ways alike (--same-network: found by the network of the planted labels). Two other rules stand beside it, because
-they change the picture: AP if each way leaves out its own first 2N findings on the unplanted set, and AP with all
-findings counted. Flags of train.py go behind --: on two cores, use `-- --amp bf16 --channels-last`.
+BCCD has natural errors: the unplanted set is trained on and audited too, and what is among the first 2N findings of
+that audit leaves both counts, of all ways alike (--same-network: found by the network of the planted labels). Two other
+rules stand beside it, because they change the picture: AP if each way leaves out its own first 2N findings on the
+unplanted set, and AP with all findings counted. Flags of train.py go behind --: on two cores, use `-- --amp bf16
+--channels-last`.
 Answer: bench/results/audit_<machine>_<yyyymm>.md and .json, audit_generated_... if only that set is used (rewrite them
 with --write).
 What gathering inside the steps costs is measured by bench/audit_cost.py.
@@ -328,7 +329,7 @@ def audit_once(name: str, data: Path, seed: int, options: Namespace, folder: Pat
     for way in WAYS:
         by_rule = [
             figures(judged(lists[way], planted, left_out), planted)
-            for left_out in (natural[RUN], natural[way][: 2 * total], [])
+            for left_out in (natural[RUN][: 2 * total], natural[way][: 2 * total], [])
         ]
         found[way] = by_rule[0]._replace(
             average_precision_own=by_rule[1].average_precision, average_precision_of_all=by_rule[2].average_precision

@@ -153,6 +153,7 @@ def test_the_example_of_the_documentation_runs(trained, tmp_path, monkeypatch, c
     cv2.imwrite("scans/a.png", large_image())
     export(trained, ExportOptions(out="best", img_size=(SIDE, SIDE), grid=True, formats=("onnx",), pictures=1))
     names: dict[str, Any] = {}
+    capsys.readouterr()
     exec(compile(code, "example", "exec"), names)
     assert capsys.readouterr().out.startswith("scans/a.png ") and names["result"].image.shape == (150, 200, 3)
 
