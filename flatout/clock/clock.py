@@ -261,6 +261,7 @@ ENGINE = {
     "train.inputs": "prepare",
     "train.forward": "forward",
     "train.loss": "loss",
+    "train.label_sums": "loss",
     "train.backward": "backward",
     "train.graph": "graph",
     "train.optimizer": "optimizer",
