@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flatout.clock import span
+
 logger = logging.getLogger(__name__)
 
 EAGER_RUNS = 3
@@ -116,7 +118,8 @@ class Graphs:
     def _capture(self, signature: Signature, inputs: Inputs) -> GraphedStep | None:
         pool = next(iter(self._graphs.values())).pool if self._graphs else None
         try:
-            graph = GraphedStep(self.step, inputs, self.paddings, pool=pool)
+            with span("capture"):
+                graph = GraphedStep(self.step, inputs, self.paddings, pool=pool)
         except RuntimeError as error:
             self.clear()  # frees their memory
             if self.simplify():
