@@ -254,7 +254,8 @@ class _Training:
             steps_per_epoch=steps,
         )
         # Only the first rank shows progress.
-        progress = StepProgress(model.epochs * steps, stream=None if self._is_first else io.StringIO())
+        stream = None if self._is_first else io.StringIO()
+        progress = StepProgress(model.epochs * steps, steps_per_epoch=steps, stream=stream)
         loop = self._loop(batches, steps, epoch_end, progress, self._step_record(records))
         if self._saved is None and records is not None:
             records.clear()
@@ -356,7 +357,9 @@ class _Training:
         options, recipe, model = self._options, self.recipe, self._model
 
         def on_interval(stats: IntervalStats) -> None:
-            left_s = progress.update(stats.steps_done, steady_step_s=stats.steady_ms / 1e3)
+            left_s = progress.update(
+                stats.steps_done, steady_step_s=stats.steady_ms / 1e3, mean_step_s=stats.step_ms / 1e3
+            )
             progress.show(stats.steps_done, recipe.figures(stats) | self.spending.figures(left_s))
             recipe.hint(stats)
 

@@ -208,6 +208,22 @@ class TestLogAndMeter:
         meter.count(4)
         assert meter.end_interval(0, 7, steps_done=7, steps_left=93).steady_ms == pytest.approx(200)
 
+    @pytest.mark.parametrize("num_full", [1, 3, 9, 20])
+    def test_a_slow_short_last_batch_does_not_count_for_steady_steps(
+        self, num_full: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now_s = 100.0
+        monkeypatch.setattr("flatout.engine.meter.time.perf_counter", lambda: now_s)
+        meter = Meter(("loss",))
+        for duration_s, samples in [*[(0.01, 4)] * num_full, (14.0, 1)]:
+            now_s += duration_s
+            meter.count(samples)
+        stats = meter.end_interval(0, num_full + 1, steps_done=num_full + 1, steps_left=0)
+        assert stats.steady_ms == pytest.approx(10) and stats.step_ms > 600
+        now_s += 14.0
+        meter.count(1)  # alone: nothing new is known about full batches
+        assert meter.end_interval(1, 1, steps_done=num_full + 2, steps_left=0).steady_ms == pytest.approx(10)
+
 
 class TestCompiling:
     def test_auto_compiles_only_when_the_run_is_long_enough(self) -> None:
