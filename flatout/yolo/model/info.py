@@ -94,7 +94,8 @@ def _pairs_of_head(head: Detect, shapes: Sequence[Shape]) -> int:
     """Multiply-adds of the detection layer in training, counted while a copy runs on a single small image."""
     counts: list[int] = []
     # Not on the meta device: there, some operations import torch's compiler, which takes longer than to compute them.
-    small_head = copy.deepcopy(head).cpu().float().train()
+    # Values do not matter, and a network that is only described has none.
+    small_head = copy.deepcopy(head).to_empty(device="cpu").float().train()
     for module in small_head.modules():
         module.register_forward_hook(lambda module, inputs, output: counts.append(_pairs(module, inputs, output)))
         if isinstance(module, nn.BatchNorm2d):
