@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve()
 THIS_CHECKOUT = HERE.parent.parent
-ROUNDS = {"warm": 5, "new machine": 2}
+ROUNDS = {"warm": 5, "new machine": 3}
 FLAGS = (
     "--weights", "", "--cfg", "cfg/training/yolov7-tiny.yaml", "--hyp", "data/hyp.demo.yaml", "--epochs", "2",
     "--batch-size", "16", "--img-size", "64", "64", "--device", "cpu", "--workers", "0", "--adam", "--fast-dataloader",
