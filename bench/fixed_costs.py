@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -45,6 +46,13 @@ class Training(NamedTuple):
     whole_s: float
     cpu_s: float
     """CPU time of the training and its workers."""
+
+
+TIMES: Sequence[Callable[[Training], float]] = (
+    attrgetter("first_step_s"),
+    attrgetter("whole_s"),
+    attrgetter("cpu_s"),
+)
 
 
 # In the process of the training
@@ -121,7 +129,8 @@ def same_weights(one: Path, other: Path) -> bool:
 
     from flatout.safefiles import read_container
 
-    first, second = (read_container(run / "run/weights/best.pt")["weights"]["state"] for run in (one, other))
+    files: list[Any] = [read_container(run / "run/weights/best.pt") for run in (one, other)]
+    first, second = (file["weights"]["state"] for file in files)
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
 
@@ -144,11 +153,11 @@ def table(trainings: Sequence[Training], labels: Sequence[str]) -> list[str]:
         if not any(own.values()):
             continue
         for label in labels:
-            columns = (_spread([each[column] for each in own[label]]) for column in (2, 3, 4))
+            columns = (_spread([seconds(each) for each in own[label]]) for seconds in TIMES)
             lines.append(f"{start:14}{label:18}" + "".join(f"{text:>22}" for text in columns))
         if len(labels) > 1:
             pairs = list(zip(*own.values(), strict=True))
-            ratios = ([after[column] / before[column] for before, after in pairs] for column in (2, 3, 4))
+            ratios = ([seconds(after) / seconds(before) for before, after in pairs] for seconds in TIMES)
             lines.append(f"{'':14}{'ratio':18}" + "".join(f"{_spread(each):>22}" for each in ratios))
     return lines
 

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -304,14 +305,14 @@ def _measure(rounds: int) -> dict[str, Any]:
         _step(plain, images)  # the weights and activations of another network are in the caches
         alone.append(_timed(lambda: _step(plain, images)))
         readies.append(_ready_times(plain, images)[1])
-        sums.append([_timed(lambda nbytes=nbytes: dist.all_reduce(torch.ones(nbytes // 4))) for nbytes in SUM_BYTES])
+        sums.append([_timed(partial(dist.all_reduce, torch.ones(nbytes // 4))) for nbytes in SUM_BYTES])
         computing_s, busy_s = _both(plain, images, group)
         together.append(computing_s)
         busy_sums.append(busy_s)
         copies.append(_copy_bytes_per_s())
         for name, each in wrapped.items():
             _step(each, images)
-            steps[name].append(_timed(lambda each=each: _step(each, images)))
+            steps[name].append(_timed(partial(_step, each, images)))
     nbytes_P = [4 * plain.get_parameter(name).numel() for name in order]
     return {
         "ready_share_P": np.median([[each[name] for name in order] for each in readies], 0).tolist(),
@@ -328,7 +329,7 @@ def _measure(rounds: int) -> dict[str, Any]:
 def _step(network: nn.Module, images: torch.Tensor) -> None:
     for parameter in network.parameters():
         parameter.grad = None
-    sum(each.float().square().mean() for each in network(images)).backward()  # type: ignore[union-attr]
+    sum(each.float().square().mean() for each in network(images)).backward()
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -396,7 +397,7 @@ def undisturbed(seconds: Sequence[float]) -> float:
 def check(rounds: int) -> tuple[list[str], dict[str, Any]]:
     """Predicted and measured steps of two ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_main, (folder, rounds), nprocs=RANKS)
+        mp.spawn(rank_main, (folder, rounds), nprocs=RANKS)  # type: ignore[attr-defined]
         found = json.loads(Path(folder, "found.json").read_text())
     alone_s = undisturbed(found["alone_s"])
     # One hop each way for two ranks: latency and bandwidth from a line through the medians.

@@ -4,6 +4,7 @@ All times come from the monotonic clock, so that setting the clock or daylight s
 """
 
 import logging
+import math
 import sys
 import time
 from collections import deque
@@ -272,7 +273,7 @@ class Pace:
         if self.is_least:
             return 0.0
         epoch_s = self._epoch_s
-        return (epoch_s * (epoch_s + sum(self._between_s))) ** 0.5 - epoch_s
+        return math.sqrt(epoch_s * (epoch_s + sum(self._between_s))) - epoch_s
 
     def _num_ends(self, num_steps: int) -> int:
         """The pauses after epochs that are still to come: the one that follows the steps so far, too."""
