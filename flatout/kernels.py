@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatout.clock import span
+
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 ALIGNMENT_BYTES = 16
 
@@ -36,7 +38,8 @@ def launch(kernel: Any, key: Hashable, grid: Grid, *args: Any, num_warps: int = 
     name = (kernel, device, key)
     known = _compiled.get(name)
     if known is None:
-        _compiled[name] = kernel[grid](*args, num_warps=num_warps, **compiling)
+        with span("kernels"):
+            _compiled[name] = kernel[grid](*args, num_warps=num_warps, **compiling)
     else:
         known.run(*grid, stream_of(device), known.function, known.packed_metadata, None, None, None, *args)
 
@@ -68,7 +71,8 @@ def prepared(kernel: Any, grid: Grid, pointers: Sequence[Pointer], rest: Sequenc
     The returned function starts it, on that device, with the addresses of tensors that match the pointers. Nothing is
     checked: a tensor of another type, or on the CPU, is read incorrectly instead of being rejected.
     """
-    compiled = kernel.warmup(*pointers, *rest, grid=grid, num_warps=num_warps)
+    with span("kernels"):
+        compiled = kernel.warmup(*pointers, *rest, grid=grid, num_warps=num_warps)
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     columns, rows, layers = grid
 

@@ -4,6 +4,7 @@ All times come from the monotonic clock, so that setting the clock or daylight s
 """
 
 import logging
+import math
 import sys
 import time
 from collections import deque
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
@@ -86,6 +87,8 @@ _MIN_INTERVALS = 5
 """The ETA is based on about the last half minute, and on at least this many intervals."""
 _OUTLIER = 3.0
 """A pause this many times as long as any other is taken for a one-time cost."""
+_EPOCHS = 5
+"""The pause after an epoch is the median of this many of the latest ones."""
 
 
 class StepProgress:
@@ -96,26 +99,32 @@ class StepProgress:
         total_steps: int,
         *,
         title: str = "train",
+        steps_per_epoch: int = 0,
         every_s: float = STEP_LINE_INTERVAL_S,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """If `stream` (stderr) is a terminal, a bar is shown there; otherwise a line is logged every `every_s`."""
+        """If `stream` (stderr) is a terminal, a bar is shown there; otherwise a line is logged every `every_s`.
+
+        `steps_per_epoch`: a pause follows every so many steps, such as a validation; 0: none does.
+        """
         self._total, self._title, self._every_s, self._clock = total_steps, title, every_s, clock
+        self._steps_per_epoch = steps_per_epoch
         self._stream = stream or sys.stderr
-        self._pace = Pace(0, clock())
+        self._pace = Pace(0, clock(), steps_per_epoch)
         self._logged_s: float | None = None
         self._bar: tuple[Progress, TaskID] | None = None
 
     def start_at(self, done: int) -> None:
         """Start with steps that earlier processes have done, which do not count for the speed."""
-        self._pace = Pace(done, self._clock())
+        self._pace = Pace(done, self._clock(), self._steps_per_epoch)
 
-    def update(self, done: int, *, steady_step_s: float | None = None) -> float:
+    def update(self, done: int, *, steady_step_s: float | None = None, mean_step_s: float | None = None) -> float:
         """Record that `done` steps are done; returns the expected seconds of the others.
 
-        `steady_step_s` is the time of a step at the end of this interval, when one-off costs are over."""
-        self._pace.update(done, self._clock(), steady_step_s)
+        `steady_step_s` is the time of a step at the end of this interval, when one-off costs are over; `mean_step_s`
+        is the mean of all its steps, without a pause before them."""
+        self._pace.update(done, self._clock(), steady_step_s, mean_step_s)
         return self._pace.seconds_for(self._total - done) or 0.0
 
     def show(self, done: int, figures: Mapping[str, str] | None = None) -> None:
@@ -129,8 +138,7 @@ class StepProgress:
         ]
         if self._bar is not None:
             progress, task = self._bar
-            left = eta_text(self._pace.seconds_for(self._total - done), is_bound=self._pace.is_bound)
-            progress.update(task, completed=done, figures="  ".join([*texts, left]))
+            progress.update(task, completed=done, figures="  ".join([*texts, self._pace.text(self._total - done)]))
         elif self._logged_s is None or done >= self._total or now_s - self._logged_s >= self._every_s:
             self._logged_s = now_s
             logger.info("%s", step_line(self._title, done, self._total, texts, self._pace))
@@ -161,61 +169,138 @@ class StepProgress:
             self._bar = None
 
 
+class _Interval(NamedTuple):
+    """Steps between two updates, with the pause before them."""
+
+    seconds: float
+    num_steps: int
+    step_s: float
+
+
 class Pace:
     """Estimates the time of the remaining steps, including regular pauses but not one-time costs.
 
-    The first interval of a process includes its start, in which kernels are chosen, compiled and captured: it gives
-    only an upper bound, unless the time of a step at its end is known. Later, a typical step is the median of the
-    latest intervals, and the rest of an interval is a pause: validations recur and count, a single pause much longer
-    than all others does not.
+    A typical step is the median over the steps of the latest intervals, of each interval the time of a step at its end:
+    a short interval may differ, because the device catches up with the host in it. The first interval of a process
+    includes its start, in which kernels are chosen, compiled and captured: it gives only an upper bound, unless
+    the time of a step at its end is known.
+
+    What else happens within an interval is a pause that recurs, unless it is much longer than all others, or in the
+    last interval of an epoch: its short last batch may take long the first time, but never again. The pause between two
+    epochs, mostly a validation, recurs. Until there was one, only a lower bound is known. The first one may be long
+    because of what happens only once, so of one alone neither all nor nothing is extrapolated, but what makes an epoch
+    the geometric mean of both: whatever it was, that is off by no more than a factor of two, if the pause is no longer
+    than three times the steps of an epoch.
     """
 
-    def __init__(self, done: int, now_s: float) -> None:
-        self._done, self._now_s = done, now_s
+    def __init__(self, done: int, now_s: float, steps_per_epoch: int = 0) -> None:
+        """`steps_per_epoch` 0: there are no epochs."""
+        self._done, self._now_s, self._steps_per_epoch = done, now_s, steps_per_epoch
         self._first_step_s: float | None = None
-        self._is_first_steady = False
-        """Whether the time of the first interval's steps is without one-off costs."""
-        self._latest: deque[tuple[float, float]] = deque()
-        """Seconds, and seconds per step, of the latest intervals after the first."""
+        self._latest: deque[_Interval] = deque()
+        """The latest intervals; the first one of the process only if it is known how long its steps take."""
         self._pauses_s: list[float] = []
+        """Of each interval after the first, the time that its steps do not explain."""
+        self._between_s: list[float] = []
+        """Pauses between epochs."""
         self._num_steps = 0
 
-    def update(self, done: int, now_s: float, steady_step_s: float | None = None) -> None:
+    def update(
+        self, done: int, now_s: float, steady_step_s: float | None = None, mean_step_s: float | None = None
+    ) -> None:
         num_steps, seconds = done - self._done, max(0.0, now_s - self._now_s)
         if num_steps <= 0:
             return
+        follows_epoch = self._is_end(self._done)
         self._done, self._now_s = done, now_s
+        in_steps_s = seconds if mean_step_s is None else min(seconds, num_steps * mean_step_s)
+        step_s = in_steps_s / num_steps if steady_step_s is None else min(steady_step_s, in_steps_s / num_steps)
         if self._first_step_s is None:
-            self._is_first_steady = steady_step_s is not None
-            self._first_step_s = (
-                seconds / num_steps if steady_step_s is None else min(steady_step_s, seconds / num_steps)
-            )
+            self._first_step_s = step_s
+            if steady_step_s is not None:
+                self._latest.append(_Interval(num_steps * step_s, num_steps, step_s))
             return
-        self._latest.append((seconds, seconds / num_steps))
-        while len(self._latest) > _MIN_INTERVALS and sum(spent_s for spent_s, _ in self._latest) > _WINDOW_S:
+        self._latest.append(_Interval(seconds, num_steps, step_s))
+        while len(self._latest) > _MIN_INTERVALS and sum(interval.seconds for interval in self._latest) > _WINDOW_S:
             self._latest.popleft()
         self._num_steps += num_steps
-        self._pauses_s.append(max(0.0, seconds - num_steps * self._step_s))
+        if follows_epoch:
+            self._between_s.append(seconds - in_steps_s)
+            seconds = in_steps_s
+        if not self._is_end(done):
+            self._pauses_s.append(max(0.0, seconds - num_steps * self._step_s))
 
     @property
     def is_bound(self) -> bool:
         """Whether `seconds_for` is an upper bound rather than an estimate."""
-        return not self._latest and not self._is_first_steady
+        return not self._latest
+
+    @property
+    def is_least(self) -> bool:
+        """Whether `seconds_for` is a lower bound rather than an estimate."""
+        if not self._steps_per_epoch or self.is_bound or len(self._between_s) > 1:
+            return False
+        return not self._between_s or self._between_s[0] > _OUTLIER * self._epoch_s
+
+    def text(self, num_steps: int) -> str:
+        """The expected time of this many steps as text."""
+        bound = "at most" if self.is_bound else "at least" if self.is_least else ""
+        return eta_text(self.seconds_for(num_steps), bound)
 
     def seconds_for(self, num_steps: int) -> float | None:
-        """The expected time of this many steps; None before the first interval."""
+        """The expected time of this many steps, with the pauses after epochs; None before the first interval."""
         if self._first_step_s is None:
             return None
-        per_step_s = self._step_s + self._paused_s / self._num_steps if self._latest else self._first_step_s
-        return max(0, num_steps) * per_step_s
+        return max(0, num_steps) * self._per_step_s + self._num_ends(num_steps) * self._pause_s
+
+    @property
+    def _per_step_s(self) -> float:
+        """A step, with its share of the pauses within epochs."""
+        if not self._latest:
+            return self._first_step_s or 0.0
+        return self._step_s + self._paused_s / max(1, self._num_steps)
+
+    @property
+    def _epoch_s(self) -> float:
+        """The steps of an epoch."""
+        return self._steps_per_epoch * self._per_step_s
+
+    @property
+    def _pause_s(self) -> float:
+        """The pause after an epoch."""
+        if len(self._between_s) > 1:
+            return median(self._between_s[1:][-_EPOCHS:])
+        if self.is_least:
+            return 0.0
+        epoch_s = self._epoch_s
+        return math.sqrt(epoch_s * (epoch_s + sum(self._between_s))) - epoch_s
+
+    def _num_ends(self, num_steps: int) -> int:
+        """The pauses after epochs that are still to come: the one that follows the steps so far, too."""
+        if not self._steps_per_epoch:
+            return 0
+        return -(-max(0, num_steps) // self._steps_per_epoch) + self._is_end(self._done)
+
+    def _is_end(self, done: int) -> bool:
+        """Whether so many steps are whole epochs."""
+        return bool(self._steps_per_epoch and done) and done % self._steps_per_epoch == 0
 
     @property
     def _step_s(self) -> float:
-        return median(step_s for _, step_s in self._latest)
+        """The median, with as much weight for each interval as it has steps."""
+        intervals = sorted(self._latest, key=lambda interval: interval.step_s)
+        half, done = sum(interval.num_steps for interval in intervals) / 2, 0
+        for interval, after in zip(intervals, [*intervals[1:], intervals[-1]], strict=True):
+            done += interval.num_steps
+            if done >= half:
+                return (interval.step_s + after.step_s) / 2 if done == half else interval.step_s
+        return intervals[-1].step_s
 
     @property
     def _paused_s(self) -> float:
-        """Total time of pauses, without a one-time cost."""
+        """Total time of pauses within epochs, without a one-time cost."""
+        if not self._pauses_s:
+            return 0.0
         *others, longest = sorted(self._pauses_s)
         is_one_time = longest > _OUTLIER * (others[-1] if others else 0.0)
         return sum(others) + (0.0 if is_one_time else longest)
@@ -225,17 +310,17 @@ def step_line(title: str, done: int, total: int, figures: list[str], pace: Pace)
     """Progress as text, aligned from line to line: 'train  1200/5000   24 %  box 0.0413  lr 9.2e-03  10:26 left'."""
     width = len(str(total))
     head = f"{title}  {done:>{width}}/{total}  {100 * done / max(1, total):3.0f} %"
-    return "  ".join([head, *figures, eta_text(pace.seconds_for(total - done), is_bound=pace.is_bound)])
+    return "  ".join([head, *figures, pace.text(total - done)])
 
 
-def eta_text(seconds: float | None, *, is_bound: bool = False) -> str:
+def eta_text(seconds: float | None, bound: str = "") -> str:
     """The remaining time as text: '1:02:03 left', '10:26 left', 'at most 10:26 left'."""
     if seconds is None:
         return "just started"
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     clock = f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-    return f"at most {clock} left" if is_bound and seconds >= 1 else f"{clock} left"
+    return f"{bound} {clock} left" if bound and seconds >= 1 else f"{clock} left"
 
 
 def _open_bar(

@@ -5,6 +5,7 @@ Files:
     cgroup           Limits that control groups (v1 and v2) set for a process
     clock            Named stages: how long each part of the work takes
     machine          Cores, memory, shared memory and file descriptors that this process may use
+    spans            Spans: the parts of a run's wall time, from the command to its end
     worker_registry  The workers of this process's open feeds: their stage times, CPU time and timelines
 """
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         cpu_features,
         fitting_threads,
     )
+    from flatout.clock.spans import Part, Spans, span
     from flatout.clock.worker_registry import TIMELINE_DTYPE, TracedTotals, want, worker_timelines
 
 __getattr__, __dir__ = face(__name__)

@@ -22,11 +22,11 @@ from flatout.lazy import face
 if TYPE_CHECKING:
     from flatout.engine.callbacks import Callback, Callbacks, End, RunOutcome, RunStart, Saved, Scores
     from flatout.engine.checkpoints import Checkpoint, CheckpointStore, load_on_all_ranks
-    from flatout.engine.compile import Compiled, explain
+    from flatout.engine.compile import Compiled, explain, never_compiled
     from flatout.engine.graphs import Padding
     from flatout.engine.job import Batches, EpochReport, IntervalStats, Job, Schedule, Sections, StepSettings
     from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
-    from flatout.engine.optim import MovingAverage, make_optimizer, parameters_of
+    from flatout.engine.optim import AdamW, MovingAverage, make_optimizer, parameters_of
     from flatout.engine.reproducible import differences, environment, seed_all, set_determinism, warn_of_waiting_threads
     from flatout.engine.step import DTYPES, Amp, default_amp, has_native_bf16
     from flatout.engine.step_hash import HashedStep, hash_inputs

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from flatout.clock import span
 from flatout.engine.job import IntervalStats
 from flatout.errors import one_line
 
@@ -141,7 +142,8 @@ class Callbacks(Callback):
             if self._errors[number] >= MAX_ERRORS:
                 continue
             try:
-                getattr(callback, event)(details)
+                with span("callbacks"):
+                    getattr(callback, event)(details)
             except Exception as error:  # code of the user: no error in it may stop the training
                 self._errors[number] += 1
                 _warn(f"{type(callback).__name__}.{event}", error, self._errors[number])

@@ -1,11 +1,14 @@
 """torch.compile: whether it pays within a run, and falling back to the plain network where compiling fails."""
 
+import functools
 import logging
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from flatout.clock import span
 from flatout.engine.job import IntervalStats
 
 logger = logging.getLogger(__name__)
@@ -20,6 +23,24 @@ WARMUP_STEPS = 60
 """Steps in which kernels are chosen, compiled and captured; intervals that contain any of them are not used."""
 MIN_INTERVALS = 2
 """Intervals needed after warm-up. The fastest is used, since any of them may contain a pause."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def never_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator like `torch.compiler.disable`: torch.compile does not trace into the function.
+
+    It does not import torch's compiler, which takes a second or more, before anything is compiled.
+    """
+    disabled: Callable[P, R] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **names: P.kwargs) -> R:
+        return disabled(*args, **names) if torch.compiler.is_compiling() else function(*args, **names)
+
+    return call
 
 
 class CompileDecision(NamedTuple):
@@ -63,7 +84,8 @@ class Compiled(nn.Module):
         if self._has_compiled:
             return self._compiled(x)
         try:
-            result = self._compiled(x)
+            with span("compile"):
+                result = self._compiled(x)
         except Exception as error:  # compilers, and missing ones, raise errors of any type
             self._compiled = None
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]

@@ -2,23 +2,29 @@
 
 Small batches are bound by kernel launches, not by the GPU. A graph needs fixed shapes and fixed memory addresses, so
 inputs are copied into its own buffers; ragged inputs are padded to a fixed number of rows.
+
+A batch that is shorter than others, the last of an epoch, is never captured, nor are kernels chosen for it by trying
+them out (`without_tuning`): either takes longer than all the steps that it would make faster.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from flatout.clock import span
+
 logger = logging.getLogger(__name__)
 
 EAGER_RUNS = 3
 """Eager runs of each input signature before it is captured: kernels are chosen and compiled during them."""
 MAX_GRAPHS = 4
-"""Input signatures that get a graph of their own, such as that of the short last batch of an epoch."""
+"""Input signatures that get a graph of their own, such as those of several image sizes."""
 
 Inputs = Mapping[str, Tensor]
 StepFunction = Callable[[Inputs], Tensor]
@@ -95,10 +101,17 @@ class Graphs:
     def __post_init__(self) -> None:
         self._graphs: dict[Signature, GraphedStep] = {}
         self._num_runs: Counter[Signature] = Counter()
+        self._most_samples = 0
+
+    def is_short(self, inputs: Inputs) -> bool:
+        """Whether an earlier step had more samples than these inputs have."""
+        samples = num_samples(inputs, self.paddings)
+        self._most_samples = max(self._most_samples, samples)
+        return samples < self._most_samples
 
     def find(self, inputs: Inputs) -> GraphedStep | None:
         """The graph for these inputs, captured once their signature was seen often enough; None: run eagerly."""
-        if not self.enabled or not fits(inputs, self.paddings):
+        if not self.enabled or self.is_short(inputs) or not fits(inputs, self.paddings):
             return None
         signature = signature_of(inputs, self.paddings)
         if signature in self._graphs:
@@ -116,7 +129,8 @@ class Graphs:
     def _capture(self, signature: Signature, inputs: Inputs) -> GraphedStep | None:
         pool = next(iter(self._graphs.values())).pool if self._graphs else None
         try:
-            graph = GraphedStep(self.step, inputs, self.paddings, pool=pool)
+            with span("capture"):
+                graph = GraphedStep(self.step, inputs, self.paddings, pool=pool)
         except RuntimeError as error:
             self.clear()  # frees their memory
             if self.simplify():
@@ -136,6 +150,22 @@ class Graphs:
 def fits(inputs: Inputs, paddings: Mapping[str, Padding]) -> bool:
     """Whether all ragged inputs fit into their padded size; a larger step runs eagerly."""
     return all(len(inputs[name]) <= padding.capacity for name, padding in paddings.items())
+
+
+def num_samples(inputs: Inputs, paddings: Mapping[str, Padding]) -> int:
+    """Rows of the inputs that are not ragged: a sample each. 0 if all are ragged."""
+    return max((len(tensor) for name, tensor in inputs.items() if name not in paddings), default=0)
+
+
+@contextmanager
+def without_tuning() -> Iterator[None]:
+    """In the block cuDNN takes the kernels that it expects to be the fastest, instead of trying out all of them."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def signature_of(inputs: Inputs, paddings: Mapping[str, Padding]) -> Signature:

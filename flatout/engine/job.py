@@ -36,8 +36,8 @@ class IntervalStats(NamedTuple):
     steps_left: int = 0
     """Steps left in the whole training."""
     steady_ms: float = 0.0
-    """Mean time of a step in the second half of this interval: without the one-off costs of a start, such as compiling
-    kernels and capturing graphs."""
+    """Mean time of a full batch in the second half of this interval: without the one-off costs of a start, such as
+    compiling kernels and capturing graphs, and without the short last batch of an epoch."""
 
 
 class EpochReport(NamedTuple):

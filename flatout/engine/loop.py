@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from flatout.clock import clock
+from flatout.clock import clock, span
 from flatout.engine.callbacks import Callbacks, Saved
 from flatout.engine.checkpoints import Checkpoint, CheckpointStore, load_on_all_ranks
 from flatout.engine.compile import CompileAuto
@@ -206,7 +206,7 @@ class Loop:
             try:
                 with self._training_step.own_stream():
                     self._train_epoch()
-                with clock.stage("train.between"):
+                with clock.stage("train.between"), span("epoch end"):
                     self._finish_epoch()
             except _RolledBack:
                 logger.info("Continuing at epoch %d, step %d.", self.epoch, self.step)
@@ -240,13 +240,20 @@ class Loop:
         if self.step:  # the checkpoint may have been saved just before work that was due between steps
             self._work_between_steps()
         batches = iter(self.batches.epoch(self.epoch, start=self.step))
+        if self.steps_here == 0:
+            with span("first step"):
+                self._take_step(batches)
         while self.step < self.config.steps_per_epoch:
-            began, device_wait_s = time.perf_counter(), self.batches.device_wait_s
-            batch = self._next_batch(batches)
-            # A host that is ahead of its device also waits here, but not for data.
-            self._meter.waited(time.perf_counter() - began - (self.batches.device_wait_s - device_wait_s))
-            self._train_step(batch)
+            self._take_step(batches)
         self._process_all_numbers()
+
+    def _take_step(self, batches: Iterator[Any]) -> None:
+        """Train on the next batch."""
+        began, device_wait_s = time.perf_counter(), self.batches.device_wait_s
+        batch = self._next_batch(batches)
+        # A host that is ahead of its device also waits here, but not for data.
+        self._meter.waited(time.perf_counter() - began - (self.batches.device_wait_s - device_wait_s))
+        self._train_step(batch)
 
     def _next_batch(self, batches: Iterator[Any]) -> Any:
         """Wait for the feed. Between two accumulation windows everything can be saved, so a signal ends the wait."""
@@ -429,7 +436,7 @@ class Loop:
             return
         if (work := self.between(self.epoch, self.step)) is not None:
             self._process_all_numbers()
-            with clock.stage("train.between"):
+            with clock.stage("train.between"), span("epoch end"):
                 work()
                 # The barrier waits as long as the busiest rank takes; the next all-reduce has a short timeout.
                 self.world.wait_for_all()
@@ -486,7 +493,7 @@ class Loop:
         """
         if self.step > 0:
             self._process_all_numbers()
-        with clock.stage("train.save"):
+        with clock.stage("train.save"), span("save"):
             if self.checkpoints is not None and self.world.any(not self._is_finite()):
                 self._roll_back()
             if self.checkpoints is not None and self.world.is_first:

@@ -19,6 +19,9 @@ from flatout.engine.job import EpochReport, IntervalStats
 
 # Means
 
+MIN_STEADY = 4
+"""Fewest full batches before a short one from which the time of a step is estimated."""
+
 
 @dataclass
 class _EpochSums:
@@ -41,6 +44,8 @@ class Meter:
         self.lrs: tuple[float, ...] = ()
         self._speed = (0.0, 0.0, 0.0)
         self._steady_ms = 0.0
+        self._most_samples = 0
+        """Samples of a full batch."""
         self.begin_epoch()
         self.begin_interval()
 
@@ -52,7 +57,8 @@ class Meter:
         self._began = time.perf_counter()
         self._samples = 0
         self._waited = 0.0
-        self._step_ends: list[float] = []
+        self._steps: list[tuple[float, int]] = []
+        """When each step ended, and its samples."""
 
     def waited(self, seconds: float) -> None:
         self._waited += seconds
@@ -60,7 +66,8 @@ class Meter:
 
     def count(self, num_samples: int) -> None:
         """Count a step whose work has been queued on the device."""
-        self._step_ends.append(time.perf_counter())
+        self._steps.append((time.perf_counter(), num_samples))
+        self._most_samples = max(self._most_samples, num_samples)
         self._epoch.num_steps += 1
         self._samples += num_samples
         self._epoch.num_samples += num_samples
@@ -80,14 +87,29 @@ class Meter:
         now = time.perf_counter()
         seconds = max(now - self._began, 1e-9)
         self._epoch.seconds += seconds
-        if ends := self._step_ends:
-            per_step_ms = 1e3 / len(ends)
+        if steps := self._steps:
+            per_step_ms = 1e3 / len(steps)
             self._speed = (seconds * per_step_ms, self._waited * per_step_ms, self._samples / seconds)
-            half = len(ends) // 2
-            self._steady_ms = 1e3 * (now - (ends[half - 1] if half else self._began)) / (len(ends) - half)
+            self._steady_ms = self._steady(now) or self._steady_ms or self._speed[0]
         self.begin_interval()
         lr = self.lrs[0] if self.lrs else 0.0
         return IntervalStats(epoch, step, self.means(), lr, *self._speed, steps_done, steps_left, self._steady_ms)
+
+    def _steady(self, now: float) -> float:
+        """Mean time of the full batches in the second half of the interval, in milliseconds; 0: there are none.
+
+        The short last batch of an epoch may cost more than any other step, once. With it the time is lost that the
+        device needs for the two or three steps by which the host is ahead, so a few other steps are needed.
+        """
+        steps, first = self._steps, len(self._steps) // 2
+        if steps[-1][1] == self._most_samples:
+            end, num = now, len(steps) - first
+        elif len(steps) == 1:
+            return 0.0
+        else:
+            first = first if len(steps) - 1 - first >= MIN_STEADY else 0
+            end, num = steps[-2][0], len(steps) - 1 - first
+        return 1e3 * (end - (steps[first - 1][0] if first else self._began)) / num
 
     def report(self) -> EpochReport:
         per_step_ms = 1e3 / max(1, self._epoch.num_steps)

@@ -1,6 +1,7 @@
 """Optimizers whose step can be skipped on the device, and the moving average of a network's weights."""
 
 import copy
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,6 +12,38 @@ from torch import Tensor, nn
 from flatout.engine.job import StepSettings
 
 Kind = Literal["sgd", "adam"]
+
+
+# torch's optimizers import its compiler, torch._dynamo, when they are created, because most of their methods are
+# wrapped for it. A training that compiles nothing should not have to wait for that, which takes longer than to import
+# torch (bench/fixed_costs.py). Here the methods are used without their wrappers; they compute the same.
+
+
+class _Unwrapped(torch.optim.Optimizer):
+    """An optimizer that nothing compiles."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class Sgd(_Unwrapped, torch.optim.SGD):
+    """torch's SGD."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
+class Adam(_Unwrapped, torch.optim.Adam):
+    """torch's Adam."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+
+
+class AdamW(_Unwrapped, torch.optim.AdamW):
+    """torch's AdamW."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 def make_optimizer(
@@ -24,8 +57,8 @@ def make_optimizer(
         {"params": list(group), "weight_decay": decay} for group, decay in zip(groups, decays, strict=True) if group
     ]
     if kind == "adam":
-        return torch.optim.Adam(param_groups, lr=lr, betas=(momentum, 0.999), fused=True)
-    optimizer = torch.optim.SGD(param_groups, lr=lr, momentum=momentum, nesterov=True, fused=True)
+        return Adam(param_groups, lr=lr, betas=(momentum, 0.999), fused=True)
+    optimizer = Sgd(param_groups, lr=lr, momentum=momentum, nesterov=True, fused=True)
     # torch allocates these uninitialized at the first step; if that step were skipped, they would stay garbage.
     for parameter in parameters_of(optimizer):
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

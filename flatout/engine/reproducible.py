@@ -90,7 +90,8 @@ def set_determinism(deterministic: bool, *, long_run: bool = True) -> None:
     """
     torch.backends.cudnn.benchmark = long_run and not deterministic
     torch.backends.cudnn.deterministic = deterministic
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    if deterministic or torch.are_deterministic_algorithms_enabled():  # the call imports torch's compiler
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
     if deterministic and torch.cuda.is_available() and os.environ.setdefault(_WORKSPACE, ":4096:8") == "":
         logger.warning("%s is empty: matrix products may differ from run to run.", _WORKSPACE)
 

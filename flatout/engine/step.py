@@ -2,7 +2,8 @@
 
     inputs --> forward, loss, backward --(where an accumulation window ends)--> optimizer, moving average
 
-Forward, loss and backward run as one CUDA graph if that is enabled and the shapes have occurred before. Gradients are
+Forward, loss and backward run as one CUDA graph if that is enabled and the shapes have occurred before; the short last
+batch of an epoch runs without, and without kernels being tuned for it. Gradients are
 checked on the device before every optimizer step; if any is not finite, the optimizer's kernel changes nothing. In
 float16 the loss is also scaled, so that small gradients do not underflow. Nothing here waits for the device.
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatout.clock import clock, cpu_features
-from flatout.engine.graphs import Graphs
+from flatout.engine.graphs import Graphs, without_tuning
 from flatout.engine.job import Job
 from flatout.engine.optim import MovingAverage, parameters_of, step_unless
 from flatout.errors import ConfigError
@@ -219,7 +220,8 @@ class Step:
         if (graph := self.graphs.find(inputs)) is not None:
             with clock.stage("train.graph"):
                 return graph(inputs)
-        with self._without_sync(not window_ends):
+        untuned = without_tuning() if self.graphs.is_short(inputs) else nullcontext()
+        with self._without_sync(not window_ends), untuned:
             return self._compute(inputs)
 
     def optimizer_step(self) -> Tensor:

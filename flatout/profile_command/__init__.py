@@ -2,7 +2,8 @@
 
 It runs the training that `flatout JOB train` with the same flags would start, for a few dozen steps, in a temporary
 folder. With --apply it also switches the best remedy on and measures again. `flatout profile --compare A B` compares
-two saved profiles instead; `python -m flatout.profile_any train.py` profiles a script that is not flatout's.
+two saved profiles instead; `flatout profile --run FOLDER` shows where the seconds of a finished run went, from the
+command to its weights; `python -m flatout.profile_any train.py` profiles a script that is not flatout's.
 
 Files:
 
@@ -27,9 +28,11 @@ MIN_STEPS = 3
 """Equal to flatout.profiler.observe.observation.MIN_TIMED_STEPS; repeated here so that --help does not load it."""
 
 COMPARE_USAGE = "flatout profile --compare A B [--fail-if-slower PERCENT]"
+RUN_USAGE = "flatout profile --run FOLDER"
 USAGE = f"""\
 flatout profile JOB [--steps N] [--apply] [--quick] [--out FOLDER] [FLAGS OF flatout JOB train ...]
-       {COMPARE_USAGE}"""
+       {COMPARE_USAGE}
+       {RUN_USAGE}"""
 
 EPILOG = """examples:
   flatout profile yolo --data demo-data/demo.yaml --cfg cfg/training/yolov7-tiny.yaml --img 320 --batch 16
@@ -37,6 +40,7 @@ EPILOG = """examples:
   flatout profile defect --training_dataset_path R/train/good --num_workers 1
   flatout profile spike --config data/spike/spike_mini.yaml --set DATALOADER.TOTAL_WORKERS=1
   flatout profile --compare profile-before profile-after --fail-if-slower 5%
+  flatout profile --run runs/train/exp                              what a run cost besides its steps
 
 All other flags are those of `flatout JOB train`. Files written to --out: profile.html (open it in a browser),
 profile.json (the numbers) and trace.json (open it at https://ui.perfetto.dev). Exit code: 0; 2 for wrong arguments;
@@ -76,13 +80,24 @@ COMPARE_FLAGS = (
         metavar="PERCENT",
     ),
 )
+RUN_FLAGS = (
+    value(
+        "--run",
+        "show where the wall time of a run went, from the command to finished weights, instead of measuring",
+        type=Path,
+        metavar="FOLDER",
+    ),
+)
 
 
 def main(argv: list[str]) -> int:
     """Profile a training; returns the exit code."""
-    if any(word.split("=")[0] in ("--compare", "--fail-if-slower") for word in argv) and not {"-h", "--help"} & {*argv}:
+    names, wants_help = {word.split("=")[0] for word in argv}, bool({"-h", "--help"} & {*argv})
+    if "--run" in names and not wants_help:
+        return _show_run(argv)
+    if names & {"--compare", "--fail-if-slower"} and not wants_help:
         return _compare(argv)
-    about, flags = __doc__.partition("\n\nFiles:")[0], (*FLAGS, *COMPARE_FLAGS)
+    about, flags = __doc__.partition("\n\nFiles:")[0], (*FLAGS, *COMPARE_FLAGS, *RUN_FLAGS)
     args, rest = parser_of("flatout profile", about, EPILOG, flags, usage=USAGE).parse_known_args(argv)
     if args.steps < MIN_STEPS:
         raise ConfigError(
@@ -99,6 +114,14 @@ def main(argv: list[str]) -> int:
         ) from error
 
 
+def _show_run(argv: list[str]) -> int:
+    args = parser_of("flatout profile", "", "", RUN_FLAGS, usage=RUN_USAGE).parse_args(argv)
+    from flatout.runs import ledger_lines, read_times
+
+    print("\n".join(ledger_lines(read_times(args.run))))
+    return 0
+
+
 def _compare(argv: list[str]) -> int:
     args = parser_of("flatout profile", "", "", COMPARE_FLAGS, usage=COMPARE_USAGE).parse_args(argv)
     if args.compare is None:
@@ -109,6 +132,9 @@ def _compare(argv: list[str]) -> int:
 
 
 def _profile(args: argparse.Namespace, flags: list[str]) -> int:
+    from flatout.clock import spans
+
+    times = spans.begin_command()
     # Imported here: help and wrong arguments must not have to load torch.
     from flatout.profile_command.apply import apply_best
     from flatout.profile_command.table import show
@@ -122,6 +148,7 @@ def _profile(args: argparse.Namespace, flags: list[str]) -> int:
     command: TrainCommand = import_module(JOBS[args.job]).COMMAND
     kind = resolve_name(command.profile or "flatout.runs.profiled:ProfiledTraining")
     training = kind.from_flags(command, flags, num_steps=args.steps)
+    times.name_all_so_far("imports")
     progress(f"Timing {args.steps} steps of the training as it is ...")
     profile = training.observe()
     if not args.quick:

@@ -11,6 +11,7 @@ from flatout.profiler import (
     Ledger,
     Profile,
     between_lines,
+    fixed_cost_lines,
     ledger_head,
     runs_of,
     shown_rows,
@@ -25,11 +26,12 @@ WITHOUT_BAR = 62
 
 
 def show(profile: Profile, console: Console | None = None) -> None:
-    """Print the whole report: ledger, waits, time between steps, hardware limits, verdict."""
+    """Print the whole report: ledger, waits, time between steps, fixed costs, hardware limits, verdict."""
     console = console or Console()
     console.print(ledger_table(profile.ledger, console.width))
     ledger, measurement = profile.ledger, profile.measurement
-    notes = (*wait_lines(measurement), *between_lines(ledger, measurement), *speed_of_light_lines(measurement))
+    notes = (*wait_lines(measurement), *between_lines(ledger, measurement), *fixed_cost_lines(measurement))
+    notes += (*speed_of_light_lines(measurement),)
     for line in (*notes, *verdict_lines(profile.verdict, console.width)):
         console.print(escape(line), highlight=False, soft_wrap=True)
 

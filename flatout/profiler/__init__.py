@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from flatout.profiler.report.page import KIND_COLOURS
     from flatout.profiler.report.text import (
         between_lines,
+        fixed_cost_lines,
         ledger_head,
         runs_of,
         shown_rows,

@@ -211,6 +211,9 @@ class Measurement:
     light: SpeedOfLight | None = None
     """Hardware limits of the machine; None: not measured."""
 
+    fixed_s: Mapping[str, float] = field(default_factory=dict)
+    """What the profiled run cost besides its steps, in seconds by label; empty: not recorded."""
+
     machine: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
 

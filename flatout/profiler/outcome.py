@@ -48,6 +48,8 @@ class Profile:
         """Set from outside, by callers that can make the short runs that measure them."""
         self.light: SpeedOfLight | None = None
         """Hardware limits of the machine; set from outside, by callers that have measured them."""
+        self.fixed_s: Mapping[str, float] = {}
+        """What the run cost besides its steps; set from outside, by callers whose run has recorded it."""
         self.network_runs: Sequence[NetworkRun] = ()
         """The network by itself, in other settings; set by a watch when its loop has ended."""
         self.reword: Callable[[Remedy], Remedy] = lambda remedy: remedy
@@ -57,7 +59,11 @@ class Profile:
     def measurement(self) -> Measurement:
         """The measured numbers. ConfigError if too few steps were timed."""
         return replace(
-            self._observation.measurement, limits=self.limits, light=self.light, network_runs=self.network_runs
+            self._observation.measurement,
+            limits=self.limits,
+            light=self.light,
+            fixed_s=self.fixed_s,
+            network_runs=self.network_runs,
         )
 
     @property

@@ -13,6 +13,7 @@ Files:
     recipe       The interface between a job and a run: the job's `Recipe`, and the objects that are passed between them
     run          A training run from options to finished files, the same for every job and resumable at any time
     step_record  replay.jsonl of a run folder: how the input was made, and a hash of what the network saw in every step
+    times        times.jsonl of a run folder: where the wall time of a run went, from the command to finished weights
     loggers/     Loggers: callbacks that send the numbers of a training to files or other programs
     mirror/      Copies of a run behind a URL, from which another machine can continue it: `--mirror s3://bucket/folder`
 """
@@ -65,5 +66,6 @@ if TYPE_CHECKING:
         write_yaml,
     )
     from flatout.runs.step_record import RecordedSteps, read_steps
+    from flatout.runs.times import ledger_lines, read_times
 
 __getattr__, __dir__ = face(__name__)

@@ -7,7 +7,6 @@ command line --flags--> options --(before torch is imported)--> one process, or 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +37,13 @@ class TrainCommand:
 
     def main(self, argv: Sequence[str]) -> int:
         """Train; returns the exit code."""
+        from flatout.clock import spans
+
+        times = spans.begin_command()
         options, typed = self.parse(argv, f"flatout {self.job} train")
         show_log(only_warnings=os.environ.get("RANK", "0") not in ("", "0"))
-        self.check_early(options)
+        with spans.span("scan"):
+            self.check_early(options)
         if (num_ranks := self.ranks_to_start(options)) > 1:
             from flatout.ranks import launch_ranks
 
@@ -51,7 +54,8 @@ class TrainCommand:
 
         # Imported here, where a signal simply ends the process. Inside StopSignals it raises an exception, which an
         # import may swallow.
-        import_module(self.trainer.partition(":")[0])
+        resolve_name(self.trainer)
+        times.name_all_so_far("imports")
         spending = Spending(options.price, options.budget)
         with StopSignals(), OnDone(options.on_done, spending) as done:
             self.run_training(options, typed, [done, RunLog()], spending)
@@ -105,11 +109,14 @@ class TrainCommand:
             result = self.train(options, callbacks, spending=spending, typed=typed)
         if result is None:
             return  # the options requested only a report
+        from flatout.runs.times import ledger_lines, read_times
+
         if observation.is_complete:
             print(observation.profile.text())
             print(f"Saved as a page: {observation.profile.save(result.folder)}")
         else:
             print(f"--profile: {observation.too_short} Train more epochs or images, or use a smaller batch.")
+        print("\n".join(["", "The whole run:", *ledger_lines(read_times(result.folder))]))
 
     def train(self, options: Any, callbacks: "Sequence[Callback]" = (), **more: Any) -> Any:
         """Train with the recipe or function that `trainer` names."""

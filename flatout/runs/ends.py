@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from flatout.clock import clock
+from flatout.clock import clock, span
 from flatout.engine import Callback, Callbacks, End, EpochReport, RunOutcome, RunStart, Scores, Sections
 from flatout.errors import CTRL_C_CODE, INTERNAL_ERROR_CODE, FlatoutError, Interrupted, ResourceError
 from flatout.ranks import LAST_FILES, Interrupts, StopRequested
@@ -77,9 +77,9 @@ class EpochEnd:
     def __call__(self, epoch: int, report: EpochReport, sections: Callable[[], Sections]) -> bool:
         """Complete an epoch; returns whether the training stops early."""
         recipe, last = self.recipe, epoch + 1 == self.model.epochs
-        with clock.stage("train.pictures"):
+        with clock.stage("train.pictures"), span("plots"):
             recipe.plot_batches()
-        found = recipe.validate(self.model, epoch, last=last) if recipe.is_due(epoch, last=last) else None
+        found = self._validate(epoch, last=last) if recipe.is_due(epoch, last=last) else None
         stops = False
         if self.records is not None:
             if found is not None and found.text:
@@ -97,7 +97,7 @@ class EpochEnd:
 
     def score_again(self) -> None:
         """Validate again, for a run whose last epoch was validated by a process that ended before it finished."""
-        self.found = self.recipe.validate(self.model, self.model.epochs - 1, last=True)
+        self.found = self._validate(self.model.epochs - 1, last=True)
 
     def between(self, epoch: int, step: int) -> Callable[[], None] | None:
         """A validation within the epoch, if one is due after `step`, as `Loop` expects it."""
@@ -143,10 +143,14 @@ class EpochEnd:
         known = {name: value for name, value in rows.row.items() if value is not None}
         self.records.event("log.jsonl", known | report.timing())
 
+    def _validate(self, epoch: int, *, last: bool) -> ValidationResult | None:
+        with span("validation"):
+            return self.recipe.validate(self.model, epoch, last=last)
+
     def _validate_within(self, epoch: int, steps: int, steps_done: int) -> None:
         """Validate within an epoch. `steps` as the job counts them, `steps_done` as the loop does."""
         try:
-            found = self.recipe.validate(self.model, epoch, last=False)
+            found = self._validate(epoch, last=False)
         except Interrupted:
             return  # the loop checks for the signal after its next step, and saves there
         if found is None:
@@ -181,7 +185,7 @@ class EpochEnd:
         counts = found is not None or not self.recipe.validates
         is_best = counts and self.best.update(epoch, None if found is None else found.score)
         if is_best and (last or self.recipe.saves):
-            with clock.stage("train.save"):
+            with clock.stage("train.save"), span("save"):
                 content = self.recipe.describe_network(self.model) | self.recipe.best_weights(self.model, epoch, found)
                 self._pending = [*self.recipe.best_names(epoch)], content
 

@@ -42,6 +42,7 @@ from flatout.profiler import (
 )
 from flatout.runs.command import TrainCommand
 from flatout.runs.recipe import Seams
+from flatout.runs.times import fixed_costs, read_times
 
 # Batches
 
@@ -307,9 +308,11 @@ class ProfiledTraining:
         counted = replace(seams, batches=lambda batches: ObservedBatches(seams.batches(batches), on_batch), plots=False)
         with tempfile.TemporaryDirectory(prefix="flatout-profile-") as folder, observation.observing():
             # Twice as many steps at most, since steps with a short batch do not count.
-            self.command.train(self.brief(Path(folder), 2 * observation.total_steps), seams=counted)
+            result = self.command.train(self.brief(Path(folder), 2 * observation.total_steps), seams=counted)
+            fixed_s = {} if result is None else fixed_costs(read_times(result.folder))
         _free_memory()
         profile = observation.profile
+        profile.fixed_s = fixed_s
         profile.reword = self.with_own_flags
         return profile
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatout.clock import Spans, span, spans
 from flatout.engine import (
     Callback,
     Callbacks,
@@ -50,6 +51,7 @@ from flatout.runs.options import RunOptions, checkpoint_to_resume, options_to_re
 from flatout.runs.preflight import check_descriptors, check_disk, check_gpus, disk_need
 from flatout.runs.recipe import DataFacts, Recipe, RunContext, RunResult, Seams
 from flatout.runs.step_record import STEPS_NAME, StepRecord
+from flatout.runs.times import STEPS, record_times
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,19 @@ def train(
     differ from their defaults. Raises Interrupted after a signal, once everything is saved: the same call then
     continues.
     """
+    with spans.recording() as times:
+        return _train(job, options, callbacks, spending, seams or Seams(), typed, times)
+
+
+def _train(
+    job: type[Recipe],
+    options: RunOptions,
+    callbacks: Iterable[Callback],
+    spending: Spending | None,
+    seams: Seams,
+    typed: Collection[str] | None,
+    times: Spans,
+) -> RunResult:
     resume = checkpoint_to_resume(options)
     if resume is not None:
         options = options_to_resume(job.read_options(run_of(resume), options), options, typed)
@@ -96,11 +111,11 @@ def train(
         if (finished := _finished_folder(recipe, request, mirror)) is not None:
             return RunResult(finished, None, 0.0, finished=True)
         # Before the folder is created, so that unusable data leaves nothing behind.
-        data = recipe.open_data()
+        with span("scan"):
+            data = recipe.open_data()
         folder = _open_folder(recipe, request, stack) if world.is_first else None
         # Only the first rank holds the folder; the others get its path.
         where, continues = world.broadcast((str(folder.folder), folder.continues) if folder else None)
-        seams = seams or Seams()
         context = RunContext(
             world=world,
             device=device,
@@ -110,9 +125,11 @@ def train(
             stack=stack,
             plots=seams.plots and world.is_first,
         )
+        if folder is not None:
+            stack.callback(_record_times, times, context)
         # Errors are reported first: other ranks need not wait for the callbacks, such as a last copy to a mirror.
         with reporting_end(all_callbacks, context.folder) as early_stop, ranks.reporting_errors():
-            training = _Training(recipe, data, context, all_callbacks, spending, seams)
+            training = _Training(recipe, data, context, all_callbacks, spending, seams, times)
             result = training.go()
             if folder is not None and result.finished:
                 training.finish(folder)
@@ -122,6 +139,13 @@ def train(
         is_total = result.finished and counted == context.folder
         logger.info("%s%s: %s.", counted, "" if is_total else ", so far", spending.line())
         return result
+
+
+def _record_times(times: Spans, context: RunContext) -> None:
+    """Write times.jsonl, unless the training ended before its first step. Called when everything is closed."""
+    if any(part.name == STEPS for part in times.parts()):
+        times.name_the_last("end")
+        record_times(context.folder, times, continues=context.continues)
 
 
 def device_of(text: str, world: World) -> torch.device:
@@ -192,22 +216,26 @@ class _Training:
     callbacks: Callbacks
     spending: Spending
     seams: Seams
+    times: Spans
 
     def __post_init__(self) -> None:
         recipe, context = self.recipe, self.context
         self._options, self._is_first = recipe.options, context.world.is_first
         self._checkpoints = CheckpointStore(context.folder / recipe.weights_folder)
-        self._saved = self._saved_state()
+        with span("load"):
+            self._saved = self._saved_state()
         self._check_data()
         set_determinism(self._options.deterministic, long_run=recipe.is_long)
-        self._model = recipe.build(context, None if self._saved is None else self._saved.sections)
+        with span("network"):
+            self._model = recipe.build(context, None if self._saved is None else self._saved.sections)
 
     def go(self) -> RunResult:
         context, model = self.context, self._model
         if self._is_first:
             self._preflight()
             (context.folder / self.recipe.weights_folder).mkdir(exist_ok=True)
-        batches = self.recipe.open_batches(model)
+        with span("input"):
+            batches = self.recipe.open_batches(model)
         # However it ends: unreadable files were logged when they were found, perhaps days ago.
         context.stack.callback(batches.feed.log_replaced)
         if self.seams.open_pass is not None:
@@ -226,7 +254,8 @@ class _Training:
             steps_per_epoch=steps,
         )
         # Only the first rank shows progress.
-        progress = StepProgress(model.epochs * steps, stream=None if self._is_first else io.StringIO())
+        stream = None if self._is_first else io.StringIO()
+        progress = StepProgress(model.epochs * steps, steps_per_epoch=steps, stream=stream)
         loop = self._loop(batches, steps, epoch_end, progress, self._step_record(records))
         if self._saved is None and records is not None:
             records.clear()
@@ -234,8 +263,11 @@ class _Training:
         progress.start_at(loop.steps_done)
         was_complete = loop.is_complete
         try:
-            with context.interrupts, progress:
-                loop.run()
+            with context.interrupts, progress, span(STEPS):
+                try:
+                    loop.run()
+                finally:
+                    self.times.count(STEPS, max(0, loop.steps_here - 1))
                 if was_complete:
                     epoch_end.score_again()
         except StoppedAfter as stopped:
@@ -249,8 +281,9 @@ class _Training:
 
         If the process is killed meanwhile, the same command calls it again.
         """
-        with finishing():
-            self._plot()
+        with finishing(), span("last files"):
+            with span("plots"):
+                self._plot()
             end = self._epoch_end
             content = self.recipe.final_weights(self._model, end.epoch, end.found, end.best.score)
             if content is not None:
@@ -324,7 +357,9 @@ class _Training:
         options, recipe, model = self._options, self.recipe, self._model
 
         def on_interval(stats: IntervalStats) -> None:
-            left_s = progress.update(stats.steps_done, steady_step_s=stats.steady_ms / 1e3)
+            left_s = progress.update(
+                stats.steps_done, steady_step_s=stats.steady_ms / 1e3, mean_step_s=stats.step_ms / 1e3
+            )
             progress.show(stats.steps_done, recipe.figures(stats) | self.spending.figures(left_s))
             recipe.hint(stats)
 

@@ -17,7 +17,17 @@ from torch import nn
 
 from flatout.cli import Change
 from flatout.clock import clock
-from flatout.engine import DTYPES, Amp, Callback, EpochReport, IntervalStats, MovingAverage, Sections, default_amp
+from flatout.engine import (
+    DTYPES,
+    AdamW,
+    Amp,
+    Callback,
+    EpochReport,
+    IntervalStats,
+    MovingAverage,
+    Sections,
+    default_amp,
+)
 from flatout.errors import ConfigError
 from flatout.feed import DeviceBatches
 from flatout.ranks import World
@@ -371,7 +381,7 @@ class SpikeRecipe(Recipe):
         weights = [parameter for parameter in network.parameters() if parameter.dim() == 4]
         others = [parameter for parameter in network.parameters() if parameter.dim() != 4]
         groups = [{"params": weights, "weight_decay": optim.WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=optim.LR, betas=optim.BETAS, fused=True)
+        return AdamW(groups, lr=optim.LR, betas=optim.BETAS, fused=True)
 
     def _open_validation_feed(self, training: ClipFeed) -> ClipFeed:
         clips, config, plan = self._clip_sets[1], self.config, self._loader

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flatout.engine import has_native_bf16
 from flatout.profiler import CUDA_GRAPH, ON_DEVICE
 from flatout.ranks import choose_devices
 from flatout.runs import FILES, Decoding, ProfiledTraining, Switch
@@ -23,10 +24,20 @@ class YoloTraining(ProfiledTraining):
         return f"{Path(options.cfg or options.weights).stem}, {options.img_size[0]} px, batch {options.batch_size}"
 
     def network_switches(self) -> Mapping[str, Switch]:
-        """None on a GPU: --fast includes all of them, and each trial would compile its own kernels."""
-        if self._on_gpu or self.options.channels_last:
-            return {}
-        return {"channels_last": Switch("--channels-last", {"channels_last": True})}
+        """None on a GPU: --fast includes all of them, and each trial would compile its own kernels.
+
+        On a CPU, bf16 is tried together with channels_last, as --fast chooses it, and only where the CPU has
+        instructions for it.
+        """
+        options, found = self.options, dict[str, Switch]()
+        if self._on_gpu or options.fast:
+            return found
+        if not options.channels_last:
+            found["channels_last"] = Switch("--channels-last", {"channels_last": True})
+        if options.amp is None and has_native_bf16(choose_devices(options.device)[0]):
+            change = "--amp bf16" if options.channels_last else "--channels-last --amp bf16"
+            found["channels_last and bf16"] = Switch(change, {"channels_last": True, "amp": "bf16"})
+        return found
 
     def end_to_end_switches(self) -> Mapping[str, Switch]:
         """None on a CPU: network and input share its cores, so timing them separately would mean nothing."""

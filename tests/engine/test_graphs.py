@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout.engine import graphs
-from flatout.engine.graphs import EAGER_RUNS, MAX_GRAPHS, Graphs, Padding, signature_of
+from flatout.engine.graphs import EAGER_RUNS, MAX_GRAPHS, Graphs, Padding, num_samples, signature_of, without_tuning
+from flatout.engine.optim import make_optimizer
+from flatout.engine.step import Precision, Step
+from flatout.ranks.world import World
 
 PADDINGS = {"rows": Padding(8, -1.0)}
 
@@ -38,8 +41,8 @@ def find_repeatedly(all_graphs: Graphs, given: dict[str, Tensor], times: int) ->
     return [all_graphs.find(given) for _ in range(times)]
 
 
-def inputs(batch: int = 4, rows: int = 3) -> dict[str, Tensor]:
-    return {"images": torch.zeros(batch, 3, 8, 8), "rows": torch.zeros(rows, 6)}
+def inputs(batch: int = 4, rows: int = 3, size: int = 8) -> dict[str, Tensor]:
+    return {"images": torch.zeros(batch, 3, size, size), "rows": torch.zeros(rows, 6)}
 
 
 def new_graphs(*, enabled: bool = True) -> Graphs:
@@ -70,10 +73,59 @@ def test_inputs_with_too_many_rows_run_eagerly_and_cost_no_graph(made: list[Fake
 
 def test_graphs_share_memory_and_their_number_is_limited(made: list[FakeGraph]) -> None:
     all_graphs = new_graphs()
-    for batch in range(1, MAX_GRAPHS + 3):
+    for size in range(1, MAX_GRAPHS + 3):
         for _ in range(EAGER_RUNS + 1):
-            all_graphs.find(inputs(batch=batch))
+            all_graphs.find(inputs(size=size))
     assert [each.shared for each in made] == [None] + ["memory"] * (MAX_GRAPHS - 1)
+
+
+def test_the_short_last_batch_of_an_epoch_is_never_captured(made: list[FakeGraph]) -> None:
+    all_graphs = new_graphs()
+    for _ in range(3 * EAGER_RUNS):  # epochs
+        for _ in range(3):
+            all_graphs.find(inputs(batch=4))
+        assert all_graphs.is_short(inputs(batch=3)) and all_graphs.find(inputs(batch=3)) is None
+    assert [graph.signature for graph in made] == [signature_of(inputs(batch=4), PADDINGS)]
+
+
+def test_a_run_that_continues_at_a_short_batch_captures_the_full_ones(made: list[FakeGraph]) -> None:
+    all_graphs = new_graphs()
+    assert all_graphs.find(inputs(batch=1)) is None and not all_graphs.is_short(inputs(batch=1))
+    assert find_repeatedly(all_graphs, inputs(batch=4), EAGER_RUNS + 1)[-1] is made[0]
+    assert all_graphs.is_short(inputs(batch=1)) and all_graphs.find(inputs(batch=1)) is None
+
+
+def test_ragged_rows_are_not_samples() -> None:
+    assert num_samples(inputs(batch=4, rows=9), PADDINGS) == 4
+    assert not any(new_graphs().is_short(inputs(batch=4, rows=rows)) for rows in (8, 0, 3))
+
+
+def test_kernels_are_not_tried_out_for_a_short_batch_and_are_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without graphs, as with several ranks."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    tuned = list[bool]()
+
+    class Job:
+        paddings: dict[str, Padding] = {}
+
+        def step(self, network: nn.Module, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            tuned.append(torch.backends.cudnn.benchmark)
+            loss = network(given["x"]).sum()
+            return loss, loss.detach().reshape(1)
+
+    network = nn.Linear(2, 1)
+    optimizer = make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,))
+    precision = Precision("off", torch.device("cpu"))
+    step = Step(
+        Job(), network, network, optimizer, None,  # type: ignore[arg-type]
+        precision=precision, clip_norm=None, graphs=False, world=World(),
+    )  # fmt: skip
+    for batch in (4, 4, 3, 4):
+        step.forward_backward({"x": torch.zeros(batch, 2)}, window_ends=True)
+    assert tuned == [True, True, False, True]
+    with pytest.raises(ZeroDivisionError), without_tuning():
+        raise ZeroDivisionError
+    assert torch.backends.cudnn.benchmark
 
 
 def test_a_changed_step_is_captured_again(made: list[FakeGraph]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from flatout.engine import step as engine_step
-from flatout.engine.compile import Compiled, compile_pays
+from flatout.engine.compile import Compiled, compile_pays, never_compiled
 from flatout.engine.job import StepSettings
 from flatout.engine.meter import Meter, StepLog
 from flatout.engine.optim import apply_settings, load_optimizer, make_optimizer, step_unless
@@ -47,6 +47,31 @@ class TestOptimizer:
             step_unless(optimizer, torch.zeros(()))
             twin.step()
         torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7)
+
+    @pytest.mark.parametrize("kind", ["sgd", "adam"])
+    def test_it_moves_weights_as_torchs_own_does_bit_for_bit_and_reads_its_state(self, kind: str) -> None:
+        def optimizer_of(parameter: nn.Parameter) -> torch.optim.Optimizer:
+            group = {"params": [parameter], "weight_decay": 0.01}
+            if kind == "adam":
+                return torch.optim.Adam([group], lr=0.1, betas=(0.9, 0.999), fused=True)
+            return torch.optim.SGD([group], lr=0.1, momentum=0.9, nesterov=True, fused=True)
+
+        ours, plain = (nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2))
+        optimizer = make_optimizer(kind, [[ours]], lr=0.1, momentum=0.9, decays=(0.01,))  # type: ignore[arg-type]
+        twin = optimizer_of(plain)
+        for step in range(4):
+            if step == 2:
+                saved, other = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(twin.state_dict())
+                assert saved["param_groups"] == other["param_groups"]
+                optimizer.load_state_dict(other)
+                twin.load_state_dict(saved)
+            for parameter in (ours, plain):
+                parameter.grad = torch.linspace(-1, 2, 7) * (step + 1)
+            step_unless(optimizer, torch.zeros(()))
+            twin.step()
+            assert torch.equal(ours, plain)
+        optimizer.zero_grad(set_to_none=False)
+        assert ours.grad is not None and not ours.grad.any() and ours.grad.grad_fn is None
 
     @pytest.mark.parametrize("kind", ["sgd", "adam"])
     def test_a_state_of_another_memory_layout_moves_the_same_weights(self, kind: str) -> None:
@@ -183,6 +208,22 @@ class TestLogAndMeter:
         meter.count(4)
         assert meter.end_interval(0, 7, steps_done=7, steps_left=93).steady_ms == pytest.approx(200)
 
+    @pytest.mark.parametrize("num_full", [1, 3, 9, 20])
+    def test_a_slow_short_last_batch_does_not_count_for_steady_steps(
+        self, num_full: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now_s = 100.0
+        monkeypatch.setattr("flatout.engine.meter.time.perf_counter", lambda: now_s)
+        meter = Meter(("loss",))
+        for duration_s, samples in [*[(0.01, 4)] * num_full, (14.0, 1)]:
+            now_s += duration_s
+            meter.count(samples)
+        stats = meter.end_interval(0, num_full + 1, steps_done=num_full + 1, steps_left=0)
+        assert stats.steady_ms == pytest.approx(10) and stats.step_ms > 600
+        now_s += 14.0
+        meter.count(1)  # alone: nothing new is known about full batches
+        assert meter.end_interval(1, 1, steps_done=num_full + 2, steps_left=0).steady_ms == pytest.approx(10)
+
 
 class TestCompiling:
     def test_auto_compiles_only_when_the_run_is_long_enough(self) -> None:
@@ -212,6 +253,29 @@ class TestCompiling:
             "The network cannot be compiled (RuntimeError: no compiler here): training goes on uncompiled."
         ]
         assert list(compiled.parameters()) == []
+
+    def test_a_function_that_is_never_compiled_runs_uncompiled_inside_a_compiled_one(self) -> None:
+        graphs, seen = list[int](), list[bool]()
+
+        def backend(graph: torch.fx.GraphModule, inputs: object) -> Any:
+            graphs.append(len(graph.graph.nodes))
+            return graph
+
+        @never_compiled
+        def middle(x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.compiler.is_compiling())
+            for _ in range(5):
+                x = helper(x)
+            return x
+
+        def helper(x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+        compiled = torch.compile(lambda x: middle(x * 2) * 3, backend=backend)
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 21.0))
+        assert torch.equal(middle(torch.ones(3)), torch.full((3,), 6.0))
+        assert seen == [False, False]
+        assert len(graphs) == 2, "x * 2, then x * 3; nothing of the function between them"
 
     def test_a_short_last_batch_is_not_compiled_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes: list[int] = []

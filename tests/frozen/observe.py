@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-import torch._dynamo  # the first optimizer of a process imports it, which takes longer than a training here
 
 from flatout.__main__ import main as flatout_main
 from flatout.engine.callbacks import Callback, Callbacks, End, RunStart, Saved, Scores

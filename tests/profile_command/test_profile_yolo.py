@@ -80,19 +80,28 @@ def test_an_unknown_job_is_refused(capsys):
 
 
 @pytest.mark.parametrize(
-    ("device", "flags", "tried"),
+    ("device", "bf16", "flags", "tried"),
     [
-        ("cuda:0", (), {"--fast"}),
-        ("cuda:0", ("--fast",), set()),
-        ("cpu", (), {"--channels-last"}),
-        ("cpu", ("--channels-last",), set()),
+        ("cuda:0", True, (), {"--fast"}),
+        ("cuda:0", True, ("--fast",), set()),
+        ("cpu", False, (), {"--channels-last"}),
+        ("cpu", False, ("--channels-last",), set()),
+        ("cpu", True, (), {"--channels-last", "--channels-last --amp bf16"}),
+        ("cpu", True, ("--channels-last",), {"--amp bf16"}),
+        ("cpu", True, ("--channels-last", "--amp", "bf16"), set()),
+        ("cpu", True, ("--amp", "off"), {"--channels-last"}),
+        ("cpu", True, ("--fast",), set()),
     ],
 )
-def test_a_flag_that_is_on_already_is_not_tried(device, flags, tried, monkeypatch):
+def test_a_flag_is_tried_if_it_is_not_on_already_and_helps_on_this_device(device, bf16, flags, tried, monkeypatch):
     monkeypatch.setattr("flatout.yolo.profile.choose_devices", lambda text: [torch.device(device)])
+    monkeypatch.setattr("flatout.yolo.profile.has_native_bf16", lambda device: bf16)
     training = training_of(*flags)
     switches = [*training.network_switches().values(), *training.end_to_end_switches().values()]
     assert {switch.change for switch in switches} == tried
+    for switch in switches:  # as typed, and as applied
+        typed = training_of(*flags, *switch.change.split()).options
+        assert training.with_switch(switch.options).options == typed
 
 
 def test_too_few_steps_are_refused_with_the_minimum(capsys):

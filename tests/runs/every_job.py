@@ -145,8 +145,6 @@ CHANGES: Mapping[str, Callable[[], None]] = {
 
 def serve() -> None:
     """Serve requests until standard input ends."""
-    import torch._dynamo  # noqa: F401  the first optimizer of a process imports it
-
     import flatout.defect.train
     import flatout.spike.train
     import flatout.yolo.train  # noqa: F401

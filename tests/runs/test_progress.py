@@ -3,9 +3,14 @@
 import io
 import logging
 import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
+from flatout.engine.meter import Meter
 from flatout.progress import Pace, StepProgress, eta_text
 
 
@@ -152,6 +157,100 @@ def test_the_time_left_is_never_off_by_a_factor_of_two_after_the_first_epochs(va
             assert left_s / 2 <= pace.seconds_for(1900 - done) <= max(2 * left_s, 0.01)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """A training whose steps take given times."""
+
+    epochs: int
+    steps: int
+    step_s: float
+    start_s: tuple[float, ...] = (3.0, 1.0, 1.0, 1.0)
+    """Of the first steps of the process, in which kernels are chosen, compiled and captured."""
+    odd_s: tuple[float, ...] = ()
+    """Of the short last batch of each epoch, the last number for all others; empty: it is a full batch."""
+    validation_s: tuple[float, ...] = (0.0,)
+    log_every: int = 50
+
+    def lines(self, clock: Clock, *, ahead: int) -> Iterator[tuple[int, float]]:
+        """Train, and show progress as a run does; gives the steps done and the time of every line. The host is up to
+        `ahead` steps ahead of the device, and waits for it at the end of an epoch."""
+        progress = StepProgress(
+            self.epochs * self.steps, steps_per_epoch=self.steps, stream=io.StringIO(), every_s=0, clock=clock
+        )
+        meter, done, device = Meter(("loss",)), 0, deque([clock.now_s], maxlen=ahead + 1)
+        progress.start_at(0)
+        for epoch in range(self.epochs):
+            meter.begin_epoch()
+            meter.begin_interval()
+            for step in range(1, self.steps + 1):
+                is_odd = bool(self.odd_s) and step == self.steps
+                device.append(max(device[-1], clock.now_s) + self._seconds(done, epoch, is_odd=is_odd))
+                clock.now_s = max(clock.now_s, device[0] if len(device) == ahead + 1 else 0.0)
+                meter.count(15 if is_odd else 384)
+                done += 1
+                if step == self.steps:
+                    clock.now_s = max(clock.now_s, device[-1])
+                if step % min(self.log_every, self.steps) == 0 or step == self.steps:
+                    stats = meter.end_interval(epoch, step, steps_done=done, steps_left=0)
+                    steady_s, mean_s = stats.steady_ms / 1e3, stats.step_ms / 1e3
+                    progress.update(done, steady_step_s=steady_s, mean_step_s=mean_s)
+                    progress.show(done)
+                    yield done, clock.now_s
+            clock.now_s += self.validation_s[min(epoch, len(self.validation_s) - 1)]
+
+    def _seconds(self, done: int, epoch: int, *, is_odd: bool) -> float:
+        if done < len(self.start_s):
+            return self.start_s[done]
+        return self.odd_s[min(epoch, len(self.odd_s) - 1)] if is_odd else self.step_s
+
+
+SIMULATED = {
+    "COCO's size": Simulated(epochs=3, steps=309, step_s=0.039, odd_s=(14.0, 0.02), validation_s=(3.0, 1.5)),
+    "its last interval is 9 steps": Simulated(
+        epochs=3, steps=309, step_s=0.039, odd_s=(14.0, 0.02), validation_s=(3.0, 1.5), log_every=300
+    ),
+    "an odd batch that is slow four times": Simulated(
+        epochs=100, steps=19, step_s=0.0053, odd_s=(1.5, 1.5, 1.5, 1.5, 0.006), validation_s=(1.0, 0.15)
+    ),
+    "two intervals, the second short": Simulated(
+        epochs=30, steps=120, step_s=0.01, odd_s=(1.5, 1.5, 1.5, 0.01), validation_s=(2.0, 0.5), log_every=100
+    ),
+    "few long epochs": Simulated(epochs=2, steps=1000, step_s=0.1, validation_s=(20.0,)),
+    "a CPU": Simulated(epochs=6, steps=24, step_s=0.3, start_s=(1.0,), validation_s=(2.0, 1.5), log_every=10),
+    "no validation, a slow start": Simulated(epochs=50, steps=60, step_s=0.02, start_s=(20.0, 5.0, 5.0, 5.0)),
+    "validations longer than epochs": Simulated(epochs=50, steps=60, step_s=0.02, validation_s=(8.0, 6.0)),
+    "epochs of five steps": Simulated(
+        epochs=200, steps=5, step_s=0.02, odd_s=(1.5, 1.5, 1.5, 1.0, 0.02), validation_s=(3.0, 0.2)
+    ),
+}
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("case", SIMULATED)
+def test_after_twenty_steps_the_time_left_is_never_off_by_more_than_a_factor_of_two(case, ahead, caplog, monkeypatch):
+    """Bounds, 'at least' and 'at most', are true; a second of rounding is allowed."""
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    monkeypatch.setattr("flatout.engine.meter.time", SimpleNamespace(perf_counter=clock))
+    lines = list(SIMULATED[case].lines(clock, ahead=ahead))
+    assert len(caplog.messages) == len(lines) > 5
+    estimates = 0
+    for (done, at_s), line in zip(lines, caplog.messages, strict=True):
+        words = line.split()
+        bound, shown_s = " ".join(words[-4:-2]), seconds_of(words[-2])
+        left_s = clock.now_s - at_s
+        if done >= 20:
+            assert bound == "at most" or shown_s <= (1 if bound == "at least" else 2) * left_s + 1, (line, left_s)
+            assert bound == "at least" or shown_s >= (1 if bound == "at most" else 0.5) * left_s - 1, (line, left_s)
+            estimates += bound not in ("at least", "at most")
+    assert estimates > len(lines) / 3, "a bound that is always stated says nothing"
+
+
+def seconds_of(text: str) -> float:
+    """'1:02:03' in seconds."""
+    return sum(float(part) * 60**place for place, part in enumerate(reversed(text.split(":"))))
+
+
 def test_a_clock_that_stands_still_or_no_new_step_is_harmless():
     pace = Pace(5, 1.0)
     assert pace.seconds_for(3) is None
@@ -163,4 +262,4 @@ def test_a_clock_that_stands_still_or_no_new_step_is_harmless():
 
 def test_times_left_are_short():
     assert [eta_text(s) for s in (None, 0, 61, 3723)] == ["just started", "0:00 left", "1:01 left", "1:02:03 left"]
-    assert [eta_text(s, is_bound=True) for s in (0, 61)] == ["0:00 left", "at most 1:01 left"]
+    assert [eta_text(s, "at most") for s in (0, 61)] == ["0:00 left", "at most 1:01 left"]

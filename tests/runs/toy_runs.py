@@ -126,9 +126,6 @@ def _environ(pid: int) -> bytes:
 
 def serve() -> None:
     """Until standard input ends, fork a training for each request, or return the exit code of one."""
-    # Otherwise the first optimizer step would import it in every child.
-    import torch._dynamo  # noqa: F401
-
     from tests.runs import toy_faults
 
     living: set[int] = set()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flatout.clock import STAGES, Event, canonical, is_pause, kind_of, label_of, place_label
 from flatout.profiler.measurement import HotLine, Ledger, Measurement, Row
-from flatout.profiler.report.text import how_often, idle_lines, pauses_of, runs_of, shown_rows, wait_kind
+from flatout.profiler.report.text import SMALL_S, how_often, idle_lines, pauses_of, runs_of, shown_rows, wait_kind
 from flatout.profiler.verdict import Remedy, Verdict
 from flatout.profiler.verdict.remedy import number
 
@@ -146,6 +146,7 @@ def page(ledger: Ledger, verdict: Verdict, measurement: Measurement, timeline: M
         _verdict(verdict),
         _remedies(verdict),
         _limits(ledger, measurement),
+        _fixed_costs(measurement),
         _light(measurement),
         _ledger(ledger),
         _timeline(timeline, ledger),
@@ -226,6 +227,17 @@ def _limits(ledger: Ledger, measurement: Measurement) -> str:
         if ms
     )
     return f"<section><h2>Limits: the speed of each part by itself</h2><table>{cells}</table></section>"
+
+
+def _fixed_costs(measurement: Measurement) -> str:
+    if not measurement.fixed_s:
+        return ""
+    rows = "".join(
+        f"<tr><td>{escape(label)}</td><td>{seconds:,.2f} s</td></tr>"
+        for label, seconds in measurement.fixed_s.items()
+        if seconds >= SMALL_S
+    )
+    return f"<h2>Fixed costs of this run, besides its steps</h2><table>{rows}</table>"
 
 
 def _light(measurement: Measurement) -> str:

@@ -14,14 +14,17 @@ LABEL = 40
 """Characters of a stage's name."""
 SMALL = 0.005
 """Rows below this fraction of the step are combined into one."""
+SMALL_S = 0.005
+"""Fixed costs below this are not shown."""
 FEW = 3
 """Up to this many stages are always shown one by one."""
 
 
 def report_text(ledger: Ledger, verdict: Verdict, measurement: Measurement) -> str:
-    """The whole report as text: ledger, waits, time between steps, hardware limits, verdict."""
+    """The whole report as text: ledger, waits, time between steps, fixed costs, hardware limits, verdict."""
     parts = [*ledger_lines(ledger), "", *wait_lines(measurement), *between_lines(ledger, measurement)]
-    return "\n".join([*parts, *speed_of_light_lines(measurement), *verdict_lines(verdict)])
+    parts += [*fixed_cost_lines(measurement), *speed_of_light_lines(measurement)]
+    return "\n".join([*parts, *verdict_lines(verdict)])
 
 
 def ledger_head(ledger: Ledger) -> str:
@@ -121,6 +124,16 @@ def how_often(row: Row) -> str:
     if not 0 < row.runs < 0.9:
         return f"{row.ms:.1f} ms per step"
     return f"{number(row.ms / row.runs)} ms every {1 / row.runs:,.0f} steps"
+
+
+def fixed_cost_lines(measurement: Measurement) -> list[str]:
+    """What the run cost besides its steps; empty if it was not recorded."""
+    costs = measurement.fixed_s
+    if not costs:
+        return []
+    rows = [f"  {label:<{LABEL + 1}}{seconds:10.2f} s" for label, seconds in costs.items() if seconds >= SMALL_S]
+    head = f"fixed costs of this run, besides its steps: {sum(costs.values()):.1f} s"
+    return [head, *rows, "  validations, plots and saves of a whole run: flatout profile --run FOLDER", ""]
 
 
 def speed_of_light_lines(measurement: Measurement) -> list[str]:

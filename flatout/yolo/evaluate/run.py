@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatout.clock import span
 from flatout.errors import ConfigError, ResourceError, counted
 from flatout.feed import plan_workers
 from flatout.progress import progress
@@ -299,6 +300,27 @@ class EvaluationPlots:
         """Plot the batch if it is one of the first."""
         if not self._works or self._num_plotted == BATCHES:
             return
+        with span("plots"):
+            self._plot(batch, found)
+        self._num_plotted += 1
+
+    def finish(self, evaluation: Evaluation) -> None:
+        """Write the curves, if any detection was right, and the confusion matrix as a plot and as CSV."""
+        if not self._works:
+            return
+        from flatout.charts import as_shown
+
+        try:
+            with span("plots"):
+                plot_evaluation(evaluation, self._names, self._folder)
+            if evaluation.confusion is not None:
+                write_confusion(as_shown(evaluation.confusion), self._names, self._folder / "confusion_matrix.csv")
+        except OSError as error:
+            self._give_up(error)
+        except ResourceError as error:
+            logger.warning("%s The evaluation goes on.", error)
+
+    def _plot(self, batch: ValidationBatch, found: Detections) -> None:
         from flatout.charts import MAX_IMAGES, plot_batch, plot_detections
 
         try:
@@ -309,22 +331,6 @@ class EvaluationPlots:
             plot_detections(images, row_D6, image_D, batch.paths, self._names, self._folder / f"{head}_pred.jpg")
         except OSError as error:
             self._give_up(error)
-        self._num_plotted += 1
-
-    def finish(self, evaluation: Evaluation) -> None:
-        """Write the curves, if any detection was right, and the confusion matrix as a plot and as CSV."""
-        if not self._works:
-            return
-        from flatout.charts import as_shown
-
-        try:
-            plot_evaluation(evaluation, self._names, self._folder)
-            if evaluation.confusion is not None:
-                write_confusion(as_shown(evaluation.confusion), self._names, self._folder / "confusion_matrix.csv")
-        except OSError as error:
-            self._give_up(error)
-        except ResourceError as error:
-            logger.warning("%s The evaluation goes on.", error)
 
     def _give_up(self, error: OSError) -> None:
         self._works = False

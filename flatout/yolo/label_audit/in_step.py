@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flatout.engine import never_compiled
 from flatout.ranks import World
 from flatout.yolo.boxes import paired_ciou, paired_iou
 from flatout.yolo.label_audit.rank import CLASS_IOU, SAME_OBJECT, SAME_PLACE, Ramp
@@ -56,7 +57,7 @@ class LabelSums:
         self._sum_TK = torch.zeros((num_labels + 1, len(COLUMNS)), device=device)
         self._confused_T = torch.zeros(num_labels + 1, dtype=torch.int32, device=device)
 
-    @torch.compiler.disable
+    @never_compiled
     @torch.no_grad()
     def add(self, maps: Sequence[Tensor], assigned: Assigned, label_T1: Tensor) -> None:
         """Add the targets of a step; `label_T1` is the field `label_ids` of its batch."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flatout.clock import clock
+from flatout.engine import never_compiled
 from flatout.yolo.boxes import paired_ciou
 from flatout.yolo.loss.kernel_support import can_use_kernels, constants
 from flatout.yolo.loss.matches import Anchors, Cell, Matches, Search, check_maps, unpack_cells
@@ -203,7 +204,7 @@ def aux_ota_loss(
     return sum_parts(parts)
 
 
-@torch.compiler.disable
+@never_compiled
 def head_loss(
     maps: Sequence[Tensor],
     targets_T6: Tensor,
@@ -244,7 +245,7 @@ def head_loss(
 # In a compiled step these functions run eagerly between two compiled parts: there is nothing left to fuse.
 
 
-@torch.compiler.disable
+@never_compiled
 @torch.no_grad()
 def route_all(maps: Sequence[Tensor], targets_T6: Tensor, heads: Heads) -> Tensor:
     """Targets assigned to head images, by kernels if possible (`joined_maps.route`)."""
@@ -261,7 +262,7 @@ def as_images(maps: Sequence[Tensor], heads: Heads | None, anchors: Anchors) -> 
     return maps if heads is None else [JoinedMap(each, heads, anchors.size_LA2.shape[1]) for each in maps]
 
 
-@torch.compiler.disable
+@never_compiled
 @torch.no_grad()
 def assign_all(
     maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, search: Search, heads: Heads | None = None
@@ -276,7 +277,7 @@ def assign_all(
     return list_candidates(as_images(maps, heads, anchors), targets_T6, anchors, search)
 
 
-@torch.compiler.disable
+@never_compiled
 @torch.no_grad()
 def assign_ota(
     maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, search: Search, heads: Heads | None = None

@@ -91,15 +91,19 @@ def _pairs_of_layer(layer: nn.Module, before: Shape, after: Shape) -> int:
 
 
 def _pairs_of_head(head: Detect, shapes: Sequence[Shape]) -> int:
-    """Multiply-adds of the detection layer in training, counted while a copy runs on the meta device."""
+    """Multiply-adds of the detection layer in training, counted while a copy runs on a single small image."""
     counts: list[int] = []
-    meta_head = copy.deepcopy(head).to("meta").train()
-    for module in meta_head.modules():
+    # On the meta device only if the network is there, too: some operations import torch's compiler there, which takes
+    # longer than to compute them.
+    device = "meta" if head.anchors.is_meta else "cpu"
+    small_head = copy.deepcopy(head).to(device).float().train()
+    for module in small_head.modules():
         module.register_forward_hook(lambda module, inputs, output: counts.append(_pairs(module, inputs, output)))
         if isinstance(module, nn.BatchNorm2d):
             # Skipped: it does not change the shape, and raises for a single pixel in training.
             module.forward = nn.Identity().forward  # type: ignore[method-assign]
-    meta_head([torch.empty(1, *shape, dtype=head.anchors.dtype, device="meta") for shape in shapes])
+    with torch.no_grad():
+        small_head([torch.zeros(1, *shape, device=device) for shape in shapes])
     return sum(counts)
 
 

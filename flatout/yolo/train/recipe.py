@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.clock import clock
+from flatout.clock import clock, span
 from flatout.config import read_config
 from flatout.engine import DTYPES, Amp, Callback, EpochReport, MovingAverage, Sections, explain, has_native_bf16
 from flatout.errors import ConfigError, FlatoutError, ResourceError
@@ -287,10 +287,12 @@ class YoloRecipe(Recipe):
 
     def started(self, model: Model) -> None:
         if self._run.plots:
-            plot_labels(self._images.train, self._network.names, self._run.folder)
+            with span("plots"):
+                plot_labels(self._images.train, self._network.names, self._run.folder)
         if self.saves and self.world.is_first:
             content = self.describe_network(model) | {"kind": "model", "state": model.network.state_dict()}
-            write_container(self._weights / "init.pt", {"weights": content})
+            with span("save"):
+                write_container(self._weights / "init.pt", {"weights": content})
 
     def histograms(self) -> Mapping[str, np.ndarray]:
         return {"classes": self._images.train.labels.class_box_T5[:, 0]}
@@ -333,7 +335,7 @@ class YoloRecipe(Recipe):
         if self.options.audit:
             self._add_label_sums()
         if self.saves and self.world.is_first and keeps_checkpoint(epoch, model.epochs):
-            with clock.stage("train.save"):
+            with clock.stage("train.save"), span("save"):
                 try:
                     write_container(self._weights / f"epoch_{epoch:03d}.pt", sections())
                 except ResourceError as error:

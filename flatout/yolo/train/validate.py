@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from flatout.clock import clock
+from flatout.clock import clock, span
 from flatout.feed import Store, StoreConfig
 from flatout.runs import RunContext
 from flatout.yolo.augment.samples import ResizedImages
@@ -99,8 +99,12 @@ class Validation(AbstractContextManager["Validation"]):
         return outcome
 
     def _opened(self) -> ValidationInput | TiledInput:
-        if self._input is not None:
-            return self._input
+        if self._input is None:
+            with span("validation input"):
+                self._input = self._open()
+        return self._input
+
+    def _open(self) -> ValidationInput | TiledInput:
         config, world = self._config, self._run.world
         common: dict[str, Any] = {
             "size": config.size,
@@ -112,23 +116,21 @@ class Validation(AbstractContextManager["Validation"]):
             "num_ranks": world.size,
         }
         if config.tiles is not None:
-            self._input = TiledInput(self._images, config.tiles, threads=config.workers, **common)
-        else:
-            store = None
-            if config.keeps_images:
-                resized = ResizedImages(self._images, size=config.size, augment=False)
-                store = self._stack.enter_context(Store.open(resized, StoreConfig(verify=config.verify)))
-            self._input = self._stack.enter_context(
-                open_validation(
-                    self._images,
-                    workers=config.workers,
-                    store=store,
-                    on_device=config.on_device,
-                    persistent_workers=config.persistent_workers,
-                    **common,
-                )
+            return TiledInput(self._images, config.tiles, threads=config.workers, **common)
+        store = None
+        if config.keeps_images:
+            resized = ResizedImages(self._images, size=config.size, augment=False)
+            store = self._stack.enter_context(Store.open(resized, StoreConfig(verify=config.verify)))
+        return self._stack.enter_context(
+            open_validation(
+                self._images,
+                workers=config.workers,
+                store=store,
+                on_device=config.on_device,
+                persistent_workers=config.persistent_workers,
+                **common,
             )
-        return self._input
+        )
 
 
 # results.txt

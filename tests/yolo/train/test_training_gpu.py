@@ -1,11 +1,15 @@
 """Training on a GPU: the host never waits within a step, and a CUDA graph changes nothing but the speed."""
 
+import time
+from statistics import median
+
 import pytest
 import torch
 
 from flatout.engine.compile import Compiled
 from flatout.engine.step import Amp
 from flatout.engine.step_hash import HashedStep, hash_inputs
+from flatout.feed.device import DeviceBatch
 from tests.yolo.train.compare_with_eager import run_and_compare_with_eager, smooth
 from tests.yolo.train.fixed_batches import FixedBatches, random_batch
 from tests.yolo.train.small_training import make_loop, narrow_network, run_without_waits, tiny_hyp
@@ -44,6 +48,41 @@ def test_a_gpu_has_the_hashes_of_a_cpu() -> None:
         on_gpu = {"images": batch["images"], "targets": batch["targets"]}
         on_cpu = {name: tensor.cpu() for name, tensor in on_gpu.items()}
         assert hash_inputs(on_gpu).tolist() == hash_inputs(on_cpu).tolist()
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_short_last_batch_costs_little_more_than_a_step_the_first_time_too(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that depend on the number of images are still compiled for it; nothing is tuned or captured."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    network = narrow_network(CLASSES).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    sizes = [BATCH] * 12 + [BATCH - 1] + [BATCH] * 3 + [BATCH - 1] * 5
+    batches = [
+        random_batch(number, batch_size=size, size=SIZE, num_classes=CLASSES, device="cuda")
+        for number, size in enumerate(sizes)
+    ]
+    loop, _ = make_loop(
+        network, tiny_hyp(), FixedBatches(batches), num_steps=len(sizes), batch_size=BATCH, size=SIZE, amp="bf16",
+        graphs=graphs, device="cuda",
+    )  # fmt: skip
+    seconds = list[float]()
+    train_step = loop._train_step
+
+    def timed(batch: DeviceBatch) -> None:
+        torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        train_step(batch)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began_s)
+
+    monkeypatch.setattr(loop, "_train_step", timed)
+    loop.run()
+    eager_s = median(seconds[1:3])  # before the first graph
+    print(f"full batch {1e3 * median(seconds[6:12]):.1f} ms, short one {1e3 * seconds[12]:.1f} ms the first time")
+    assert seconds[12] < 3 * eager_s + 0.2
+    assert len(loop._training_step.graphs._graphs) == int(graphs)
 
 
 @pytest.mark.parametrize("loss_ota", [0, 1])
