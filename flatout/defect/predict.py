@@ -69,6 +69,7 @@ def predict(options: TestOptions) -> DefectEvaluation:
         dead_xy_K2=read_dead_pixels(options.dead_pixels) if options.dead_pixels else None,
         threshold=threshold,
         find=way.find,
+        device=way.device,
         observers=[writer, _EqualPlanes()],
     )
     result = writer.finish(result)
@@ -109,6 +110,8 @@ class Inspection(NamedTuple):
     """From the flag, the settings file or the weights; None: none was chosen."""
     find: FindDetections | None
     """How detections are found; None: as local maxima."""
+    device: torch.device | None
+    """Device of the network; None without one."""
 
 
 def open_inspection(options: TestOptions) -> Inspection:
@@ -133,6 +136,7 @@ def open_inspection(options: TestOptions) -> Inspection:
     images = list_test_images(options)
     read = reader_for(images, options)
     refines = options.refine == "on" or (options.refine == "auto" and are_pairs)
+    device = None
     if method == "classical":
         make_map: MakeMap = ClassicalMapper()
         own: float | None = DEFAULT_THRESHOLD
@@ -147,7 +151,7 @@ def open_inspection(options: TestOptions) -> Inspection:
         own = weights.threshold
     threshold = next((each for each in (options.threshold, chosen, own) if each is not None), None)
     find = detect_components if method == "classical" or refines else None
-    return Inspection(method, images, read, make_map, threshold, find)
+    return Inspection(method, images, read, make_map, threshold, find, device)
 
 
 class _AlignedFiles:

@@ -207,7 +207,7 @@ class DefectRecipe(Recipe):
         with clock.stage("train.validate"):
             found = evaluate_images(
                 mapper, self._validation_images, read=self._read, observers=[keep],
-                find=detect_components if are_pairs else None,
+                find=detect_components if are_pairs else None, device=self.device,
             )  # fmt: skip
         if self.options.false_blobs is not None:
             threshold = threshold_for(false_heat, self.options.false_blobs)

@@ -18,6 +18,7 @@ from flatout.defect.evaluate.scores import (
 )
 from flatout.defect.patches import Grid
 from tests.defect.golden_files import arrays_of, entries, records
+from tests.feed.test_device import needs_gpu
 from tests.golden_cases import golden_cases
 from tests.reference.plain_stitch import stitch_owner
 
@@ -75,6 +76,21 @@ def test_binned_pixels_rank_as_exact_ones_do():
     binned = counts.ranking()
     assert binned.auroc == pytest.approx(exact.auroc, abs=1e-4)
     assert binned.average_precision == pytest.approx(exact.average_precision, abs=2e-3)
+
+
+@needs_gpu
+def test_a_gpu_counts_the_pixels_of_the_cpu():
+    rng = np.random.default_rng(0)
+    heat = rng.random((200, 300), np.float32)
+    rankings = []
+    for device in ("cpu", "cuda"):
+        counts = PixelCounts(torch.device(device))
+        counts.add(heat > 0.9, heat)
+        counts.add(np.zeros((200, 300), bool), heat)
+        rankings.append(counts.ranking())
+    one, other = rankings
+    assert one.positive_V.tolist() == other.positive_V.tolist() and one.negative_V.tolist() == other.negative_V.tolist()
+    assert one.au_pro() == pytest.approx(other.au_pro(), rel=1e-9)
 
 
 def test_certain_and_impossible_pixels_have_bins():

@@ -74,15 +74,16 @@ def evaluate_images(
     threshold: float | None = None,
     observers: Iterable[ImageObserver] = (),
     find: FindDetections | None = None,
+    device: torch.device | None = None,
 ) -> DefectEvaluation:
     """Compute the heat map of every image and compare it with its mask, or with its boxes if it has no mask.
 
     `dead_xy_K2`: dead pixels, around which heat maps are set to 0. `threshold`: None: the one with the best F1 on these
     images, which says nothing about others. `observers` are called with every image. `find`: finds the detections in
-    a heat map; None: local maxima.
+    a heat map; None: local maxima. `device` counts the pixels for AU-PRO, AP and AUROC; None: the CPU.
     Raises DataError that names an image or mask that cannot be used.
     """
-    pixels, tally = PixelCounts(), _Tally()
+    pixels, tally = PixelCounts(device), _Tally()
     began_s = time.monotonic()
     for image in images:
         planes_CHW, mask_HW = _read(image, read, use_masks=use_masks)

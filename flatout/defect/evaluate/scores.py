@@ -1,6 +1,6 @@
 """Scores of an evaluation: pixel and image ranking, detections, recall.
 
-Dimension key:  V bins of rising score   N scores   H W image   K dead pixels
+Dimension key:  V bins of rising score   N scores or pixels   H W image   K dead pixels, or labelled defects
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 # Ranking: AUROC, average precision, AU-PRO and best F1, over millions of pixels in constant memory.
 #
@@ -102,36 +103,34 @@ def rank_scores(labels_N: np.ndarray, scores_N: np.ndarray) -> Ranking:
 
 
 class PixelCounts:
-    """Accumulates the probabilities of any number of pixels in bins."""
+    """Accumulates the probabilities of any number of pixels in bins, on a device."""
 
-    def __init__(self) -> None:
-        self._count_2V = np.zeros((2, NUM_BINS), np.int64)
-        self._overlap_V = np.zeros(NUM_BINS)
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device or torch.device("cpu")
+        self._count_2V = torch.zeros(2 * NUM_BINS, dtype=torch.int64, device=self._device)
+        self._overlap_V = torch.zeros(NUM_BINS, dtype=torch.float64, device=self._device)
         self._num_defects = 0
 
     def add(self, is_defect_HW: np.ndarray, probability_HW: np.ndarray) -> None:
-        bits_HW = np.ascontiguousarray(probability_HW, np.float32).view(np.uint32) >> _DROPPED_BITS
-        bin_N = np.minimum(bits_HW, NUM_BINS - 1).astype(np.int64).reshape(-1)
-        both = bin_N + NUM_BINS * is_defect_HW.reshape(-1).astype(np.int64)
-        self._count_2V += np.bincount(both, minlength=2 * NUM_BINS).reshape(2, NUM_BINS)
-        if is_defect_HW.any():
-            self._add_overlap(is_defect_HW, bin_N)
-
-    def ranking(self) -> Ranking:
-        score_V = (np.arange(NUM_BINS, dtype=np.uint32) << _DROPPED_BITS).view(np.float32)
-        overlap_V = self._overlap_V / self._num_defects if self._num_defects else None
-        return Ranking(self._count_2V[1], self._count_2V[0], score_V, overlap_V)
-
-    def _add_overlap(self, is_defect_HW: np.ndarray, bin_N: np.ndarray) -> None:
-        """Count defect pixels with a weight that sums to 1 over each connected defect."""
         import cv2
 
         count, number_HW = cv2.connectedComponents(is_defect_HW.astype(np.uint8), connectivity=8)
-        number_N = number_HW.reshape(-1)
-        pixels = np.flatnonzero(number_N)
-        weights = 1 / np.bincount(number_N[pixels], minlength=count)[number_N[pixels]]
-        self._overlap_V += np.bincount(bin_N[pixels], weights, minlength=NUM_BINS)
+        probability_N = torch.from_numpy(np.ascontiguousarray(probability_HW, np.float32)).to(self._device).view(-1)
+        number_N = torch.from_numpy(number_HW).to(self._device).view(-1).long()
+        bin_N = (probability_N.view(torch.int32) >> _DROPPED_BITS).clamp(max=NUM_BINS - 1).long()
+        both_N = torch.where(number_N > 0, bin_N + NUM_BINS, bin_N)
+        self._count_2V += torch.bincount(both_N, minlength=2 * NUM_BINS)
+        # A defect's pixels have weights that sum to 1; other pixels have none.
+        weight_K = 1 / torch.bincount(number_N, minlength=count).double()
+        weight_K[0] = 0
+        self._overlap_V += torch.bincount(bin_N, weight_K[number_N], minlength=NUM_BINS)
         self._num_defects += count - 1
+
+    def ranking(self) -> Ranking:
+        score_V = (np.arange(NUM_BINS, dtype=np.uint32) << _DROPPED_BITS).view(np.float32)
+        overlap_V = self._overlap_V.cpu().numpy() / self._num_defects if self._num_defects else None
+        negative_V, positive_V = self._count_2V.view(2, NUM_BINS).cpu().numpy()
+        return Ranking(positive_V, negative_V, score_V, overlap_V)
 
 
 # Detections: local maxima of a heat map, and how many true defects are among the best of them.
