@@ -307,6 +307,7 @@ def _speed_report(boards: list[np.ndarray]) -> tuple[list[str], dict[str, Any]]:
 
 def _speeds(board_CHW: np.ndarray) -> dict[str, Timing]:
     cv2.setNumThreads(1)
+    torch.set_num_threads(1)
     board = board_CHW.astype(np.uint8)
     strip = np.ascontiguousarray(np.tile(board, (1, 2, 1))[:, : STRIP_HW[0], : STRIP_HW[1]])
     aligned = _aligned(board)

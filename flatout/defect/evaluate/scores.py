@@ -1,6 +1,7 @@
 """Scores of an evaluation: pixel and image ranking, detections, recall.
 
-Dimension key:  V bins of rising score   N scores or pixels   H W image   K dead pixels, or labelled defects
+Dimension key:  V bins of rising score   N scores or pixels   n pixels of defects   H W image
+                K dead pixels, or labelled defects
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,7 +108,7 @@ class PixelCounts:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
-        self._count_2V = torch.zeros(2 * NUM_BINS, dtype=torch.int64, device=self._device)
+        self._all_V, self._positive_V = torch.zeros((2, NUM_BINS), dtype=torch.int64, device=self._device)
         self._overlap_V = torch.zeros(NUM_BINS, dtype=torch.float64, device=self._device)
         self._num_defects = 0
 
@@ -115,22 +116,23 @@ class PixelCounts:
         import cv2
 
         count, number_HW = cv2.connectedComponents(is_defect_HW.astype(np.uint8), connectivity=8)
+        number_N = torch.from_numpy(number_HW).to(self._device).view(-1)
         probability_N = torch.from_numpy(np.ascontiguousarray(probability_HW, np.float32)).to(self._device).view(-1)
-        number_N = torch.from_numpy(number_HW).to(self._device).view(-1).long()
-        bin_N = (probability_N.view(torch.int32) >> _DROPPED_BITS).clamp(max=NUM_BINS - 1).long()
-        both_N = torch.where(number_N > 0, bin_N + NUM_BINS, bin_N)
-        self._count_2V += torch.bincount(both_N, minlength=2 * NUM_BINS)
-        # A defect's pixels have weights that sum to 1; other pixels have none.
-        weight_K = 1 / torch.bincount(number_N, minlength=count).double()
-        weight_K[0] = 0
-        self._overlap_V += torch.bincount(bin_N, weight_K[number_N], minlength=NUM_BINS)
+        bin_N = (probability_N.view(torch.int32) >> _DROPPED_BITS).clamp_(max=NUM_BINS - 1)
+        pixels = number_N.nonzero()[:, 0]
+        number_n, bin_n = number_N[pixels].long(), bin_N[pixels].long()
+        # The pixels of a defect have weights that sum to 1.
+        weight_K = 1 / torch.bincount(number_n, minlength=count).double()
+        self._all_V += torch.bincount(bin_N.long(), minlength=NUM_BINS)
+        self._positive_V += torch.bincount(bin_n, minlength=NUM_BINS)
+        self._overlap_V += torch.bincount(bin_n, weight_K[number_n], minlength=NUM_BINS)
         self._num_defects += count - 1
 
     def ranking(self) -> Ranking:
         score_V = (np.arange(NUM_BINS, dtype=np.uint32) << _DROPPED_BITS).view(np.float32)
         overlap_V = self._overlap_V.cpu().numpy() / self._num_defects if self._num_defects else None
-        negative_V, positive_V = self._count_2V.view(2, NUM_BINS).cpu().numpy()
-        return Ranking(positive_V, negative_V, score_V, overlap_V)
+        positive_V, all_V = self._positive_V.cpu().numpy(), self._all_V.cpu().numpy()
+        return Ranking(positive_V, all_V - positive_V, score_V, overlap_V)
 
 
 # Detections: local maxima of a heat map, and how many true defects are among the best of them.
