@@ -41,8 +41,6 @@ UNEXPLAINED_SHARE, UNEXPLAINED_GREY = 1 / 3, 4.0
 the contrast, and in grey levels."""
 SURE_GRADIENT = 1.0
 """Root mean square gradient, in grey levels per pixel and in the weaker direction, at which the confidence is half."""
-_NO_MAP = np.empty((0, 0), np.float32)
-"""The second map of `cv2.remap`, which has both coordinates in the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +88,6 @@ def find_shifts(
     target_HW: np.ndarray, reference_HW: np.ndarray, config: AlignConfig | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Shifts and confidences as in `Alignment`, without moving anything."""
-    import cv2
 
     if target_HW.shape != reference_HW.shape or target_HW.ndim != 2:
         raise ConfigError(
@@ -109,7 +106,7 @@ def find_shifts(
     reference2_hw = reference2_hw * gain + offset
     for number in range(config.iterations):
         there_hw2 = _dense(shift_GK2 / FINE, target2_hw.shape) + _positions(target2_hw.shape)
-        moved_hw = cv2.remap(reference2_hw, there_hw2, _NO_MAP, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+        moved_hw = _remapped(reference2_hw, there_hw2)
         inside_hw = _inside(there_hw2, band=int(np.abs(shift_GK2).max() / FINE) + 1)
         box_px = LAST_BOX if number == config.iterations - 1 else FIRST_BOX
         shift_GK2, unexplained_GK = equations.solve(shift_GK2, moved_hw, inside_hw, box_px=box_px)
@@ -117,11 +114,18 @@ def find_shifts(
     return shift_GK2, equations.confidence(unexplained_GK)
 
 
+def _remapped(source_HW: np.ndarray, there_HW2: np.ndarray) -> np.ndarray:
+    """The values of an image at other positions, interpolated; beyond its border those of the border."""
+    import cv2
+
+    # The second map must be None if the first has both coordinates: OpenCV 5.0 reads an empty one wrongly.
+    return cv2.remap(source_HW, there_HW2, None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)  # type: ignore[call-overload, no-any-return]
+
+
 def moved_reference(
     target_HW: np.ndarray, reference_HW: np.ndarray, shift_GK2: np.ndarray, config: AlignConfig | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The reference moved by shifts, and where it is known; as in `Alignment`."""
-    import cv2
 
     block = (config or AlignConfig()).block_px
     height, width = target_HW.shape
@@ -129,7 +133,7 @@ def moved_reference(
     there_HW2 = np.ascontiguousarray(_dense(shift_GK2, padded_hw)[:height, :width])
     there_HW2 += _positions((height, width))
     source = reference_HW if reference_HW.dtype in (np.uint8, np.float32) else reference_HW.astype(np.float32)
-    moved_HW = cv2.remap(source, there_HW2, _NO_MAP, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    moved_HW = _remapped(source, there_HW2)
     inside_HW = _inside(there_HW2, band=int(np.abs(shift_GK2).max()) + 1)
     np.copyto(moved_HW, target_HW, where=~inside_HW, casting="unsafe")
     return moved_HW, inside_HW
