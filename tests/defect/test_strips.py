@@ -261,3 +261,11 @@ def test_the_error_of_an_unreadable_mask_names_its_file_once(tmp_path: Path):
         assert str(refused.value).count(path.name) == 1
         [finding] = _Checker(patch=32).mask(tmp_path / "image.tiff", path)
         assert finding.where == str(path) and path.name not in finding.value
+
+
+def test_what_is_given_keeps_its_values_whoever_owns_their_memory():
+    memory = np.linspace(0, 4000, 3 * 8 * 10, dtype=np.float32)
+    for stored in (memory.reshape(3, 8, 10), memory.reshape(3, 8, 10).view(), memory[:].reshape(8, 10, 3)):
+        before = stored.copy()
+        assert canonical(stored).max() == 255
+        assert (stored == before).all()

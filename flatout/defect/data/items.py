@@ -33,7 +33,7 @@ def canonical(stored: np.ndarray) -> np.ndarray:
     """
     with np.errstate(over="ignore"):  # reported below
         planes_CHW = np.ascontiguousarray(planes_first(stored), dtype=np.float32)
-    if planes_CHW.base is stored or planes_CHW is stored:
+    if np.may_share_memory(planes_CHW, stored):
         planes_CHW = planes_CHW.copy()
     low, high = float(planes_CHW.min()), float(planes_CHW.max())
     # Minimum and maximum reveal NaN and infinity; a sum would overflow on large finite values.
