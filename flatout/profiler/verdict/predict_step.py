@@ -307,10 +307,14 @@ class StepPrediction:
         return max(then.step_ms * self.bias, self.floor_ms, self.input_limit_ms)
 
     def with_parallel_consumer(self, saved_ms: float) -> float:
-        """Step if the main thread took `saved_ms` less by computing on more cores: the same CPU time, or more."""
+        """Step if the main thread took `saved_ms` less by computing on more cores: the same CPU time, or more.
+
+        No more than `saved_ms` is saved, also where workers could not be observed and the input seems to take no time.
+        """
         now = self.now
         then = replace(now, consumer_ms=max(0.0, now.consumer_ms - saved_ms))
-        return max(then.step_ms * self.bias, then.cpu_ms / then.cores, self.floor_ms, self.input_limit_ms)
+        at_least_ms = (self.n.step_ms - saved_ms, then.cpu_ms / then.cores, self.floor_ms, self.input_limit_ms)
+        return max(then.step_ms * self.bias, *at_least_ms)
 
     def with_less_between_steps(self, saved_ms: float, *, floor_ms: float) -> float:
         """Step with `saved_ms` less between steps; workers use that time to get ahead, so waits may replace it."""
