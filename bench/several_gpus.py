@@ -50,9 +50,9 @@ class Link(NamedTuple):
 
     name: str
     bytes_per_s: float
-    """Of each rank to its neighbour in the ring, in one direction."""
+    """Speed from each rank to its neighbour in the ring, in one direction."""
     latency_s: float
-    """Of one hop."""
+    """Latency of one hop."""
 
     def all_reduce_s(self, nbytes: float, ranks: int) -> float:
         """A ring: 2 (R - 1) hops, each with 1/R of the bytes."""

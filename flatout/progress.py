@@ -200,7 +200,7 @@ class Pace:
         self._latest: deque[_Interval] = deque()
         """The latest intervals; the first one of the process only if it is known how long its steps take."""
         self._pauses_s: list[float] = []
-        """Of each interval after the first, the time that its steps do not explain."""
+        """The time of each interval after the first that its steps do not explain."""
         self._between_s: list[float] = []
         """Pauses between epochs."""
         self._num_steps = 0

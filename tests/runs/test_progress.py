@@ -165,9 +165,9 @@ class Simulated:
     steps: int
     step_s: float
     start_s: tuple[float, ...] = (3.0, 1.0, 1.0, 1.0)
-    """Of the first steps of the process, in which kernels are chosen, compiled and captured."""
+    """Times of the first steps of the process, in which kernels are chosen, compiled and captured."""
     odd_s: tuple[float, ...] = ()
-    """Of the short last batch of each epoch, the last number for all others; empty: it is a full batch."""
+    """Times of the short last batch of each epoch, the last number for all others; empty: it is a full batch."""
     validation_s: tuple[float, ...] = (0.0,)
     log_every: int = 50
 

@@ -137,7 +137,7 @@ def assign(weight_nm: np.ndarray) -> np.ndarray:
 
 
 def _free_of_better(found: SetBoxes, of: slice, evidence: Evidence) -> None:
-    """Of several detections of one object, only the most confident one may be an object without a label."""
+    """Only the most confident of several detections of one object may be an object without a label."""
     score_m = found.score_D[of]
     if len(score_m) < 2:
         return
