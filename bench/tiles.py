@@ -17,10 +17,12 @@ Answers: bench/results/tiles_<machine>_<yyyymm>.md, tiles_memory_ of the part me
 
 --training is a question of its own: a training on tiles against one on images shrunk to the same input size, with the
 same network, batch and number of samples and steps; two seeds. Both are scored on whole images, shrunk and in tiles.
-Answer: bench/results/tiles_training_<machine>_<yyyymm>.md. `OMP_NUM_THREADS=1` keeps it on one core.
+Answer: bench/results/tiles_training_<machine>_<yyyymm>.md. `OMP_NUM_THREADS=1` keeps it on one core. With --data it is
+asked of a real set instead of scenes, such as that of bench/aerial_cars.py: tiles_training_<set>_<machine>_<yyyymm>.md.
 """
 
 import argparse
+import json
 import os
 import struct
 import subprocess
@@ -44,6 +46,7 @@ from flatout.ranks import World
 from flatout.yolo import resize
 from flatout.yolo.boxes import Letterbox
 from flatout.yolo.data.data_yaml import read_data_yaml
+from flatout.yolo.data.find import find_images, label_path
 from flatout.yolo.demo_data.files import label_rows, label_text
 from flatout.yolo.demo_data.scene import SHAPES, generate_scene
 from flatout.yolo.detector import Detector
@@ -88,6 +91,8 @@ class Setting:
 
 CPU = Setting()
 GPU = Setting(train=60, val=20, tile=640, batch=64, epochs=5, large_tile=640)
+REAL = Setting(epochs=2)
+"""For --data on a CPU."""
 QUICK = Setting(side=400, cell=200, train=1, val=1, tile=96, batch=4, epochs=1, large=600)
 
 
@@ -328,18 +333,40 @@ def write_shrunk(data: Path, folder: Path, setting: Setting, samples: int) -> Pa
     """
     shrunk = resize(data, folder / "shrunk", size=setting.tile, quality=100).data
     repeated = folder / "repeated"
-    found = sorted((shrunk.parent / "images/train").glob("*.jpg"))
+    found = find_images(read_data_yaml(shrunk).entries["train"]).paths
     for kind in ("images", "labels"):
         (repeated / kind / "train").mkdir(parents=True)
     for number in range(samples):
         image = found[number % len(found)]
-        label = image.parents[2] / "labels/train" / f"{image.stem}.txt"
-        for path in (image, label):
-            os.link(path, repeated / path.parents[1].name / "train" / f"{number:06}{path.suffix}")
+        for kind, path in (("images", Path(image)), ("labels", Path(label_path(image)))):
+            if path.is_file():  # an image without objects may have no label file
+                os.link(path, repeated / kind / "train" / f"{number:06}{path.suffix}")
     yaml = folder / "shrunk.yaml"
-    val = (data.parent / "images/val").resolve()
-    yaml.write_text(f"train: {(repeated / 'images/train').resolve()}\nval: {val}\nnames: [{', '.join(SHAPES)}]\n")
+    source = read_data_yaml(data)
+    val = [os.path.abspath(path) for path in source.entries["val"]]
+    train = str((repeated / "images/train").resolve())
+    yaml.write_text(json.dumps({"train": train, "val": val, "names": list(source.names)}))
     return yaml
+
+
+def about_scenes(setting: Setting) -> str:
+    return f"scenes of {setting.side} x {setting.side} px, {setting.train} to train and {setting.val} to validate"
+
+
+def about_set(data: Path) -> str:
+    """A line about a real set: its images, and how large its objects are."""
+    opened = open_images(read_data_yaml(data), TrainOptions(data=str(data)).split_config(silent=True), World())
+    texts = []
+    for name, images in (("to train", opened.train), ("to validate", opened.val)):
+        wh_n2 = np.concatenate(
+            [images.labels.of(each)[:, 3:5] * images.size_wh_N2[each] for each in range(len(images))]
+        )  # fmt: skip
+        low, middle, high = np.percentile(np.sqrt(wh_n2.prod(1)), (10, 50, 90))
+        texts.append(
+            f"{counted(len(images), 'image')} {name} ({images.size_wh_N2.max(1).min()} to {images.size_wh_N2.max()} px "
+            f"long, {len(wh_n2):,} objects of {low:.0f}, {middle:.0f}, {high:.0f} px: 10th, 50th, 90th percentile)"
+        )
+    return f"{data.stem}: " + ", ".join(texts)
 
 
 def num_tiles(data: Path, setting: Setting) -> int:
@@ -467,10 +494,13 @@ def main() -> int:
     parser.add_argument("--weights", default="", help="weights for sahi and memory; '' trains some on tiles first")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="questions to answer")
     parser.add_argument("--training", action="store_true", help="only compare trainings on tiles and on shrunk images")
+    parser.add_argument("--data", type=Path, help="data YAML of a real set, for --training; default: generated scenes")
     parser.add_argument("--folder", default="", help="keep scenes and trainings in this folder")
     parser.add_argument("--val", type=int, metavar="N", help="number of scenes to score")
     parser.add_argument("--note", default="", help="a line for the report, such as where the weights come from")
     options = parser.parse_args()
+    if options.data and not options.training:
+        parser.error("--data is a set for --training: use both, or neither.")
     if WAITING not in os.environ:  # detect.py sets it, too; torch reads it when it is loaded
         words = [sys.executable, "-m", "bench.tiles", *sys.argv[1:]]
         os.execve(sys.executable, words, {**os.environ, WAITING: "PASSIVE"})
@@ -479,20 +509,21 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
-    setting = QUICK if options.quick else CPU if options.device == "cpu" else GPU
+    on_cpu = REAL if options.data else CPU
+    setting = QUICK if options.quick else on_cpu if options.device == "cpu" else GPU
     setting = setting if options.val is None else replace(setting, val=options.val)
     print(facts_line(), flush=True)
     before = noise.listen().line()
     lines, numbers = [before], {"noise": before, "device": options.device, "setting": asdict(setting)}
     names = ["training"] if options.training else options.part
     if names != ["memory"]:
+        about = about_set(options.data) if options.data else about_scenes(setting)
         lines.append(
-            f"scenes of {setting.side} x {setting.side} px, {setting.train} to train and {setting.val} to validate; "
-            f"yolov7-tiny, tiles of {setting.tile} px, overlap {OVERLAP}; device {options.device}, "
+            f"{about}; yolov7-tiny, tiles of {setting.tile} px, overlap {OVERLAP}; device {options.device}, "
             f"{counted(torch.get_num_threads(), 'thread')}"
         )
     lines += [options.note] if options.note else []
-    data = write_set(folder, setting) if names != ["memory"] else folder
+    data = options.data or (write_set(folder, setting) if names != ["memory"] else folder)
     weights = options.weights
     if not weights and "sahi" in names:
         weights, _ = train("tiles", data, folder, setting, options.device, tiles=setting.tile, tile_overlap=OVERLAP)
@@ -511,7 +542,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
             numbers |= {name: found} if found is not None else {}
     if options.quick:
         lines.append("a quick run shows that the script works, its figures mean nothing")
-    report("tiles" if "sahi" in names else f"tiles_{names[0]}", "\n".join(lines), numbers, options)
+    which = f"{names[0]}_{options.data.stem}" if options.data else names[0]
+    report("tiles" if "sahi" in names else f"tiles_{which}", "\n".join(lines), numbers, options)
     return 0
 
 
