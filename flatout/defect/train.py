@@ -8,6 +8,7 @@ import logging
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ class DefectRecipe(Recipe):
         return facts | {"fitness": outcome.fitness, "threshold": outcome.threshold}
 
     def plot_batches(self) -> None:
-        """Write examples.png, samples of the first batch, and keep them for the check of the network at the end.
+        """Have examples.png plotted, samples of the first batch, and keep them for the check of the network at the end.
 
         Waits for the device.
         """
@@ -244,10 +245,7 @@ class DefectRecipe(Recipe):
         # A run that was interrupted in its first epoch has none yet.
         if path.exists() and self._run.continues:
             return
-        with suppress(ImportError, OSError):
-            from flatout.defect.plots import examples_png
-
-            examples_png(images.numpy()[:EXAMPLES], masks.numpy()[:EXAMPLES, 0], path)
+        self._run.plotter.submit(partial(_plot_examples, images.numpy()[:EXAMPLES], masks.numpy()[:EXAMPLES, 0], path))
 
     def plot(self, folder: Path) -> None:
         from flatout.charts import plot_columns
@@ -323,6 +321,13 @@ class DefectRecipe(Recipe):
             self._validation_store = self._run.stack.enter_context(Store.open(strips, config))
             self._number = {image.path: number for number, image in enumerate(self._validation_images)}
         return self._validation_store[self._number[path]]
+
+
+def _plot_examples(images_BCHW: np.ndarray, masks_BHW: np.ndarray, path: Path) -> None:
+    with suppress(ImportError):
+        from flatout.defect.plots import examples_png
+
+        examples_png(images_BCHW, masks_BHW, path)
 
 
 def training_images(options: TrainOptions) -> TrainingImages:

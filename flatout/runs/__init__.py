@@ -8,6 +8,7 @@ Files:
     folder       Run folders: which run a command starts or continues, and the text files that a run appends to
     lock         The lock of a run folder, so that only one process trains in it at a time
     options      The options that every job has, and which changes of options allow a run to be continued
+    plotter      The plotter of a run: makes its plots in a thread, one after the other, while the training goes on
     preflight    Checks before a training starts: a usable GPU, enough disk space for its files, enough file descriptors
     profiled     Short trainings for `flatout profile`, of any job: measured for some steps in a temporary folder
     recipe       The interface between a job and a run: the job's `Recipe`, and the objects that are passed between them
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         plain,
         too_small,
     )
+    from flatout.runs.plotter import PlotCall, Plotter
     from flatout.runs.profiled import FILES, MANY_EPOCHS, Decoding, ProfiledTraining, Switch
     from flatout.runs.recipe import (
         CONFIG_NAME,

@@ -127,8 +127,13 @@ def _train(
         )
         if folder is not None:
             stack.callback(_record_times, times, context)
-        # Errors are reported first: other ranks need not wait for the callbacks, such as a last copy to a mirror.
-        with reporting_end(all_callbacks, context.folder) as early_stop, ranks.reporting_errors():
+        # Errors are reported first: other ranks need not wait for plots and callbacks, such as a last copy to a mirror.
+        # Plots come before callbacks: loggers send them at the end.
+        with (
+            reporting_end(all_callbacks, context.folder) as early_stop,
+            context.plotter,
+            ranks.reporting_errors(),
+        ):
             training = _Training(recipe, data, context, all_callbacks, spending, seams, times)
             result = training.go()
             if folder is not None and result.finished:
@@ -282,12 +287,14 @@ class _Training:
         If the process is killed meanwhile, the same command calls it again.
         """
         with finishing(), span("last files"):
-            with span("plots"):
-                self._plot()
+            if self.context.plots:
+                self.context.plotter.submit(self._plot_results)
             end = self._epoch_end
             content = self.recipe.final_weights(self._model, end.epoch, end.found, end.best.score)
             if content is not None:
                 self._checkpoints.write_final({"weights": self.recipe.describe_network(self._model) | content})
+            with span("plots"):
+                self.context.plotter.wait()
             # From here on the run is finished: all its files are on disk, if not yet under their final names.
             folder.finish()
             self._checkpoints.promote_final()
@@ -436,9 +443,7 @@ class _Training:
             histograms=self.recipe.histograms(),
         )
 
-    def _plot(self) -> None:
-        if not self.context.plots:
-            return
+    def _plot_results(self) -> None:
         try:
             self.recipe.plot(self.context.folder)
         except (ImportError, OSError, ValueError) as error:

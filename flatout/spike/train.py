@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -403,7 +403,8 @@ class SpikeRecipe(Recipe):
             if index < NUM_VISUALS and self._run.plots:
                 frames = (restored.blur[row, 0], restored.predicted[row, 0], restored.sharp[row, 0])
                 image = side_by_side([as_bytes(each) for each in frames])
-                write_image(self._run.folder / "visuals" / f"val_{index:04d}_00.png", image)
+                path = self._run.folder / "visuals" / f"val_{index:04d}_00.png"
+                self._run.plotter.submit(partial(write_image, path, image))
 
     def _write(self, name: str, values: Mapping[str, object]) -> None:
         """Write a file of metrics; a full disk must not end a training."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ from flatout.errors import ConfigError, ResourceError, counted
 from flatout.feed import plan_workers
 from flatout.progress import progress
 from flatout.ranks import choose_device, make_current
+from flatout.runs import PlotCall
 from flatout.yolo.data.data_yaml import DataSet, Split, require_valid
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
@@ -170,6 +172,7 @@ class Evaluate:
         loss: Loss | None = None,
         hybrid: bool = False,
         plots: Path | None = None,
+        submit: Callable[[PlotCall], object] = lambda call: call(),
         observers: Sequence[BatchObserver] = (),
         show_progress: bool = False,
         confusion: bool = False,
@@ -179,13 +182,13 @@ class Evaluate:
 
         `amp` is the precision of autocast; without it the network runs in the precision of its weights. `hybrid` adds
         the labels to NMS as certain boxes. `plots` is the folder for plots of the first batches, curves and confusion
-        matrix; `confusion`: count that matrix even without plots. `loss` computes validation losses; a
-        `TiledInput` gives none. `observers` see every batch with its detections. `gather` collects the
-        partial results of several ranks, each of which evaluates some of the batches.
+        matrix; `submit` makes them, by default at once; `confusion`: count that matrix even without plots. `loss`
+        computes validation losses; a `TiledInput` gives none. `observers` see every batch with its detections. `gather`
+        collects the partial results of several ranks, each of which evaluates some of the batches.
         """
         nms = NmsConfig(conf_thres=conf_thres, iou_thres=iou_thres, multi_label=True)
         evaluator = Evaluator(len(self.names), confusion=confusion or plots is not None, v5_metric=self.v5_metric)
-        plotter = None if plots is None else EvaluationPlots(plots, self.names)
+        plotter = None if plots is None else EvaluationPlots(plots, self.names, submit)
         observers = [*observers, *([plotter.on_batch] if plotter else [])]
         forward = Forward(network, amp)
         suppress_s, losses, done, nbytes = 0.0, [], 0, 0
@@ -283,36 +286,44 @@ BATCHES = 3
 
 
 class EvaluationPlots:
-    """Writes test_batch{0,1,2}_{labels,pred}.jpg during the evaluation, curves and confusion matrix at its end.
+    """Plots test_batch{0,1,2}_{labels,pred}.jpg during the evaluation, curves and confusion matrix at its end.
 
     Plots are optional: without OpenCV, or if they cannot be written, the evaluation goes on with one warning.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._folder = folder
-        self._names = names
+    def __init__(self, folder: Path, names: Sequence[str], submit: Callable[[PlotCall], object]) -> None:
+        """`submit` makes the plots, in order."""
+        self._folder, self._names, self._submit = folder, names, submit
         self._num_plotted = 0
         self._works = importlib.util.find_spec("cv2") is not None
         if not self._works:
             logger.warning("No plots: OpenCV is not installed. To get them: pip install opencv-python-headless")
 
     def on_batch(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
-        """Plot the batch if it is one of the first."""
+        """Submit plots of the batch if it is one of the first."""
         if not self._works or self._num_plotted == BATCHES:
             return
+        from flatout.charts import MAX_IMAGES
+
         with span("plots"):
-            self._plot(batch, found)
+            # Copies, because the buffers of a batch are used again.
+            parts = (batch.images[:MAX_IMAGES], batch.targets_T6, found.row_D6, found.image_D)
+            arrays = [part.to("cpu", copy=True).numpy() for part in parts]
+            self._submit(partial(self._plot_batch, f"test_batch{self._num_plotted}", list(batch.paths), *arrays))
         self._num_plotted += 1
 
     def finish(self, evaluation: Evaluation) -> None:
-        """Write the curves, if any detection was right, and the confusion matrix as a plot and as CSV."""
+        """Submit the curves, if any detection was right, and the confusion matrix as a plot and as CSV."""
+        with span("plots"):
+            self._submit(partial(self._plot_scores, evaluation))
+
+    def _plot_scores(self, evaluation: Evaluation) -> None:
         if not self._works:
             return
         from flatout.charts import as_shown
 
         try:
-            with span("plots"):
-                plot_evaluation(evaluation, self._names, self._folder)
+            plot_evaluation(evaluation, self._names, self._folder)
             if evaluation.confusion is not None:
                 write_confusion(as_shown(evaluation.confusion), self._names, self._folder / "confusion_matrix.csv")
         except OSError as error:
@@ -320,15 +331,22 @@ class EvaluationPlots:
         except ResourceError as error:
             logger.warning("%s The evaluation goes on.", error)
 
-    def _plot(self, batch: ValidationBatch, found: Detections) -> None:
-        from flatout.charts import MAX_IMAGES, plot_batch, plot_detections
+    def _plot_batch(
+        self,
+        head: str,
+        paths: Sequence[str],
+        images_BCHW: np.ndarray,
+        targets_T6: np.ndarray,
+        row_D6: np.ndarray,
+        image_D: np.ndarray,
+    ) -> None:
+        if not self._works:
+            return
+        from flatout.charts import plot_batch, plot_detections
 
         try:
-            head = f"test_batch{self._num_plotted}"
-            images, targets_T6 = batch.images[:MAX_IMAGES].cpu().numpy(), batch.targets_T6.cpu().numpy()
-            plot_batch(images, targets_T6, batch.paths, self._names, self._folder / f"{head}_labels.jpg")
-            row_D6, image_D = found.row_D6.cpu().numpy(), found.image_D.cpu().numpy()
-            plot_detections(images, row_D6, image_D, batch.paths, self._names, self._folder / f"{head}_pred.jpg")
+            plot_batch(images_BCHW, targets_T6, paths, self._names, self._folder / f"{head}_labels.jpg")
+            plot_detections(images_BCHW, row_D6, image_D, paths, self._names, self._folder / f"{head}_pred.jpg")
         except OSError as error:
             self._give_up(error)
 

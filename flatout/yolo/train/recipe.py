@@ -10,6 +10,7 @@ import logging
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,8 @@ class YoloRecipe(Recipe):
             quad=options.quad,
             capacity=capacity_for(self._input.expected_targets, self.world.batch_per_rank(options.batch_size)),
         )
-        self._batch_plots = BatchPlots(self._run.folder, self._network.names) if self._run.plots else None
+        plots = BatchPlots(self._run.folder, self._network.names, self._run.plotter.submit)
+        self._batch_plots = plots if self._run.plots else None
         if options.audit:
             num_labels = len(self._images.train.labels.class_box_T5)
             self._label_sums = LabelSums(num_labels, self._loss.anchors, self._loss.config, self.device)
@@ -287,8 +289,7 @@ class YoloRecipe(Recipe):
 
     def started(self, model: Model) -> None:
         if self._run.plots:
-            with span("plots"):
-                plot_labels(self._images.train, self._network.names, self._run.folder)
+            self._run.plotter.submit(partial(plot_labels, self._images.train, self._network.names, self._run.folder))
         if self.saves and self.world.is_first:
             content = self.describe_network(model) | {"kind": "model", "state": model.network.state_dict()}
             with span("save"):

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from flatout.clock import clock
 from flatout.engine import Padding, StepSettings
 from flatout.feed import DeviceBatch, Purpose, keyed_uniform
+from flatout.runs import PlotCall
 from flatout.yolo.augment.source import quad
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.hyp import Hyp
@@ -84,11 +86,12 @@ SHOWN = 16
 
 
 class BatchPlots:
-    """Keeps images of the first batches on the device and plots them after the epoch, so that no step waits."""
+    """Keeps images of the first batches on the device and has them plotted after the epoch, so that no step waits."""
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], submit: Callable[[PlotCall], None]) -> None:
+        """`submit` makes the plots, in order."""
         self._folder = folder if importlib.util.find_spec("cv2") is not None else None
-        self._names = names
+        self._names, self._submit = names, submit
         self._kept: list[tuple[int, Tensor, Tensor]] = []
 
     def keep(self, epoch: int, step: int, images_BCHW: Tensor, targets_T6: Tensor) -> None:
@@ -96,27 +99,25 @@ class BatchPlots:
             self._kept.append((step, images_BCHW[:SHOWN].clone(), targets_T6.clone()))
 
     def plot(self) -> None:
-        """Write the plots of the kept batches; the host waits for the device here."""
-        if self._folder is None or not self._kept:
-            return
-        from flatout.charts import plot_batch
-
+        """Submit the plots of the kept batches; the host waits for the device here."""
         kept, self._kept = self._kept, []
         for step, images_BCHW, targets_T6 in kept:
             if images_BCHW.is_floating_point():
                 images_BCHW = (images_BCHW.float() * 255).round().to(torch.uint8)
             targets_T6 = targets_T6[(targets_T6[:, 0] >= 0) & (targets_T6[:, 0] < len(images_BCHW))]
-            try:
-                plot_batch(
-                    images_BCHW.cpu().numpy(),
-                    targets_T6.cpu().numpy(),
-                    [""] * len(images_BCHW),
-                    self._names,
-                    self._folder / f"train_batch{step}.jpg",
-                )
-            except OSError as error:
-                logger.warning("%s: plots of batches cannot be written: %s.", self._folder, error.strerror)
-                return
+            self._submit(partial(self._plot, step, images_BCHW.cpu().numpy(), targets_T6.cpu().numpy()))
+
+    def _plot(self, step: int, images_BCHW: np.ndarray, targets_T6: np.ndarray) -> None:
+        if self._folder is None:
+            return
+        from flatout.charts import plot_batch
+
+        try:
+            file = self._folder / f"train_batch{step}.jpg"
+            plot_batch(images_BCHW, targets_T6, [""] * len(images_BCHW), self._names, file)
+        except OSError as error:
+            logger.warning("%s: plots of batches cannot be written: %s.", self._folder, error.strerror)
+            self._folder = None
 
 
 def plot_labels(images: ImageSet, names: Sequence[str], folder: Path) -> None:
