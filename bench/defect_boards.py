@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -65,7 +66,7 @@ def main() -> None:
             shutil.copy(weights, options.keep)
         network, about = load_network(weights)
         device = choose_device("" if options.gpu_id is None else "cpu" if options.gpu_id < 0 else str(options.gpu_id))
-        mapper = HeatMapper(network.to(device), Grid.over((640, 640), 128), device)
+        mapper = HeatMapper(network.to(device), partial(Grid.over, patch=128), device)
         ways: dict[str, MakeMap] = {"plain difference, 3 x 3": _floor, "network": CachedMaps(mapper)}
         lines = [f"{description}; base width {about.base}"]
         pairs = {kind: Pairs(data, root / kind, align_px, quick=options.quick) for kind, align_px in KINDS.items()}

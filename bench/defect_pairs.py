@@ -263,7 +263,7 @@ def _trained(images: list[EvaluationImage], folder: Path, seed: int, epochs: int
         )
     )  # fmt: skip
     network, _ = load_network(result.folder / "weights/best.pt")
-    return HeatMapper(network, Grid.over(BOARD_HW, 128), torch.device("cpu"))
+    return HeatMapper(network, partial(Grid.over, patch=128), torch.device("cpu"))
 
 
 # Speed

@@ -292,12 +292,12 @@ def whole_strips(width: int, device: torch.device, repeats: int, numbers: dict[s
     set_backend_flags(searching=False)
     network = DefectNet(base=width).to(device).eval()
     grid = Grid.over(STRIP_HW, 128)
-    strip = generate_strip(0)
+    strip, over = generate_strip(0), partial(Grid.over, patch=128)
     ways: dict[str, Callable[[], object]] = {
         "18 calls": partial(_one_by_one, network, device, grid, strip),
-        "one batch": partial(HeatMapper(network, grid, device), strip),
-        "one batch, bf16": partial(HeatMapper(network, grid, device, dtype=torch.bfloat16), strip),
-        "untiled": partial(HeatMapper(network, grid, device, untiled=True), strip),
+        "one batch": partial(HeatMapper(network, over, device), strip),
+        "one batch, bf16": partial(HeatMapper(network, over, device, dtype=torch.bfloat16), strip),
+        "untiled": partial(HeatMapper(network, over, device, untiled=True), strip),
     }
     ms: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(repeats + 5):

@@ -5,6 +5,7 @@ Dimension key:  C planes: target, ref1, ref2   H W image
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -63,7 +64,7 @@ class Inspector:
     def __init__(self, path_or_network: str | Path, *, device: str = "") -> None:
         """See `flatout.defect.load`."""
         self._device = device
-        self._mappers: dict[tuple[int, int], HeatMapper] = {}
+        self._mapper: HeatMapper | None = None
         self._threshold = DEFAULT_THRESHOLD
         self._fresh = {"network": str(path_or_network)} if str(path_or_network) in get_args(Network) else {}
         self.weights = None if self._fresh else Path(path_or_network)
@@ -92,7 +93,7 @@ class Inspector:
         with OnDone(train_options.on_done, spending) as done:
             result = train(train_options, [*callbacks, done], spending=spending)
         self.weights, self._fresh = result.folder / "weights/best.pt", {}
-        self._mappers.clear()
+        self._mapper = None
         return result
 
     def evaluate(self, data: str | Path, **options: Any) -> "DefectEvaluation":
@@ -121,10 +122,9 @@ class Inspector:
 
     def _inspect(self, opened: "_Opened", threshold: float | None) -> Inspected:
         planes_CHW = opened.planes_CHW
-        shape_hw = planes_CHW.shape[1], planes_CHW.shape[2]
-        if shape_hw not in self._mappers:
-            self._mappers[shape_hw] = self._mapper(shape_hw)
-        heat_HW = self._mappers[shape_hw](planes_CHW)
+        if self._mapper is None:
+            self._mapper = self._open_mapper()
+        heat_HW = self._mapper(planes_CHW)
         least = self._threshold if threshold is None else threshold
         if opened.is_pair:
             heat_HW = refined(heat_HW, planes_CHW)
@@ -132,12 +132,12 @@ class Inspector:
         found = tuple(each for each in everything if each.score >= least)
         return Inspected(heat=heat_HW, detections=found, planes=planes_CHW, path=opened.path)
 
-    def _mapper(self, shape_hw: tuple[int, int]) -> HeatMapper:
+    def _open_mapper(self) -> HeatMapper:
         network, weights = load_network(self._with_weights())
         self._threshold = DEFAULT_THRESHOLD if weights.threshold is None else weights.threshold
         device = choose_device(self._device)
         network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return HeatMapper(network, Grid.over(shape_hw, weights.patch or PATCH_OF_TYPE["strip"], None), device)
+        return HeatMapper(network, partial(Grid.over, patch=weights.patch or PATCH_OF_TYPE["strip"]), device)
 
     def _start_options(self) -> dict[str, Any]:
         """Options with which a training starts from the current weights."""

@@ -5,6 +5,7 @@
 Dimension key:  M samples
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,3 +44,7 @@ class Grid(TileGrid):
         image_M, tile_M = np.divmod(np.asarray(samples_M, np.int64), self.per_image)
         row_M, column_M = np.divmod(tile_M, len(self.xs))
         return image_M, np.asarray(self.ys)[row_M], np.asarray(self.xs)[column_M]
+
+
+GridOver = Callable[[tuple[int, int]], Grid]
+"""Size of an image (height, width) -> its patch grid."""

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,12 +36,11 @@ from flatout.defect.evaluate.evaluate import (
 )
 from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, DefectEvaluation, ImageRow, detect_components
 from flatout.defect.options import PATCH_OF_TYPE, CalibrateOptions, Method, TestOptions
-from flatout.defect.patches import Grid
+from flatout.defect.patches import Grid, GridOver
 from flatout.defect.plots import grey_png, result_png
 from flatout.defect.report import Maps, Report
 from flatout.defect.weights import DefectWeights, load_network
 from flatout.errors import ConfigError, DataError, ResourceError, counted
-from flatout.feed import DecodeError
 from flatout.ranks import choose_device
 
 logger = logging.getLogger(__name__)
@@ -143,9 +143,8 @@ def open_inspection(options: TestOptions) -> Inspection:
     else:
         network, weights = load_network(options.model_path)
         device = choose_device(options.resolved_device)
-        grid = grid_for(options, weights, images[0].path, read)
         network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        make_map = HeatMapper(network, grid, device, untiled=options.untiled)
+        make_map = HeatMapper(network, grids_for(options, weights), device, untiled=options.untiled)
         if refines:
             make_map = RefinedMapper(make_map)
         own = weights.threshold
@@ -192,14 +191,10 @@ def list_test_images(options: TestOptions) -> list[EvaluationImage]:
     return [EvaluationImage(image, None, is_good=is_good) for image in list_images(path, options.img_format)]
 
 
-def grid_for(options: TestOptions, weights: DefectWeights, first: Path, read: ReadImage = read_canonical) -> Grid:
-    """The patch grid as in training, for images of the size of the first."""
+def grids_for(options: TestOptions, weights: DefectWeights) -> GridOver:
+    """Patch grids as in training, for images of any size."""
     patch = options.patch_size or weights.patch or PATCH_OF_TYPE[options.image_type or "strip"]
-    try:
-        _, height, width = read(first).shape
-    except (OSError, DecodeError) as error:
-        raise DataError(str(error)) from None
-    return Grid.over((height, width), patch, options.min_patches)
+    return partial(Grid.over, patch=patch, min_patches=options.min_patches)
 
 
 def read_dead_pixels(path: str) -> np.ndarray:

@@ -192,7 +192,8 @@ class DefectRecipe(Recipe):
             return None
         model.network.eval()
         are_pairs = bool(self._validation_images[0].references)
-        mapper: MakeMap = HeatMapper(model.network, self._samples.grid, self.device, dtype=DTYPES[self.amp])
+        grid_over = partial(Grid.over, patch=self.options.patch, min_patches=self.options.min_patches)
+        mapper: MakeMap = HeatMapper(model.network, grid_over, self.device, dtype=DTYPES[self.amp])
         if are_pairs:
             mapper = RefinedMapper(mapper)  # as in `test` and `predict`, so that the threshold is that of its maps
         false_heat: list[np.ndarray] = []

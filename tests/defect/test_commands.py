@@ -311,7 +311,7 @@ def test_the_network_for_whole_images_equals_patch_by_patch_stitching(version):
     with torch.inference_mode():
         found = WholeImage(network, grid)(images).numpy()
     assert found.shape == (2, 3, 75, 61) and not found[:, 1:].any()
-    mapper = HeatMapper(network, grid, torch.device("cpu"))
+    mapper = HeatMapper(network, lambda shape_hw: grid, torch.device("cpu"))
     for image, heat in zip(images.numpy(), found[:, 0], strict=True):
         np.testing.assert_allclose(mapper(image), heat, atol=1e-6)
 

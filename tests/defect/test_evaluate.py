@@ -1,5 +1,7 @@
 """Scores have the specified values, exactly or in bins."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -132,8 +134,16 @@ class Brightness(torch.nn.Module):
 def test_a_heat_map_has_every_pixel_at_its_position(untiled):
     planes = np.random.default_rng(0).uniform(0, 255, (3, 75, 61)).astype(np.float32)
     grid = Grid.over((75, 61), 32)
-    found = HeatMapper(Brightness(), grid, torch.device("cpu"), untiled=untiled)(planes)
+    found = HeatMapper(Brightness(), lambda shape_hw: grid, torch.device("cpu"), untiled=untiled)(planes)
     expected = 1 / (1 + np.exp(-planes[0] / 255))
     np.testing.assert_allclose(found, expected, atol=1e-6)
     tiles = np.stack([expected[y : y + 32, x : x + 32] for y in grid.ys for x in grid.xs])
     np.testing.assert_allclose(found, stitch_owner(tiles, grid), atol=1e-6)
+
+
+@pytest.mark.parametrize("untiled", [False, True])
+def test_images_of_different_sizes_each_have_a_heat_map_of_their_own_size(untiled):
+    mapper = HeatMapper(Brightness(), partial(Grid.over, patch=32), torch.device("cpu"), untiled=untiled)
+    for shape_hw in [(75, 61), (75, 90), (64, 40), (75, 61)]:
+        planes = np.random.default_rng(0).uniform(0, 255, (3, *shape_hw)).astype(np.float32)
+        np.testing.assert_allclose(mapper(planes), 1 / (1 + np.exp(-planes[0] / 255)), atol=1e-6)

@@ -32,7 +32,7 @@ from flatout.defect.evaluate.scores import (
     zero_dead_pixels,
 )
 from flatout.defect.model import GRID
-from flatout.defect.patches import Grid
+from flatout.defect.patches import GridOver
 from flatout.errors import DataError
 from flatout.feed import DecodeError
 
@@ -232,13 +232,22 @@ TILES_AT_ONCE = 64
 """Tiles per forward pass: more are not faster, and those of a large image might not fit into memory."""
 
 
+class _Tiling(NamedTuple):
+    """How images of one size are cut into tiles and put together again; on the device."""
+
+    pixel_TPP: Tensor
+    """Number of each pixel of each tile in the image, int64."""
+    owner_HW: Tensor
+    """For each pixel of the image, the number of the pixel of the tiles that it is taken from."""
+
+
 class HeatMapper:
-    """Computes the probability of a defect at every pixel, for images of one size."""
+    """Computes the probability of a defect at every pixel. Images may have different sizes."""
 
     def __init__(
         self,
         network: nn.Module,
-        grid: Grid,
+        grid_over: GridOver,
         device: torch.device,
         *,
         dtype: torch.dtype = torch.float32,
@@ -246,12 +255,8 @@ class HeatMapper:
     ) -> None:
         """`network` is on `device` in evaluation mode and computes in `dtype`. `untiled`: one pass over the image."""
         self._network, self._device, self._dtype, self._untiled = network, device, dtype, untiled
-        self._shape_hw = grid.shape_hw
-        row_TP = (torch.tensor(grid.ys)[:, None] + torch.arange(grid.patch_hw[0])).to(device)
-        column_TP = (torch.tensor(grid.xs)[:, None] + torch.arange(grid.patch_hw[1])).to(device)
-        pixel = row_TP[:, None, :, None] * grid.shape_hw[1] + column_TP[None, :, None, :]
-        self._tile_pixels_TPP = pixel.reshape(grid.per_image, *grid.patch_hw)
-        self._owner_HW = torch.from_numpy(grid.owners()).to(device)
+        self._grid_over = grid_over
+        self._tilings: dict[tuple[int, int], _Tiling] = {}
 
     @torch.inference_mode()
     def __call__(self, planes_CHW: np.ndarray) -> np.ndarray:
@@ -261,12 +266,23 @@ class HeatMapper:
         return np.asarray(probability_HW.cpu().numpy())
 
     def _stitched(self, image_CHW: Tensor) -> Tensor:
-        tiles = image_CHW.flatten(1)[:, self._tile_pixels_TPP].transpose(0, 1)
+        tiling = self._tiling((image_CHW.shape[1], image_CHW.shape[2]))
+        tiles = image_CHW.flatten(1)[:, tiling.pixel_TPP].transpose(0, 1)
         parts = [self._probability(part) for part in tiles.split(TILES_AT_ONCE)]
-        return torch.cat(parts).reshape(-1)[self._owner_HW]
+        return torch.cat(parts).reshape(-1)[tiling.owner_HW]
+
+    def _tiling(self, shape_hw: tuple[int, int]) -> _Tiling:
+        if shape_hw not in self._tilings:
+            grid = self._grid_over(shape_hw)
+            row_TP = torch.tensor(grid.ys)[:, None] + torch.arange(grid.patch_hw[0])
+            column_TP = torch.tensor(grid.xs)[:, None] + torch.arange(grid.patch_hw[1])
+            pixel = row_TP[:, None, :, None] * shape_hw[1] + column_TP[None, :, None, :]
+            pixel_TPP = pixel.reshape(grid.per_image, *grid.patch_hw).to(self._device)
+            self._tilings[shape_hw] = _Tiling(pixel_TPP, torch.from_numpy(grid.owners()).to(self._device))
+        return self._tilings[shape_hw]
 
     def _whole(self, image_CHW: Tensor) -> Tensor:
-        height, width = self._shape_hw
+        height, width = image_CHW.shape[1:]
         padding = (0, -width % GRID, 0, -height % GRID)
         padded = F.pad(image_CHW[None], padding, mode="replicate")
         return self._probability(padded)[0, :height, :width]

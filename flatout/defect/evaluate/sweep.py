@@ -10,7 +10,7 @@ import numpy as np
 
 from flatout.defect.evaluate.evaluate import HeatMapper
 from flatout.defect.options import TestOptions
-from flatout.defect.predict import grid_for, list_test_images, reader_for
+from flatout.defect.predict import grids_for, list_test_images, reader_for
 from flatout.defect.synth.draw import IN_PLANE_GC
 from flatout.defect.synth.paint import paint
 from flatout.defect.synth.pool import Kernels
@@ -40,7 +40,7 @@ def sweep_table(options: TestOptions) -> str:
     device = choose_device(options.resolved_device)
     images = list_test_images(options)
     first, read = images[0].path, reader_for(images, options)
-    mapper = HeatMapper(network.to(device), grid_for(options, weights, first, read), device, untiled=options.untiled)
+    mapper = HeatMapper(network.to(device), grids_for(options, weights), device, untiled=options.untiled)
     found = sweep(mapper, read(first))
     lines = ["mean probability   " + "".join(f"{f'+-{amplitude}':>8}" for amplitude in AMPLITUDES)]
     return "\n".join(
