@@ -71,7 +71,9 @@ class InputFacts:
 
     @property
     def input_settings(self) -> InputSettings:
-        return build_config({**self.settings, "workers": 0}, InputSettings, where="the record of the input")
+        # Records of older versions also name the painter, of which there were two with the same pixels.
+        settings = {name: value for name, value in self.settings.items() if name != "painter"}
+        return build_config({**settings, "workers": 0}, InputSettings, where="the record of the input")
 
 
 class ReplayRun:
@@ -230,7 +232,7 @@ class ReplayRun:
         options = self.options.resolved(cuda=False, bf16=False)
         grid = grid_of(self._any_network)
         settings = InputSettings(
-            keep="device" if options.device_augment else "off", workers=0, shrunk=options.decodes_scaled, painter="fast"
+            keep="device" if options.device_augment else "off", workers=0, shrunk=options.decodes_scaled
         )
         return InputFacts(
             size=round_up_img_size(options.img_size[0], grid),

@@ -1,7 +1,7 @@
 """The input of a training: images of a data set as augmented batches, made by workers or on the GPU.
 
-classic   files --decode every time--> worker: OpenCV, step by step --> slot --> device
-fast      files --decode once--> store --> worker: the same pixels, fewer passes --> slot --> device
+plain     files --decode every time--> worker: augment --> slot --> device
+fast      files --decode once--> store --> worker: augment --> slot --> device
 device    files --decode once--> store on the device; worker: draws and boxes --> slot --> device: one kernel
 """
 
@@ -250,7 +250,6 @@ class _Opener:
             provider,
             config.applied_augment,
             size=config.size,
-            painter=settings.painter,
             class_aware=config.class_aware,
             label_ids=config.label_ids,
         )
