@@ -1,9 +1,11 @@
 """Non-maximum suppression of a whole batch, exactly as YOLOv7 does it.
 
-    prediction -> candidates, best first -> boxes shifted by class -> kernel -> the first max_det of each image
+    prediction -> rows with enough objectness -> candidates, best first -> boxes shifted by class -> kernel -> the first
+    max_det of each image
 
 Every kernel gives the same boxes as a plain greedy loop. Memory is bounded by processing as many images at a time as
-have MAX_SCORES scores together; nothing is dropped for lack of time.
+have MAX_SCORES scores together; nothing is dropped for lack of time. On a GPU the host waits a few times per call and
+per such group of images, never per image.
 
 Dimension key:  B images   N boxes of an image   C classes   O = 5 + C outputs of a box: cx cy w h objectness classes
                 R rows with enough objectness   K = C or 1 scores of a row (in merging: boxes kept of one image)
@@ -12,9 +14,10 @@ Dimension key:  B images   N boxes of an image   C classes   O = 5 + C outputs o
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +25,7 @@ import torch
 from torch import Tensor
 
 from flatout.errors import ConfigError
-from flatout.yolo.boxes import best_first, cxcywh_to_xyxy, pairwise_iou
+from flatout.yolo.boxes import best_first, cxcywh_to_xyxy, pairwise_iou, positions
 from flatout.yolo.nms.greedy import float32_at_most, kernel_named
 
 logger = logging.getLogger(__name__)
@@ -106,7 +109,7 @@ class Detections(NamedTuple):
 
 CLASS_SHIFT_PX = 4096
 MAX_SCORES = 1 << 25
-"""Scores processed at a time: 128 MiB in float32 if every box of every image has enough objectness."""
+"""Scores of rows with enough objectness that are processed at a time: 128 MiB in float32."""
 SLOW_S = 10
 
 
@@ -117,16 +120,15 @@ def non_max_suppression(
     """Detections in input pixels, from decoded predictions: cx, cy, w, h in input pixels, objectness, classes.
 
     `labels`, for auto-labelling, are boxes added with score 1: per image [n, 5] of class, cx, cy, w, h in input pixels.
-    On a GPU the host waits a few times per call for the number of boxes.
     """
     begin_s = time.perf_counter()
     config = config or NmsConfig()
     num_images = len(prediction_BNO)
-    per_chunk = max(1, MAX_SCORES // max(1, prediction_BNO.shape[1] * (prediction_BNO.shape[2] - 5)))
     results = []
-    for first in range(0, max(1, num_images), per_chunk):
-        chunk = slice(first, first + per_chunk)
-        row_D6, image_D = _suppress(prediction_BNO[chunk], config, None if labels is None else labels[chunk])
+    for first, rows in _confident_rows(prediction_BNO, config.conf_thres):
+        if labels is not None:
+            rows = _with_labels(rows, labels[first : first + len(rows.counts)])
+        row_D6, image_D = _suppress(rows, config)
         results.append((row_D6, image_D + first))
     if (elapsed_s := time.perf_counter() - begin_s) > SLOW_S:
         logger.warning(
@@ -134,17 +136,17 @@ def non_max_suppression(
             num_images,
             elapsed_s,
         )
-    rows, images = zip(*results, strict=True)
-    return Detections(torch.cat(rows), torch.cat(images), num_images)
+    kept, images = zip(*results, strict=True)
+    return Detections(torch.cat(kept), torch.cat(images), num_images)
 
 
-def _suppress(prediction_BNO: Tensor, config: NmsConfig, labels: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
+def _suppress(rows: "Rows", config: NmsConfig) -> tuple[Tensor, Tensor]:
     """Kept rows, float32 [D, 6], and the image of each."""
-    found = find_candidates(prediction_BNO, config, labels)
+    found = find_candidates(rows, config)
     # Added in float32 as in YOLOv7: coordinates far from zero are coarse, and that decides close cases.
     shift_M = found.class_M.float() * (0 if config.agnostic else CLASS_SHIFT_PX)
     shifted_M4 = found.box_M4 + shift_M[:, None]
-    count_B = torch.bincount(found.image_M, minlength=len(prediction_BNO))
+    count_B = _begins(found.image_M, len(rows.counts)).diff()
     threshold = float32_at_most(config.iou_thres)
     suppress = kernel_named(config.kernel, shifted_M4.device)
     kept_D = suppress(shifted_M4, count_B, threshold, config.max_det)
@@ -174,33 +176,36 @@ class Candidates(NamedTuple):
     image_M: Tensor
 
 
-class _Rows(NamedTuple):
-    """Boxes with enough objectness, in input order."""
+class Rows(NamedTuple):
+    """Boxes with enough objectness of some images, in input order."""
 
     row_RO: Tensor
     image_R: Tensor
+    counts: list[int]
+    """Of each image, on the host."""
 
 
-def find_candidates(prediction_BNO: Tensor, config: NmsConfig, labels: Sequence[Tensor] | None = None) -> Candidates:
-    """At most `config.max_nms` candidates of each image; `labels` as in `non_max_suppression`."""
-    rows = _confident_rows(prediction_BNO, config.conf_thres)
-    if labels is not None:
-        rows = _with_labels(rows, labels)
-    row_RO, image_R = rows
+def find_candidates(rows: Rows, config: NmsConfig) -> Candidates:
+    """At most `config.max_nms` candidates of each image."""
+    row_RO, image_R, counts = rows
     score_RK, class_RK = _scores(row_RO, config.multi_label)
     wanted_RK = score_RK > config.conf_thres
     if config.classes is not None:
         wanted_RK &= torch.isin(class_RK, torch.tensor(config.classes, device=class_RK.device))
-    _limit_candidates(wanted_RK, score_RK, image_R, len(prediction_BNO), config.max_nms)
-    position_M = _positions(wanted_RK)
+    too_many = _limit_candidates(wanted_RK, score_RK, counts, config.max_nms)
+    position_M = positions(wanted_RK)
     score_M = score_RK.reshape(-1).index_select(0, position_M).float()
     image_M = image_R.index_select(0, position_M // score_RK.shape[1])
-    order_M = best_first(image_M, score_M, len(prediction_BNO))
+    order_M = best_first(image_M, score_M, len(counts))
+    if too_many:
+        # Sorting moves no candidate to another image, so image_M stays the same.
+        rank_M = torch.arange(len(order_M), device=order_M.device) - _begins(image_M, len(counts))[image_M]
+        first_M = positions(rank_M < config.max_nms)
+        order_M, image_M = order_M.index_select(0, first_M), image_M.index_select(0, first_M)
     position_M = position_M.index_select(0, order_M)
     row_M = position_M // score_RK.shape[1]
     class_M = position_M % score_RK.shape[1] if config.multi_label else class_RK[:, 0].index_select(0, row_M)
     box_R4 = cxcywh_to_xyxy(row_RO[:, :4]).float()
-    # Sorting moves no candidate to another image, so image_M stays the same.
     return Candidates(box_R4.index_select(0, row_M), score_M.index_select(0, order_M), class_M, image_M)
 
 
@@ -214,62 +219,87 @@ def _scores(row_RO: Tensor, multi_label: bool) -> tuple[Tensor, Tensor]:
     return score_R1, class_R1
 
 
-def _confident_rows(prediction_BNO: Tensor, conf_thres: float) -> _Rows:
-    position_R = _positions(prediction_BNO[..., 4] > conf_thres)
-    row_RO = prediction_BNO.reshape(-1, prediction_BNO.shape[2]).index_select(0, position_R)
-    return _Rows(row_RO, position_R // prediction_BNO.shape[1])
+def _confident_rows(prediction_BNO: Tensor, conf_thres: float) -> Iterator[tuple[int, Rows]]:
+    """Rows with enough objectness, of as many images at a time as have MAX_SCORES scores; with the first image."""
+    num_boxes, num_outputs = prediction_BNO.shape[1:]
+    confident_BN = prediction_BNO[..., 4] > conf_thres
+    counts = confident_BN.sum(1).tolist()
+    position_R = positions(confident_BN)
+    flat_PO = prediction_BNO.reshape(-1, num_outputs)
+    end_R = 0
+    for first, last in _groups([count * (num_outputs - 5) for count in counts], MAX_SCORES):
+        begin_R, end_R = end_R, end_R + sum(counts[first:last])
+        own_R = position_R[begin_R:end_R]
+        yield first, Rows(flat_PO.index_select(0, own_R), own_R // num_boxes - first, counts[first:last])
 
 
-def _with_labels(rows: _Rows, labels: Sequence[Tensor]) -> _Rows:
+def _groups(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of consecutive items whose sizes do not exceed the limit together, unless one does by itself."""
+    begin, size = 0, 0
+    for item, each in enumerate(sizes):
+        if size + each > limit and item > begin:
+            yield begin, item
+            begin, size = item, 0
+        size += each
+    yield begin, len(sizes)
+
+
+def _with_labels(rows: Rows, labels: Sequence[Tensor]) -> Rows:
     """Rows with each image's labels after its own rows, with objectness and class probability 1."""
     label_L5 = torch.cat([label.reshape(-1, 5) for label in labels]).to(rows.row_RO)
-    counts = torch.tensor([len(label) for label in labels])
-    image_L = torch.repeat_interleave(counts).to(rows.image_R)
+    counts = [len(label) for label in labels]
+    image_L = torch.repeat_interleave(torch.tensor(counts)).to(rows.image_R)
     row_LO = label_L5.new_zeros(len(label_L5), rows.row_RO.shape[1])
     row_LO[:, :4] = label_L5[:, 1:]
     row_LO[:, 4] = 1
     row_LO.scatter_(1, 5 + label_L5[:, :1].long(), 1)
     image_R, order_R = torch.sort(torch.cat((rows.image_R, image_L)), stable=True)
-    return _Rows(torch.cat((rows.row_RO, row_LO))[order_R], image_R)
+    return Rows(torch.cat((rows.row_RO, row_LO))[order_R], image_R, list(map(add, rows.counts, counts)))
 
 
-def _limit_candidates(wanted_RK: Tensor, score_RK: Tensor, image_R: Tensor, num_images: int, max_nms: int) -> None:
-    """Unmark all but the `max_nms` highest scores of each image.
+def _limit_candidates(wanted_RK: Tensor, score_RK: Tensor, counts: Sequence[int], max_nms: int) -> bool:
+    """Unmark what is certainly not among the `max_nms` highest scores of its image: all below the lowest of these.
 
-    This happens before positions are listed, because a position takes 8 bytes and a mark one.
+    Returns whether an image may have more than `max_nms` left, of equal scores. This happens before positions are
+    listed, because a position takes 8 bytes and a mark one.
     """
-    if wanted_RK.numel() <= max_nms or int(wanted_RK.count_nonzero()) <= max_nms:
-        return
-    begins = torch.searchsorted(image_R, torch.arange(num_images + 1, device=image_R.device)).tolist()
-    for begin, end in pairwise(begins):
-        _keep_highest(wanted_RK[begin:end].view(-1), score_RK[begin:end].reshape(-1), max_nms)
+    if max(counts, default=0) * wanted_RK.shape[1] <= max_nms:
+        return False
+    begins = [0, *accumulate(counts)]
+    too_many = False
+    for (begin, end), num_wanted in zip(pairwise(begins), _num_set(wanted_RK, begins), strict=True):
+        if num_wanted > max_nms:
+            _keep_highest(wanted_RK[begin:end], score_RK[begin:end], max_nms)
+            too_many = True
+    return too_many
 
 
-def _keep_highest(wanted_E: Tensor, score_E: Tensor, limit: int) -> None:
-    """Unmark all but the `limit` highest scores; of equal scores the first are kept."""
-    if len(wanted_E) <= limit or int(wanted_E.count_nonzero()) <= limit:
-        return
-    score_E = score_E.float().masked_fill(~wanted_E, -1)
-    lowest = _nth_highest(score_E, limit)
-    torch.ge(score_E, lowest, out=wanted_E)
-    surplus = int(wanted_E.count_nonzero()) - limit
-    if surplus:
-        wanted_E[_positions(score_E == lowest)[-surplus:]] = False
+def _num_set(mark_RK: Tensor, begins: Sequence[int]) -> list[int]:
+    """How many marks are set in each range of rows. On a GPU the host waits, once for all."""
+    if mark_RK.is_cpu:
+        mark = mark_RK.numpy()
+        return [int(np.count_nonzero(mark[begin:end])) for begin, end in pairwise(begins)]
+    so_far_R = torch.cat((mark_RK.new_zeros(1, dtype=torch.int64), mark_RK.sum(1).cumsum(0)))
+    counts: list[int] = so_far_R[torch.tensor(begins, device=mark_RK.device)].diff().tolist()
+    return counts
 
 
-def _nth_highest(score_E: Tensor, rank: int) -> float:
+def _keep_highest(wanted_RK: Tensor, score_RK: Tensor, limit: int) -> None:
+    """Unmark the scores below the `limit` highest ones."""
+    score_RK = score_RK.float().masked_fill(~wanted_RK, -1)
+    torch.ge(score_RK, _nth_highest(score_RK.reshape(-1), limit), out=wanted_RK)
+
+
+def _nth_highest(score_E: Tensor, rank: int) -> Tensor:
     if not score_E.is_cpu:
-        return float(score_E.topk(rank, sorted=False).values.min())
+        return score_E.topk(rank, sorted=False).values.min()
     # Eight times as fast as torch's topk on the host.
-    return float(np.partition(score_E.numpy(), len(score_E) - rank)[len(score_E) - rank])
+    return torch.from_numpy(np.partition(score_E.numpy(), len(score_E) - rank))[len(score_E) - rank]
 
 
-def _positions(mark: Tensor) -> Tensor:
-    """Positions in the flattened mask where it is set, ascending int64. On a GPU the host waits."""
-    if not mark.is_cpu:
-        return mark.reshape(-1).nonzero().flatten()
-    # Five times as fast as torch if few are set.
-    return torch.from_numpy(np.flatnonzero(mark.numpy()))
+def _begins(image_M: Tensor, num_images: int) -> Tensor:
+    """Where each image begins in a list sorted by image, int64 [num_images + 1]; the last is the end of the list."""
+    return torch.searchsorted(image_M, torch.arange(num_images + 1, device=image_M.device))
 
 
 # Merging: a box becomes the mean of the candidates that overlap it
