@@ -6,7 +6,7 @@
 computes them on the host in double precision, once per evaluation.
 
 Dimension key:  D detections   L labels   C classes that occur in the labels   G all classes   K overlap thresholds
-                H hits: detections that are correct at any threshold   X points of a curve
+                H hits: detections that are correct at any threshold   X points of a curve   P recalls of an AP
                 n detections of one class   h its hits
 """
 
@@ -151,8 +151,8 @@ def _score_class(
     """AP [K], and [3, X]: precision and recall over confidence, precision over recall; best detections first."""
     corner = _corners(hit_h, len(score_n))
     so_far_hK = np.vstack((np.zeros(correct_hK.shape[1]), correct_hK.cumsum(0, dtype=np.float64)))
-    true_nK = so_far_hK[np.searchsorted(hit_h, corner, side="right")]
-    curves = [_envelope(true_n / (num_labels + 1e-16), true_n / (corner + 1), v5_metric) for true_n in true_nK.T]
+    true_Kn = np.ascontiguousarray(so_far_hK[np.searchsorted(hit_h, corner, side="right")].T)
+    recall_Kn, precision_Kn = _envelope(true_Kn / (num_labels + 1e-16), true_Kn / (corner + 1), v5_metric)
     points_X = np.linspace(0, 1, CURVE_POINTS)
     true_n = np.zeros(len(score_n))
     true_n[hit_h] = correct_hK[:, 0]
@@ -160,8 +160,8 @@ def _score_class(
     # Above the highest confidence there are no detections: precision is 1 and recall is 0.
     precision_X = np.interp(-points_X, -score_n, true_n / np.arange(1, len(true_n) + 1), left=1)
     recall_X = np.interp(-points_X, -score_n, true_n / (num_labels + 1e-16), left=0)
-    ap_K = np.array([_area(*curve) for curve in curves])
-    return ap_K, np.stack((precision_X, recall_X, np.interp(points_X, *curves[0])))
+    precision_at_recall_X = np.interp(points_X, recall_Kn[0], precision_Kn[0])
+    return _area(recall_Kn, precision_Kn), np.stack((precision_X, recall_X, precision_at_recall_X))
 
 
 def _corners(hit_h: np.ndarray, num: int) -> np.ndarray:
@@ -181,19 +181,23 @@ def average_precision(recall_n: np.ndarray, precision_n: np.ndarray, *, v5_metri
 
     `recall_n` must be ascending. Otherwise the curve ends 0.01 after the last recall, as in YOLOv7.
     """
-    return _area(*_envelope(recall_n, precision_n, v5_metric))
+    return float(_area(*_envelope(recall_n[None], precision_n[None], v5_metric))[0])
 
 
-def _area(recall: np.ndarray, precision: np.ndarray) -> float:
-    height = np.interp(RECALL_POINTS, recall, precision)
-    return float(((height[1:] + height[:-1]) * np.diff(RECALL_POINTS)).sum() / 2)
+def _area(recall_Kn: np.ndarray, precision_Kn: np.ndarray) -> np.ndarray:
+    """Area under each curve, [K]."""
+    height_KP = np.array([np.interp(RECALL_POINTS, *curve) for curve in zip(recall_Kn, precision_Kn, strict=True)])
+    area_K: np.ndarray = ((height_KP[:, 1:] + height_KP[:, :-1]) * np.diff(RECALL_POINTS)).sum(1) / 2
+    return area_K
 
 
-def _envelope(recall_n: np.ndarray, precision_n: np.ndarray, v5_metric: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The curve with both end points, and with precision that does not rise with recall."""
-    end = 1.0 if v5_metric else recall_n[-1] + 0.01
-    precision = np.concatenate(([1.0], precision_n, [0.0]))
-    return np.concatenate(([0.0], recall_n, [end])), np.maximum.accumulate(precision[::-1])[::-1]
+def _envelope(recall_Kn: np.ndarray, precision_Kn: np.ndarray, v5_metric: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The curves with both end points, and with precision that does not rise with recall."""
+    one_K1 = np.ones((len(recall_Kn), 1))
+    end_K1 = one_K1 if v5_metric else recall_Kn[:, -1:] + 0.01
+    precision = np.concatenate((one_K1, precision_Kn, 0 * one_K1), 1)
+    falling = np.maximum.accumulate(precision[:, ::-1], 1)[:, ::-1]
+    return np.concatenate((0 * one_K1, recall_Kn, end_K1), 1), falling
 
 
 # Scores by name
