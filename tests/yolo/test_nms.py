@@ -121,6 +121,30 @@ def test_too_many_candidates_are_limited_to_the_best_and_of_equal_scores_to_the_
     assert_same(non_max_suppression(prediction, config).per_image(), plain_nms(prediction, config))
 
 
+@pytest.mark.parametrize("options", [{}, {"classes": (1, 2, 77)}, {"conf_thres": 0.0}], ids=str)
+@pytest.mark.parametrize("levels", [4, 1_000_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_limit_of_a_gpu_leaves_the_same_candidates_as_that_of_the_host(options, levels, dtype, monkeypatch):
+    """Many scores are equal, or few; one image has no box, one is below the limit, one has the score 1 everywhere."""
+    prediction = draw(5, 400, 80, seed=5)
+    prediction[..., 4:] = (prediction[..., 4:] * levels).ceil() / levels
+    prediction[1, :, 4], prediction[2, 5:, 4], prediction[3, :, 4:] = 0, 0, 1
+    config = NmsConfig(**VALIDATION | {"max_nms": 1000, **options})
+    expected = non_max_suppression(prediction.to(dtype), config)
+    monkeypatch.setattr(suppress, "_unmark_on_host", suppress._unmark_on_device)
+    found = non_max_suppression(prediction.to(dtype), config)
+    assert torch.equal(found.row_D6, expected.row_D6) and torch.equal(found.image_D, expected.image_D)
+
+
+def test_the_limit_of_a_gpu_leaves_few_candidates_too_many():
+    score_RK = torch.rand(2000, 80, generator=torch.Generator().manual_seed(0)) ** 4
+    wanted_RK, rows = score_RK > 0.001, suppress.Rows(score_RK, torch.arange(2000) // 1000, [1000, 1000])
+    assert suppress._unmark_on_device(wanted_RK, score_RK, rows, 5000)
+    for first in (0, 1000):
+        assert 5000 <= int(wanted_RK[first : first + 1000].sum()) < 1.05 * 5000
+    assert score_RK[wanted_RK].min() > score_RK[~wanted_RK].max() * 0.98
+
+
 def test_thirty_thousand_candidates_per_image_are_handled():
     prediction = draw(2, 3000, 80, seed=6)
     config = NmsConfig(**VALIDATION)
