@@ -46,7 +46,7 @@ from bench import noise
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
 from flatout.feed import plan_workers
-from flatout.ranks import Interrupts, World, choose_device
+from flatout.ranks import Interrupts, World, choose_device, make_current
 from flatout.runs import RunContext
 from flatout.yolo.boxes import Letterbox
 from flatout.yolo.data.image_set import ImageSet, Labels
@@ -571,6 +571,7 @@ def main() -> int:
     parser.add_argument("--tuned", action="store_true", help="measure the wait also with kernels that cuDNN tried out")
     options = parser.parse_args()
     device = choose_device(options.device)
+    make_current(device)
     on_gpu = device.type == "cuda"
     print(facts_line(), flush=True)
     before = noise.listen().line()
