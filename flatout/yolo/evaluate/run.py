@@ -2,6 +2,8 @@
 
     batch -> network -> boxes -> NMS -> matched to the labels on the device -> ... -> scores at the end
 
+On a GPU the host waits for the counts of NMS and matching, a few times per batch, and at the end; never for a clock.
+
 Dimension key:  B images of a batch   C channels (classes in ClassCurves)   H W input   T targets   D detections
                 K IoU thresholds   X points of a curve   n boxes of one image
 """
@@ -190,22 +192,26 @@ class Evaluate:
         evaluator = Evaluator(len(self.names), confusion=confusion or plots is not None, v5_metric=self.v5_metric)
         plotter = None if plots is None else EvaluationPlots(plots, self.names, submit)
         observers = [*observers, *([plotter.on_batch] if plotter else [])]
-        forward = Forward(network, amp)
-        suppress_s, losses, done, nbytes = 0.0, [], 0, 0
+        forward, suppression = Forward(network, amp), DeviceWatch()
+        losses, done, nbytes = [], 0, 0
+
+        def decoded(images_BCHW: Tensor) -> Tensor:
+            predictions = forward(images_BCHW)
+            if images_BCHW.is_cuda:
+                torch.cuda.synchronize(images_BCHW.device)  # tiles are timed by the clock of the host
+            return predictions.decoded
 
         def detected() -> Iterator[tuple[ValidationBatch, Detections]]:
-            nonlocal suppress_s
             if isinstance(batches, TiledInput):
-                yield from batches.detected(lambda images: forward(images).decoded, nms)
-                suppress_s = batches.nms_s
+                yield from batches.detected(decoded, nms)
                 return
             for batch in batches.epoch(0):
                 predictions = forward(batch.images)
                 if loss is not None:
                     losses.append(loss(predictions.raw, batch.targets_T6).items)
-                begin_s = _now_s(batch.images.device)
-                found = non_max_suppression(predictions.decoded, nms, labels=labels_for_nms(batch) if hybrid else None)
-                suppress_s += _now_s(batch.images.device) - begin_s
+                with suppression.timing(batch.images.device):
+                    labels = labels_for_nms(batch) if hybrid else None
+                    found = non_max_suppression(predictions.decoded, nms, labels=labels)
                 yield batch, found
 
         with eval_mode(network), progress("evaluating", batches.num_images, shown=show_progress) as advance:
@@ -223,8 +229,39 @@ class Evaluate:
         if plotter is not None:
             plotter.finish(evaluation)
         per_image_ms = 1e3 / max(1, done)
+        suppress_s = batches.nms_s if isinstance(batches, TiledInput) else suppression.seconds
         speed = Speed(forward.taken_s * per_image_ms, suppress_s * per_image_ms)
         return Outcome(evaluation, _mean_losses(losses), speed)
+
+
+class DeviceWatch:
+    """Adds up what blocks of work take: on a GPU by events there, for which the host does not wait."""
+
+    def __init__(self) -> None:
+        self._host_s = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def timing(self, device: torch.device) -> Iterator[None]:
+        """Time the work of the block, on the current stream of the device."""
+        if device.type != "cuda":
+            begin_s = time.perf_counter()
+            yield
+            self._host_s += time.perf_counter() - begin_s
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(torch.cuda.current_stream(device))
+        yield
+        end.record(torch.cuda.current_stream(device))
+        self._events.append((begin, end))
+
+    @property
+    def seconds(self) -> float:
+        """All blocks so far; waits until they are done."""
+        for _, end in self._events[-1:]:
+            end.synchronize()
+        device_ms = sum(float(begin.elapsed_time(end)) for begin, end in self._events)
+        return self._host_s + device_ms / 1e3
 
 
 class Forward:
@@ -234,14 +271,20 @@ class Forward:
         self._network = network
         self._amp = None if amp == torch.float32 else amp
         self._dtype = amp or next(network.parameters()).dtype
-        self.taken_s = 0.0
+        self._watch = DeviceWatch()
+
+    @property
+    def taken_s(self) -> float:
+        """Seconds of the network so far; waits for it."""
+        return self._watch.seconds
 
     def __call__(self, images_BCHW: Tensor) -> Predictions:
         x = images_BCHW.to(self._dtype).div_(255)
-        begin_s = _now_s(x.device)
-        with torch.autocast(x.device.type, dtype=self._amp, enabled=self._amp is not None):
+        with (
+            self._watch.timing(x.device),
+            torch.autocast(x.device.type, dtype=self._amp, enabled=self._amp is not None),
+        ):
             predictions: Predictions = self._network(x)
-        self.taken_s += _now_s(x.device) - begin_s
         return predictions
 
 
@@ -270,13 +313,6 @@ def _mean_losses(losses: list[Tensor]) -> dict[str, float]:
     all_items = torch.stack(losses)
     means = torch.stack([all_items[:, ITEM_NAMES.index(name)] for name in LOSSES], dim=1).mean(0).tolist()
     return dict(zip(LOSSES, means, strict=True))
-
-
-def _now_s(device: torch.device) -> float:
-    """The time after everything queued on the device is done; the host waits for that."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 # Plots
