@@ -36,7 +36,7 @@ def progress(title: str, total: int, *, shown: bool = True, unit: str = "items",
     if not shown:
         yield lambda done, nbytes: None
     elif sys.stderr.isatty():
-        with _bar(title, total) as advance:
+        with _bar(title, total, unit) as advance:
             yield advance
     else:
         yield _LogLines(title, total, unit, begin)
@@ -45,11 +45,13 @@ def progress(title: str, total: int, *, shown: bool = True, unit: str = "items",
 def progress_line(
     title: str, done: int, total: int, nbytes: int, elapsed_s: float, *, unit: str = "items", begin: int = 0
 ) -> str:
-    """Progress as text: 'decoding: 300/1000 items, 280 MB, 150 items/s, 5 s left'; the size is not said twice."""
+    """Progress as text: 'decoding: 300/1000 items, 280 MB, 150 items/s, 5 s left'; no size if it is not known, or if it
+    is the unit."""
     rate = (done - begin) / max(elapsed_s, 1e-9)
     left = f"{(total - done) / rate:.0f} s left" if done > begin else "just started"
-    size = "" if unit == "MB" else f" {nbytes / 1e6:.0f} MB,"
-    return f"{title}: {done}/{total} {unit},{size} {rate:.0f} {unit}/s, {left}"
+    size = "" if unit == "MB" or not nbytes else f" {nbytes / 1e6:.0f} MB,"
+    speed = f"{rate:.0f}" if rate >= 10 or not rate else f"{rate:.1f}"
+    return f"{title}: {done}/{total} {unit},{size} {speed} {unit}/s, {left}"
 
 
 class _LogLines:
@@ -70,13 +72,17 @@ class _LogLines:
 
 
 @contextmanager
-def _bar(title: str, total: int) -> Iterator[Advance]:
+def _bar(title: str, total: int, unit: str) -> Iterator[Advance]:
     from rich.progress import TimeRemainingColumn
 
-    size = "{task.fields[mb]:.0f} MB"
-    bar, task = _open_bar(sys.stderr, title, total, size, TimeRemainingColumn(), redirect_stdout=True, mb=0.0)
+    def items(nbytes: int) -> str:
+        return unit if unit == "MB" or not nbytes else f"{unit}, {nbytes / 1e6:.0f} MB"
+
+    bar, task = _open_bar(
+        sys.stderr, title, total, "{task.fields[items]}", TimeRemainingColumn(), redirect_stdout=True, items=items(0)
+    )
     with bar:
-        yield lambda done, nbytes: bar.update(task, completed=done, mb=nbytes / 1e6)
+        yield lambda done, nbytes: bar.update(task, completed=done, items=items(nbytes))
 
 
 # Progress of a training

@@ -444,7 +444,7 @@ def test_test_scores_whole_images_and_says_so(detector, tmp_path, monkeypatch):
         weights=(str(detector.weights),), data="data.yaml", img_size=64, tiles=64, batch_size=4, workers=0, device="cpu"
     )
     result = run_test(options)
-    assert "whole image, in tiles of 64 px" in result.text
+    assert "whole image, in tiles of 64 px, at batch-size 1" in result.text  # on a CPU, whatever --batch-size says
     assert (result.outcome.evaluation.num_images, result.outcome.evaluation.num_labels) == (1, 2)
 
 
@@ -476,3 +476,31 @@ def test_detection_in_a_large_uncompressed_image_takes_the_memory_of_a_row_of_ti
         tracemalloc.stop()
     assert len(found.row_n6) == 0
     assert peak_bytes < 3 * (3 * side * tile) < image.nbytes / 3
+
+
+def test_the_progress_of_a_test_counts_tiles(tmp_path, monkeypatch, caplog):
+    images = tiled_set(tmp_path / "set", [[], []], [(64, 200), (64, 64)])
+    monkeypatch.setattr("flatout.progress.LINE_INTERVAL_S", 0.0)
+    config = TileConfig(tile=64, full_view=True)
+    tiles = TiledInput(images, config, size=64, stride=32, device=torch.device("cpu"), threads=1)
+    with caplog.at_level("INFO"):
+        Evaluate(names=images.names).run(RectangleNetwork(), tiles, show_progress=True)
+    # Four tiles and the full view of the first image, one tile of the second; images may differ in size.
+    lines = [line for line in caplog.messages if line.startswith("evaluating: ")]
+    assert [line.split(",")[0] for line in lines] == [f"evaluating: {done}/6 tiles" for done in range(1, 7)]
+
+
+def test_a_stop_during_a_validation_does_not_wait_for_the_other_tiles_of_an_image(tmp_path):
+    images = tiled_set(tmp_path / "set", [[]], [(64, 2000)])
+    tiles = TiledInput(images, TileConfig(tile=64), size=64, stride=32, device=torch.device("cpu"), threads=1)
+    num_calls = 0
+
+    def stop_at_third() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Evaluate(names=images.names).run(RectangleNetwork(), tiles, watch=stop_at_third)
+    assert num_calls == 3
