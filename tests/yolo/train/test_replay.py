@@ -294,6 +294,14 @@ def test_weights_of_another_step_are_named_and_not_called_exact(small_run: Path)
     assert found.about_weights.startswith("averaged or rounded weights")
 
 
+def test_weights_for_other_classes_are_refused(small_run: Path):
+    other = Path(__file__).parents[3] / "weights/yolov7-tiny.safetensors"
+    with pytest.raises(
+        ConfigError, match=r"yolov7-tiny\.safetensors: trained for 80 classes, but .* for \d\. Its losses"
+    ):
+        flatout.yolo.replay(small_run, epoch=0, step=0, weights=str(other))
+
+
 def test_costs_are_what_ota_minimises(small_run: Path):
     """In each sample a cell goes to the target for which it is cheapest, by class error + 3 * -ln(IoU)."""
     found = flatout.yolo.replay(small_run, epoch=1, step=0).losses
@@ -316,10 +324,10 @@ def test_appearances_agree_with_a_search_sample_by_sample(small_run: Path):
                     searched[file.path].append((epoch, step, sample.number, sample.position, file.role, file.visible))
     for path in paths[::7]:
         found = flatout.yolo.appearances(run, path)
-        assert [tuple(each)[:-1] for each in found] == searched[path]
+        assert [tuple(each)[:6] for each in found] == searched[path]
         assert all(each.recorded for each in found)
     only = flatout.yolo.appearances(run, paths[0], epochs=range(1, 2))
-    assert [tuple(each)[:-1] for each in only] == [row for row in searched[paths[0]] if row[0] == 1]
+    assert [tuple(each)[:6] for each in only] == [row for row in searched[paths[0]] if row[0] == 1]
 
 
 def test_a_file_is_found_by_the_end_of_its_path(small_run: Path):
@@ -438,6 +446,8 @@ def test_the_command_lists_the_steps_of_a_file(small_run: Path, capsys: pytest.C
         (["--epoch", "1", "--step", "3"], "--step 3: an epoch of {run} has 3 steps. Use 0 to 2."),
         (["--epoch", "1"], "Give --epoch E and --step S"),
         (["--file", "a.jpg", "--step", "1"], "--file lists steps: leave out --step and --sample."),
+        (["--file", "0000.jpg", "--epoch", "2"], "--epoch 2: {run} is a training of 2 epochs. Use 0 to 1."),
+        (["--file", "0000.jpg", "--epochs", "0"], "--epochs 0: give the number of epochs to search, 1 or more."),
         (["--epoch", "0", "--step", "0", "--weights", "none.pt"], "--weights none.pt: no such file"),
         (
             ["--epoch", "0", "--step", "0", "--data", "none.yaml"],

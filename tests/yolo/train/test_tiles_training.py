@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import flatout.yolo
 from flatout.errors import ConfigError, DataError
 from flatout.feed import Store, StoreConfig
 from flatout.images import read_image
@@ -189,6 +190,35 @@ def test_the_recipe_trains_on_tiles_and_validates_whole_images(files: Path, larg
     assert images.train.whole.size_wh_N2.tolist() == [[320, 240]] * 6
     assert read_image(images.train.paths[0]).shape == (240, 320, 3)
     assert open_data_set(large).names == images.train.names
+
+
+@pytest.mark.parametrize("way", ["classic", "device"])
+def test_a_run_on_tiles_is_replayed_bit_for_bit(way: str, files: Path, large: Path, tmp_path: Path):
+    options = replace(tile_options(files, large, tmp_path), epochs=1, device_augment=way == "device")
+    run = trained(options).folder
+    for step in (0, 2):
+        again = flatout.yolo.replay(run, epoch=0, step=step)
+        assert again.identical and again.losses is not None and again.losses.is_exact == (step == 0)
+        for file in (file for sample in again.samples for file in sample.files):
+            left, top, right, bottom = file.window
+            assert (right - left, bottom - top) == (128, 128) and left >= 0 and right <= 320 and 0 <= top <= 240 - 128
+    again.save(tmp_path / "sheet", sample=0)
+    # A file is found by its name, with the tiles that were shown.
+    shown = flatout.yolo.appearances(run, "0003.jpg")
+    in_step = {each for each in shown if each.step == 2}
+    files_of_step = [(sample.number, file) for sample in again.samples for file in sample.files]
+    expected = {(n, f.role, f.window) for n, f in files_of_step if f.path.endswith("0003.jpg")}
+    assert {(each.sample, each.role, each.window) for each in in_step} == expected
+    assert all(each.recorded for each in shown)
+
+
+def test_a_changed_label_ends_the_replay_of_a_run_on_tiles_with_the_name_of_the_image(files: Path, tmp_path: Path):
+    own = write_demo_data(tmp_path / "own", DemoDataConfig(images=6, val=2, seed=3))
+    run = trained(replace(tile_options(files, own, tmp_path), epochs=1)).folder
+    label = own.parent / "labels/train/0003.txt"
+    label.write_text("".join(label.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(DataError, match=r"1 file changed since .*0003\.jpg: other labels"):
+        flatout.yolo.replay(run, epoch=0, step=0)
 
 
 @pytest.mark.parametrize(
