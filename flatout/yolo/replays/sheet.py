@@ -51,6 +51,9 @@ def save(replayed: Replayed, folder: Path, *, sample: int | None = None) -> list
         table = io.StringIO()
         csv.writer(table, lineterminator="\n").writerows([Match._fields, *replayed.losses.matches])
         contents |= {"matches.csv": table.getvalue().encode(), "losses.json": _json(replayed.losses.as_json())}
+    else:
+        for name in ("matches.csv", "losses.json"):  # of an earlier replay, with losses, into this folder
+            (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         write_file(folder / name, content)
         written.append(folder / name)

@@ -22,6 +22,7 @@ from torch import Tensor
 from flatout.engine import hash_inputs
 from flatout.errors import ConfigError, counted
 from flatout.feed import DeviceBatches, Unreadable
+from flatout.runs import STEPS_NAME
 from flatout.yolo.augment.draw import FOUR, NINE, PLAIN
 from flatout.yolo.augment.paste import ENOUGH_OBJECTS
 from flatout.yolo.data.image_set import ImageSet, Labels
@@ -365,7 +366,9 @@ def hashes_of(tensors: Mapping[str, Tensor]) -> list[int]:
 
 def _why_not_recorded(run: ReplayRun) -> str:
     if not run.is_recorded:
-        return f"{run.name} was trained by a version that did not record hashes"
+        damaged = (run.folder / STEPS_NAME).exists()
+        why = f"its {STEPS_NAME} is damaged" if damaged else "it was trained by a version that did not record hashes"
+        return f"{run.name} has no hashes: {why}"
     if not run.recorded.steps:
         return "the run has not recorded any step yet"
     first, last = min(run.recorded.steps), max(run.recorded.steps)

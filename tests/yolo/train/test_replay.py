@@ -230,7 +230,10 @@ def test_a_run_without_a_record_is_replayed_but_not_called_identical(small_run: 
     (old / "train_files.csv").unlink()
     found, expected = replayed_pixels(old, 1, 1), replayed_pixels(small_run, 1, 1)
     assert found.identical is None
-    assert found.comparison.text == "cannot be compared: old was trained by a version that did not record hashes"
+    why = "it was trained by a version that did not record hashes"
+    assert found.comparison.text == f"cannot be compared: old has no hashes: {why}"
+    (old / "replay.jsonl").write_text('{"inp')
+    assert replayed_pixels(old, 0, 0).comparison.text.endswith("old has no hashes: its replay.jsonl is damaged")
     assert np.array_equal(found.images, expected.images)
     assert np.array_equal(found.targets, expected.targets)
 
@@ -412,6 +415,13 @@ def test_the_command_writes_a_sheet_and_arrays(small_run: Path, tmp_path: Path, 
     assert losses_found["weights"].endswith("epoch_001.pt")
     samples = json.loads((out / "samples.json").read_text())
     assert [each["position"] for each in samples["samples"]] == list(range(2 * BATCH, 70))
+
+
+def test_a_replay_without_losses_leaves_none_of_another_replay_beside_it(small_run: Path, tmp_path: Path):
+    flatout.yolo.replay(small_run, epoch=0, step=1).save(tmp_path)
+    assert (tmp_path / "losses.json").is_file() and (tmp_path / "matches.csv").is_file()
+    replayed_pixels(small_run, 0, 2).save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"sheet.jpg", "batch.npz", "samples.json"}
 
 
 def test_a_sample_is_shown_with_its_sources(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
