@@ -19,7 +19,7 @@ from flatout.feed import DecodeError
 from flatout.images import TileGrid, map_image, read_image, read_large, release
 from flatout.images.decoding import read_facts
 from flatout.progress import StepProgress
-from flatout.yolo.data.image_set import ImageSet, Labels
+from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.detector import Detector
 from flatout.yolo.evaluate import Evaluate
 from flatout.yolo.evaluate import test as run_test
@@ -35,7 +35,7 @@ from flatout.yolo.predict.results import predictor_for, results_of
 from flatout.yolo.weights import save_weights
 from tests.yolo.predict.small_sources import confident_network, weights_file
 from tests.yolo.test_load import weights_of
-from tests.yolo.tile_scenes import RectangleNetwork, find_rectangles, random_boxes, scene
+from tests.yolo.tile_scenes import RectangleNetwork, find_rectangles, random_boxes, scene, tiled_set
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -147,30 +147,6 @@ def test_results_are_those_of_whole_images_in_order(detector):
 
 
 # Scores on whole images
-
-
-def tiled_set(folder: Path, scenes, sizes) -> ImageSet:
-    folder.mkdir(parents=True, exist_ok=True)
-    labels, counts = [], []
-    for number, (boxes, (height, width)) in enumerate(zip(scenes, sizes, strict=True)):
-        cv2.imwrite(str(folder / f"{number}.png"), scene(height, width, boxes))
-        rows = [
-            [k, (a + c) / 2 / width, (b + d) / 2 / height, (c - a) / width, (d - b) / height] for a, b, c, d, k in boxes
-        ]
-        labels += rows
-        counts.append(len(rows))
-    first = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    return ImageSet(
-        tuple(str(folder / f"{number}.png") for number in range(len(sizes))),
-        np.array([(width, height) for height, width in sizes], np.int32),
-        Labels(
-            np.array(labels, np.float32).reshape(-1, 5),
-            first,
-            np.zeros((0, 2), np.float32),
-            np.zeros(len(labels) + 1, np.int64),
-        ),
-        ("dark", "light"),
-    )
 
 
 def test_scores_are_those_of_whole_images(tmp_path):

@@ -67,6 +67,10 @@ class TileConfig:
         """How often the network looks at an image: at its tiles, and at the full view if there are several."""
         return grid.per_image + (self.full_view and grid.per_image > 1)
 
+    def views_of_all(self, size_wh_N2: np.ndarray) -> int:
+        """How often the network looks at images of these sizes together."""
+        return sum(self.num_views(self.grid(height, width)) for width, height in size_wh_N2.tolist())
+
 
 def tile_config(options: "PredictOptions | TestOptions", trained: int | None) -> TileConfig | None:
     """How the options ask for tiles; None: not at all. Warns if the network sees tiles at another size.
@@ -297,8 +301,7 @@ class TiledInput:
     @cached_property
     def num_tiles(self) -> int:
         """Tiles and full views of this rank's images."""
-        sizes = self.image_set.size_wh_N2[self._own.start :: self._own.step].tolist()
-        return sum(self._config.num_views(self._config.grid(height, width)) for width, height in sizes)
+        return self._config.views_of_all(self.image_set.size_wh_N2[self._own.start :: self._own.step])
 
     def detected(
         self, forward: Forward, nms: NmsConfig, on_tiles: Callable[[int], object] = lambda done: None

@@ -69,7 +69,7 @@ def appearances(
     for epoch in (epochs[0], epochs[-1]) if epochs else ():
         check_epoch(run, run.num_epochs, epoch)
     found: list[Appearance] = []
-    with progress("epochs", len(epochs), shown=show_progress) as advance:
+    with progress("searching", len(epochs), unit="epochs", shown=show_progress) as advance:
         for done, epoch in enumerate(epochs, 1):
             found += _in_epoch(run, numbers, epoch)
             advance(done, 0)

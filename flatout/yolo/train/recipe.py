@@ -637,8 +637,8 @@ def _check(options: TrainOptions) -> None:
         )
     if options.audit and options.tiles is not None:
         raise ConfigError(
-            "--audit looks at whole images, not at tiles: train without it, and audit the finished weights with "
-            "`flatout yolo audit --weights`."
+            "--audit looks at whole images, not at tiles: train without it, and audit the finished run with "
+            "`flatout yolo audit RUN`, which detects by tiles."
         )
     if options.audit and options.single_cls:
         raise ConfigError("--single-cls treats all classes as one, so that --audit cannot judge them: use one of them.")

@@ -1,5 +1,6 @@
 """Training on tiles: which labels and empty tiles are used, that pixels and labels agree, and that runs repeat."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -210,6 +211,19 @@ def test_a_run_on_tiles_is_replayed_bit_for_bit(way: str, files: Path, large: Pa
     expected = {(n, f.role, f.window) for n, f in files_of_step if f.path.endswith("0003.jpg")}
     assert {(each.sample, each.role, each.window) for each in in_step} == expected
     assert all(each.recorded for each in shown)
+
+
+def test_the_audit_of_a_run_on_tiles_looks_at_tiles(files: Path, large: Path, tmp_path: Path, caplog):
+    run = trained(replace(tile_options(files, large, tmp_path), epochs=1)).folder
+    found = flatout.yolo.audit(run, workers=0, device="cpu")
+    about = json.loads((found.folder / "audit.json").read_text())
+    assert (about["tiles"], about["num_images"]) == (128, 6)
+    assert "in tiles of 128 px" in (found.folder / "audit.html").read_text()
+    assert "trained on tiles" not in caplog.text
+    # Without the run, its weights say that shrunk images are not what they know.
+    data = large.parent / "demo.yaml"
+    flatout.yolo.audit(weights=run / "weights/last.pt", data=data, workers=0, device="cpu", out=tmp_path / "shrunk")
+    assert "last.pt: trained on tiles of 128 px, but images are shrunk: use --tiles 128." in caplog.text
 
 
 def test_a_changed_label_ends_the_replay_of_a_run_on_tiles_with_the_name_of_the_image(files: Path, tmp_path: Path):
