@@ -31,9 +31,11 @@ LABEL_BGR, FOUND_BGR = (60, 60, 235), (70, 190, 30)
 """Label red, detection green."""
 
 CSS = """
-:root { --ink: #1c2024; --soft: #60646c; --line: #e4e4e9; --ground: #f7f7f9; --card: #fff; --accent: #3e63dd; }
+:root { --ink: #1c2024; --soft: #60646c; --line: #e4e4e9; --ground: #f7f7f9; --card: #fff; --accent: #3e63dd;
+  --on-accent: #fff; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #edeef0; --soft: #a4a8b0; --line: #2e3135; --ground: #111113; --card: #19191b; --accent: #8da4ef; }
+  :root { --ink: #edeef0; --soft: #a4a8b0; --line: #2e3135; --ground: #111113; --card: #19191b; --accent: #8da4ef;
+    --on-accent: #111113; }
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink);
@@ -56,7 +58,7 @@ p { margin: 4px 0; max-width: 60em; }
 .card code { font-size: 12px; overflow-wrap: anywhere; }
 .bar { position: fixed; left: 0; right: 0; bottom: 0; background: var(--card); border-top: 1px solid var(--line);
   padding: 12px 20px; display: flex; gap: 18px; align-items: center; justify-content: center; }
-button { font: inherit; padding: 7px 18px; border-radius: 8px; border: 0; background: var(--accent); color: #fff;
+button { font: inherit; padding: 7px 18px; border-radius: 8px; border: 0; background: var(--accent); color: var(--on-accent);
   cursor: pointer; }
 """
 SCRIPT = """
