@@ -159,7 +159,8 @@ def test_scores_are_those_of_whole_images(tmp_path):
     evaluation = outcome.evaluation
     assert (evaluation.num_images, evaluation.num_labels) == (3, sum(map(len, scenes)))
     assert evaluation.map50_95 > 0.99 and evaluation.recall == 1.0
-    assert (tmp_path / "test_batch0_pred.jpg").is_file()
+    plotted = cv2.imread(str(tmp_path / "test_batch0_pred.jpg"))
+    assert plotted.shape[0] > 200 and plotted.shape[1] > 300, "an image of 200 x 300 px is not shrunk to a tile"
     # One missed object is missed in the score.
     fewer = tiled_set(tmp_path / "fewer", [scenes[0][1:], *scenes[1:]], sizes)
     missing = ImageSet(fewer.paths, images.size_wh_N2, images.labels, images.names)

@@ -261,6 +261,8 @@ class TileDetector:
 
 PLOTTED = 3
 """Images with pixels for plots; the others have none."""
+PLOT_PX = 1920
+"""Longest side of these plots: as large as a plot may be, so that small objects can be seen."""
 
 
 class TiledInput:
@@ -285,7 +287,7 @@ class TiledInput:
     ) -> None:
         """`batch_size`: tiles per call of the network on a GPU; on a CPU there is one."""
         self.image_set, self._config = image_set, config
-        self._size, self._device = size, device
+        self._device = device
         self._threads, self._single_cls = max(1, threads), single_cls
         at_once = batch_size if device.type == "cuda" else None
         self._make_detector = partial(
@@ -345,7 +347,7 @@ class TiledInput:
 
     def _gain(self, index: int) -> float:
         gain = 1.0
-        while self.image_set.size_wh_N2[index].max() * gain > self._size:
+        while self.image_set.size_wh_N2[index].max() * gain > PLOT_PX:
             gain /= 2
         return gain
 
