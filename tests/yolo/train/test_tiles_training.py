@@ -169,6 +169,20 @@ def test_a_training_on_tiles_repeats_bit_for_bit_and_resumes(files: Path, large:
         assert read_weights(ended.folder / "weights" / name).tiles == {"tile": 128, "overlap": 0.2}
 
 
+def test_images_that_do_not_fit_into_memory_are_decoded_into_a_file_and_train_the_same(
+    files: Path, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
+):
+    options = replace(tile_options(files, large, tmp_path), epochs=1)
+    in_memory = trained(replace(options, name="memory"))
+    monkeypatch.setattr("flatout.yolo.train.input.TILE_STORE_SHARE", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with caplog.at_level("INFO"):
+        on_disk = trained(replace(options, name="disk", workers=2))
+    assert "Images for tiles, in a file: 6 items" in caplog.text
+    assert_same_end(in_memory.folder, on_disk.folder)
+    assert flatout.yolo.replay(on_disk.folder, epoch=0, step=1, losses=False).identical
+
+
 def test_a_run_on_tiles_is_another_training_than_one_without(files: Path, large: Path, tmp_path: Path):
     options = tile_options(files, large, tmp_path)
     folder = trained(replace(options, stop_after=1)).folder
