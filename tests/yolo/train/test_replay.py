@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -236,6 +237,23 @@ def test_a_run_without_a_record_is_replayed_but_not_called_identical(small_run: 
     assert replayed_pixels(old, 0, 0).comparison.text.endswith("old has no hashes: its replay.jsonl is damaged")
     assert np.array_equal(found.images, expected.images)
     assert np.array_equal(found.targets, expected.targets)
+
+
+def test_a_run_of_a_gpu_that_is_replayed_without_one_is_not_called_bit_equal(small_run: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    shutil.copytree(small_run, run)
+    text = (run / "replay.jsonl").read_text().replace('"device": "cpu"', '"device": "cuda"')
+    (run / "replay.jsonl").write_text(text)
+    assert replayed_pixels(run, 0, 0).identical, "workers make the same images with and without a GPU"
+    facts, first = text.splitlines()[:2]
+    first = re.sub('"[0-9a-f]{16}"', '"0123456789abcdef"', first, count=1)  # the images of the first step
+    (run / "replay.jsonl").write_text(f"{facts}\n{first}\n")
+    found = replayed_pixels(run, 0, 0)
+    assert found.identical is False
+    assert found.comparison.text == (
+        "NOT what the network saw: other images. The run made it on a GPU and this replay on the CPU: without a GPU it is "
+        "not bit-equal."
+    )
 
 
 def test_a_run_that_an_older_version_began_is_recorded_from_its_next_step_on(options: TrainOptions):
