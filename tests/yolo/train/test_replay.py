@@ -251,8 +251,8 @@ def test_a_run_of_a_gpu_that_is_replayed_without_one_is_not_called_bit_equal(sma
     found = replayed_pixels(run, 0, 0)
     assert found.identical is False
     assert found.comparison.text == (
-        "NOT what the network saw: other images. The run made it on a GPU and this replay on the CPU: without a GPU it is "
-        "not bit-equal."
+        "NOT what the network saw: other images. The run made it on a GPU and this replay on the CPU: without a GPU it "
+        "is not bit-equal."
     )
 
 
