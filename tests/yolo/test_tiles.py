@@ -392,6 +392,13 @@ def test_detect_shows_the_tiles_of_an_image_that_takes_long(detector, tmp_path, 
     with caplog.at_level("INFO"):
         run_detect(options)
     assert [f"tiles {done}/4" in caplog.text for done in (1, 2, 3, 4)] == [True] * 4
+    # The time that is left counts parts of an image: the first ones give a bound, the others an estimate.
+    monkeypatch.setattr("flatout.yolo.predict.detect.UPDATE_S", 0.0)
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        run_detect(options)
+    lines = [line for line in caplog.messages if "tiles" in line]
+    assert len(lines) == 4 and not any("just started" in line for line in lines)
 
 
 def test_a_stop_does_not_wait_for_the_other_tiles_of_an_image(detector):

@@ -58,8 +58,8 @@ p { margin: 4px 0; max-width: 60em; }
 .card code { font-size: 12px; overflow-wrap: anywhere; }
 .bar { position: fixed; left: 0; right: 0; bottom: 0; background: var(--card); border-top: 1px solid var(--line);
   padding: 12px 20px; display: flex; gap: 18px; align-items: center; justify-content: center; }
-button { font: inherit; padding: 7px 18px; border-radius: 8px; border: 0; background: var(--accent); color: var(--on-accent);
-  cursor: pointer; }
+button { font: inherit; padding: 7px 18px; border-radius: 8px; border: 0; background: var(--accent);
+  color: var(--on-accent); cursor: pointer; }
 """
 SCRIPT = """
 const fixes = JSON.parse(document.getElementById("fixes").textContent);
