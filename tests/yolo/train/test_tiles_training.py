@@ -227,6 +227,16 @@ def test_a_run_on_tiles_is_replayed_bit_for_bit(way: str, files: Path, large: Pa
     assert all(each.recorded for each in shown)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("way", ["classic", "fast", "device"])
+def test_a_run_on_tiles_on_a_gpu_is_replayed_on_it_bit_for_bit(way: str, files: Path, large: Path, tmp_path: Path):
+    options = replace(tile_options(files, large, tmp_path), epochs=1, device="0")
+    run = trained(replace(options, fast=way == "fast", device_augment=way == "device", workers=2)).folder
+    for step in (0, 2):
+        assert flatout.yolo.replay(run, epoch=0, step=step).identical
+
+
 def test_the_audit_of_a_run_on_tiles_looks_at_tiles(files: Path, large: Path, tmp_path: Path, caplog):
     run = trained(replace(tile_options(files, large, tmp_path), epochs=1)).folder
     found = flatout.yolo.audit(run, workers=0, device="cpu")
