@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -379,6 +380,13 @@ def test_the_page_needs_no_network_and_holds_the_fixes_of_what_it_shows(tmp_path
     fixes = json.loads(held[1])
     assert fixes[str(found[0].rank)] == found[0].fix.as_plain()  # type: ignore[union-attr]
     assert found[0].reason in html and f"{found[0].label_file}:{found[0].line}" in html
+
+
+def test_a_page_without_fixes_asks_for_none(tmp_path: Path):
+    found = [replace(each, fix=None) for each in records(tmp_path, "moved box")[:3]]
+    html = page("Audit", [], found)
+    assert "only labels in YOLO text files are corrected" in html
+    assert "checkbox" not in html and "Save fix list" not in html
 
 
 def test_the_page_of_a_run_names_the_command_that_shows_when_an_image_was_seen(tmp_path: Path):

@@ -105,16 +105,23 @@ def page(title: str, about: Sequence[str], records: Sequence[Record], *, replay:
         if len(chosen) < len(records)
         else f"{counted(len(records), 'finding')}. "
     )
+    todo = ""
+    if fixes:
+        todo = (
+            "Tick what should be fixed, save the list, then run: "
+            "<code>flatout yolo audit --fix-list fix-list.json --out fixed</code>"
+        )
+    elif chosen:
+        todo = "No fixes can be saved: only labels in YOLO text files are corrected."
+    bar = '<div class="bar"><span id="count"></span><button id="save">Save fix list</button></div>'
+    script = f'<script type="application/json" id="fixes">{data}</script><script>{SCRIPT}</script>'
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{CSS}</style></head>'
         f"<body><main><h1>{escape(title)}</h1>{lines}"
-        f'<p>{head}<b class="red">Red</b> is the label, <b class="green">green</b> what the network found. Tick what '
-        f"should be fixed, save the list, then run: "
-        f"<code>flatout yolo audit --fix-list fix-list.json --out fixed</code></p>"
+        f'<p>{head}<b class="red">Red</b> is the label, <b class="green">green</b> what the network found. {todo}</p>'
         f'<div class="cards">{"".join(cards)}</div></main>'
-        f'<div class="bar"><span id="count"></span><button id="save">Save fix list</button></div>'
-        f'<script type="application/json" id="fixes">{data}</script><script>{SCRIPT}</script></body></html>\n'
+        f"{bar + script if fixes else ''}</body></html>\n"
     )
 
 
