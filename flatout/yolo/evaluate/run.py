@@ -176,6 +176,7 @@ class Evaluate:
         plots: Path | None = None,
         submit: Callable[[PlotCall], object] = lambda call: call(),
         observers: Sequence[BatchObserver] = (),
+        watch: Callable[[], object] = lambda: None,
         show_progress: bool = False,
         confusion: bool = False,
         gather: Gather | None = None,
@@ -185,8 +186,9 @@ class Evaluate:
         `amp` is the precision of autocast; without it the network runs in the precision of its weights. `hybrid` adds
         the labels to NMS as certain boxes. `plots` is the folder for plots of the first batches, curves and confusion
         matrix; `submit` makes them, by default at once; `confusion`: count that matrix even without plots. `loss`
-        computes validation losses; a `TiledInput` gives none. `observers` see every batch with its detections. `gather`
-        collects the partial results of several ranks, each of which evaluates some of the batches.
+        computes validation losses; a `TiledInput` gives none. `observers` see every batch with its detections. `watch`
+        is called after every batch, and after every tile of a `TiledInput`; what it raises ends the evaluation.
+        `gather` collects the partial results of several ranks, each of which evaluates some of the batches.
         """
         nms = NmsConfig(conf_thres=conf_thres, iou_thres=iou_thres, multi_label=True)
         evaluator = Evaluator(len(self.names), confusion=confusion or plots is not None, v5_metric=self.v5_metric)
@@ -201,9 +203,13 @@ class Evaluate:
                 torch.cuda.synchronize(images_BCHW.device)  # tiles are timed by the clock of the host
             return predictions.decoded
 
+        def on_tiles(done: int) -> None:
+            watch()
+            advance(done, 0)
+
         def detected() -> Iterator[tuple[ValidationBatch, Detections]]:
             if isinstance(batches, TiledInput):
-                yield from batches.detected(decoded, nms)
+                yield from batches.detected(decoded, nms, on_tiles)
                 return
             for batch in batches.epoch(0):
                 predictions = forward(batch.images)
@@ -214,7 +220,10 @@ class Evaluate:
                     found = non_max_suppression(predictions.decoded, nms, labels=labels)
                 yield batch, found
 
-        with eval_mode(network), progress("evaluating", batches.num_images, shown=show_progress) as advance:
+        total, unit = batches.num_images, "images"
+        if isinstance(batches, TiledInput):  # there are few images, and each may take minutes
+            total, unit = batches.num_tiles, "tiles"
+        with eval_mode(network), progress("evaluating", total, unit=unit, shown=show_progress) as advance:
             for batch, found in detected():
                 if self.single_cls:
                     found.row_D6[:, 5] = 0
@@ -222,7 +231,9 @@ class Evaluate:
                 for observe in observers:
                     observe(batch, found, native)
                 done, nbytes = done + len(batch.indices), nbytes + batch.images.nbytes
-                advance(done, nbytes)
+                watch()
+                if not isinstance(batches, TiledInput):
+                    advance(done, nbytes)
         if gather is not None:
             losses = merge_results(gather(partial_result(evaluator, losses)), evaluator)
         evaluation = evaluator.result()

@@ -90,7 +90,7 @@ class Validation(AbstractContextManager["Validation"]):
                 loss=self._loss.validation,
                 plots=self._run.folder if last and self._run.plots else None,
                 submit=self._run.plotter.submit,
-                observers=[lambda batch, found, native: self._run.stop_if_asked()],
+                watch=self._run.stop_if_asked,
                 confusion=last,
                 gather=(lambda partial: world.gather(partial) or []) if world.size > 1 else None,
             )
