@@ -40,7 +40,7 @@ def _windows(x, m, M, H, W, h, w, S: tl.constexpr):
     return tl.load(x + first[:, None] + ((k // 9) * W * 3 + k % 9)[None, :], mask=inside, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def stem(x, weight, y, M, H, W, h, w, S: tl.constexpr, N: tl.constexpr, BM: tl.constexpr):
     """Write y. The weight is [N, 3, 3, 3] in memory: channel, row, column, colour."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -51,7 +51,7 @@ def stem(x, weight, y, M, H, W, h, w, S: tl.constexpr, N: tl.constexpr, BM: tl.c
     tl.store(y + m[:, None].to(tl.int64) * N + n[None, :], z.to(y.dtype.element_ty), mask=(m < M)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "blocks"])
 def stem_weight_gradient(x, dy, sums, M, H, W, h, w, blocks, S: tl.constexpr, N: tl.constexpr, BM: tl.constexpr):
     """Write sums [programs, N, 32]: the weight's gradient from `blocks` blocks of BM pixels."""
     n = tl.arange(0, N)
@@ -64,7 +64,7 @@ def stem_weight_gradient(x, dy, sums, M, H, W, h, w, blocks, S: tl.constexpr, N:
     tl.store(sums + tl.program_id(0) * N * 32 + at, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "blocks"])
 def stem_weight_gradient_of_norm(
     x, y, dz, saved, factors, sums, M, H, W, h, w, blocks, dz_stride, slope,
     ACT: tl.constexpr, S: tl.constexpr, N: tl.constexpr, BM: tl.constexpr,
@@ -91,7 +91,7 @@ def stem_weight_gradient_of_norm(
 # Predictions: 1 x 1 with a bias, where the number of output channels is odd for cuDNN (255 for the 80 classes of COCO)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def predictions(x, weight, bias, y, M, N, K, BK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):
     """Write y [M, N] = x [M, K] * weight [N, K] + bias."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -107,7 +107,7 @@ def predictions(x, weight, bias, y, M, N, K, BK: tl.constexpr, BN: tl.constexpr,
     tl.store(y + m[:, None].to(tl.int64) * N + n[None, :], total.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def predictions_backward(dy, weight, dx, M, N, K, BK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):
     """Write dx [M, K] = dy [M, N] * weight [N, K]."""
     m = tl.program_id(1) * BM + tl.arange(0, BM)
@@ -123,7 +123,7 @@ def predictions_backward(dy, weight, dx, M, N, K, BK: tl.constexpr, BN: tl.const
     tl.store(dx + m[:, None].to(tl.int64) * K + k[None, :], total.to(dx.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "blocks"])
 def predictions_weight_gradient(
     x, dy, sums, bias_sums, M, N, K, blocks, BK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr
 ):

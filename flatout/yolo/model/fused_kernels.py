@@ -53,7 +53,7 @@ def _activate_backward(gradient, t, slope, ACT: tl.constexpr, HALF: tl.constexpr
     return gradient
 
 
-@triton.jit(do_not_specialize=["P"], do_not_specialize_on_alignment=["pivot"])
+@triton.jit(do_not_specialize=["M", "P", "rows_per_block"], do_not_specialize_on_alignment=["pivot"])
 def sum_rows(x, pivot, sums, M, C, P, x_stride, rows_per_block, BM: tl.constexpr, BC: tl.constexpr):
     """Write sums [2, P, C]: the sums of x - pivot and of its square over the rows of a block.
 
@@ -93,7 +93,7 @@ def _add_up(sums, c, C, P, BP: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["P"],
+    do_not_specialize=["M", "P"],
     do_not_specialize_on_alignment=["running_mean", "running_var", "counter", "weight", "bias"],
 )
 def finish_forward(
@@ -128,7 +128,7 @@ def finish_forward(
         tl.store(counter, tl.load(counter) + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "rows_per_block"])
 def apply_forward(
     x, saved, z, M, C, x_stride, rows_per_block, slope,
     ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
@@ -150,7 +150,7 @@ def apply_forward(
         tl.store(z + m[:, None] * C + c[None, :], _activate(t, slope, ACT, HALF).to(z.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["M", "P", "rows_per_block"])
 def sum_gradients(
     x, dz, saved, sums, M, C, P, x_stride, dz_stride, rows_per_block, slope,
     ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
@@ -179,7 +179,7 @@ def sum_gradients(
     tl.store(sums + (P + block) * C + c, tl.sum(products, 0), mask=c < C)
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["M", "P"])
 def finish_backward(sums, saved, dweight, dbias, factors, M, C, P, BP: tl.constexpr, BC: tl.constexpr):
     """Write the weight and bias gradients, and factors [2, C]: dx = scale * g + factors[0] * x + factors[1]."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
@@ -195,7 +195,7 @@ def finish_backward(sums, saved, dweight, dbias, factors, M, C, P, BP: tl.conste
     tl.store(factors + C + c, (-scale * (first / M) - of_x * mean).to(tl.float32), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "rows_per_block"])
 def apply_backward(
     x, dz, saved, factors, dx, M, C, x_stride, dz_stride, rows_per_block, slope,
     ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
@@ -235,7 +235,7 @@ def _largest(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pixels"])
 def halve(x, z, num_pixels, H, W, C, h, w, BM: tl.constexpr, BC: tl.constexpr):
     """Write z: the maximum of each 2 x 2 square."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -247,7 +247,7 @@ def halve(x, z, num_pixels, H, W, C, h, w, BM: tl.constexpr, BC: tl.constexpr):
     tl.store(z + m[:, None].to(tl.int64) * C + c[None, :], _largest(top, below), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pixels"])
 def halve_backward(x, dz, dx, num_pixels, H, W, C, h, w, dz_stride, BM: tl.constexpr, BC: tl.constexpr):
     """Write dx: the gradient goes to the first of equal maxima, in reading order, as in torch."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -269,7 +269,7 @@ def halve_backward(x, dz, dx, num_pixels, H, W, C, h, w, dz_stride, BM: tl.const
     tl.store(dx + below + C, tl.where(is3, gradient, 0.0), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pixels"])
 def window(x, z, tap, num_pixels, LENGTH, STEP, C, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
     """Write z: the maximum of the K pixels around each one on a line; and tap: which of them it is, a byte.
 
@@ -293,7 +293,7 @@ def window(x, z, tap, num_pixels, LENGTH, STEP, C, K: tl.constexpr, BM: tl.const
     tl.store(tap + at, where.to(tl.uint8), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pixels"])
 def window_backward(
     dz, tap, dx, num_pixels, LENGTH, STEP, C, dz_stride, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
 ):
@@ -315,7 +315,7 @@ def window_backward(
 # Copies and sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pixels"])
 def double(x, z, num_pixels, W, C, BM: tl.constexpr, BC: tl.constexpr):
     """Write each pixel of x into a 2 x 2 square of z. The sizes are those of x."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -329,7 +329,7 @@ def double(x, z, num_pixels, W, C, BM: tl.constexpr, BC: tl.constexpr):
     tl.store(square + 2 * W * C + C, value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pixels"])
 def double_backward(dz, dx, num_pixels, W, C, dz_stride, BM: tl.constexpr, BC: tl.constexpr):
     """Write dx: the sum of each 2 x 2 square."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -350,7 +350,7 @@ def _copy_columns(x, z, m, M, block, C, z_stride, BC: tl.constexpr):
     tl.store(z + m[:, None].to(tl.int64) * z_stride + c[None, :], value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def join(x0, x1, x2, x3, z, M, C0, C1, C2, C3, z_stride, BM: tl.constexpr, BC: tl.constexpr):
     """Write the rows of up to four maps side by side into rows of z; a map that is missing has no channels."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -368,7 +368,7 @@ def join(x0, x1, x2, x3, z, M, C0, C1, C2, C3, z_stride, BM: tl.constexpr, BC: t
         _copy_columns(x3, z + C0 + C1 + C2, m, M, block - end2, C3, z_stride, BC)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def add(
     x0, x1, x2, x3, z, M, C, stride0, stride1, stride2, stride3, NUM: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
 ):
