@@ -48,7 +48,7 @@ from flatout.defect.compare.classical import ClassicalMapper, RefinedMapper
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import read_mask
 from flatout.defect.data.pairs import PairReader, list_pair_images
-from flatout.defect.evaluate.evaluate import HeatMapper, MakeMap
+from flatout.defect.evaluate.maps import HeatMapper, MakeMap
 from flatout.defect.evaluate.scores import PixelCounts
 from flatout.defect.export import export_onnx, reduce_precision
 from flatout.defect.model import DefectNet

@@ -19,7 +19,8 @@ from flatout.defect.data.find import EXTENSIONS
 from flatout.defect.data.items import read_canonical
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images
 from flatout.defect.demo_data import STRIP_HW
-from flatout.defect.evaluate.evaluate import FINE, HeatMapper, ReadImage
+from flatout.defect.evaluate.evaluate import FINE, ReadImage
+from flatout.defect.evaluate.maps import HeatMapper
 from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, Detection, detect, detect_components
 from flatout.defect.options import CPU, PATCH_OF_TYPE, Network, TestOptions, TrainOptions
 from flatout.defect.patches import Grid

@@ -26,14 +26,8 @@ from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images,
 from flatout.defect.data.items import MAX_GREY, are_equal, read_canonical
 from flatout.defect.data.pairs import Boxes, PairReader, aligned_planes, holds_pairs, list_pair_images, read_boxes
 from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
-from flatout.defect.evaluate.evaluate import (
-    EvaluatedImage,
-    FindDetections,
-    HeatMapper,
-    MakeMap,
-    ReadImage,
-    evaluate_images,
-)
+from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, ReadImage, evaluate_images
+from flatout.defect.evaluate.maps import HeatMapper, MakeMap
 from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, DefectEvaluation, ImageRow, detect_components
 from flatout.defect.options import PATCH_OF_TYPE, CalibrateOptions, Method, TestOptions
 from flatout.defect.patches import Grid, GridOver

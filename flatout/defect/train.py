@@ -24,7 +24,8 @@ from flatout.defect.compare.classical import RefinedMapper
 from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth_folder
 from flatout.defect.data.items import MAX_GREY, Strips
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
-from flatout.defect.evaluate.evaluate import EvaluatedImage, HeatMapper, MakeMap, evaluate_images
+from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images
+from flatout.defect.evaluate.maps import HeatMapper, MakeMap
 from flatout.defect.evaluate.scores import DefectEvaluation, detect_components
 from flatout.defect.input import InputConfig, TrainingImages, find_images, open_input
 from flatout.defect.model import DefectNet, last_layer_problem

@@ -306,7 +306,7 @@ def test_the_network_for_whole_images_equals_patch_by_patch_stitching(version):
     network = DefectNet(version, 8).eval()
     grid = Grid.over((75, 61), 32)
     images = torch.from_numpy(np.random.default_rng(0).uniform(0, 255, (2, 3, 75, 61)).astype(np.float32))
-    from flatout.defect.evaluate.evaluate import HeatMapper
+    from flatout.defect.evaluate.maps import HeatMapper
 
     with torch.inference_mode():
         found = WholeImage(network, grid)(images).numpy()

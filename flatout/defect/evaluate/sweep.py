@@ -8,7 +8,7 @@ Dimension key:  C planes   H W image   K defects
 
 import numpy as np
 
-from flatout.defect.evaluate.evaluate import HeatMapper
+from flatout.defect.evaluate.maps import HeatMapper
 from flatout.defect.options import TestOptions
 from flatout.defect.predict import grids_for, list_test_images, reader_for
 from flatout.defect.synth.draw import IN_PLANE_GC
