@@ -20,20 +20,20 @@ import numpy as np
 import torch
 
 from flatout.defect.compare.align import AlignConfig
-from flatout.defect.compare.calibrate import Settings, choose_settings, read_settings
-from flatout.defect.compare.classical import ClassicalMapper, RefinedMapper
+from flatout.defect.compare.calibrate import Settings, choose_settings, heat_blobs, read_settings
 from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images, list_split
 from flatout.defect.data.items import MAX_GREY, are_equal, read_canonical
-from flatout.defect.data.pairs import Boxes, PairReader, aligned_planes, holds_pairs, list_pair_images, read_boxes
+from flatout.defect.data.pairs import Boxes, PairReader, holds_pairs, list_pair_images, read_boxes
 from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
-from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, ReadImage, evaluate_images
-from flatout.defect.evaluate.maps import HeatMapper, MakeMap
+from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, evaluate_images
+from flatout.defect.evaluate.maps import HeatMapper, MapMaker, ReadImage, choose_map_maker, map_images, open_mapper
 from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, DefectEvaluation, ImageRow, detect_components
 from flatout.defect.options import PATCH_OF_TYPE, CalibrateOptions, Method, TestOptions
 from flatout.defect.patches import Grid, GridOver
 from flatout.defect.plots import grey_png, result_png
 from flatout.defect.report import Maps, Report
 from flatout.defect.weights import DefectWeights, load_network
+from flatout.engine import DTYPES
 from flatout.errors import ConfigError, DataError, ResourceError, counted
 from flatout.ranks import choose_device
 
@@ -56,7 +56,7 @@ def predict(options: TestOptions) -> DefectEvaluation:
         )  # fmt: skip
     writer = _Writer(options, root=_common_folder(images), threshold=threshold, ranks_all=way.find is not None)
     result = evaluate_images(
-        way.make_map,
+        way.maker,
         images,
         read=way.read,
         use_masks=options.use_ground_truth_mask,
@@ -82,9 +82,7 @@ def calibrate(options: CalibrateOptions) -> Settings:
         raise ConfigError(f"--false_blobs {options.false_blobs} must be 0 or more.")
     way = open_inspection(replace(options, settings=""))
     settings = choose_settings(
-        way.make_map,
-        way.images,
-        way.read,
+        map_images(way.images, way.read, way.maker, lambda image, mapped: heat_blobs(mapped.heat_HW, image)),
         method=way.method,
         false_blobs=options.false_blobs,
         chosen_on=options.test_path,
@@ -99,13 +97,12 @@ class Inspection(NamedTuple):
     method: Method
     images: list[EvaluationImage]
     read: ReadImage
-    make_map: MakeMap
+    maker: MapMaker
     threshold: float | None
     """From the flag, the settings file or the weights; None: none was chosen."""
     find: FindDetections | None
     """How detections are found; None: as local maxima."""
-    device: torch.device | None
-    """Device of the network; None without one."""
+    device: torch.device
 
 
 def open_inspection(options: TestOptions) -> Inspection:
@@ -128,43 +125,32 @@ def open_inspection(options: TestOptions) -> Inspection:
         )
     chosen = settings.threshold if settings is not None else None
     images = list_test_images(options)
-    read = reader_for(images, options)
+    align = align_config(options, are_pairs=are_pairs)
     refines = options.refine == "on" or (options.refine == "auto" and are_pairs)
-    device = None
-    if method == "classical":
-        make_map: MakeMap = ClassicalMapper()
-        own: float | None = DEFAULT_THRESHOLD
-    else:
+    device = choose_device(options.resolved_device)
+    mapper: HeatMapper | None = None
+    own: float | None = DEFAULT_THRESHOLD
+    if method == "network":
         network, weights = load_network(options.model_path)
-        device = choose_device(options.resolved_device)
-        network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        make_map = HeatMapper(network, grids_for(options, weights), device, untiled=options.untiled)
-        if refines:
-            make_map = RefinedMapper(make_map)
+        mapper = open_mapper(
+            network, grids_for(options, weights), device, dtype=DTYPES[options.amp], untiled=options.untiled
+        )
         own = weights.threshold
     threshold = next((each for each in (options.threshold, chosen, own) if each is not None), None)
     find = detect_components if method == "classical" or refines else None
-    return Inspection(method, images, read, make_map, threshold, find, device)
+    maker = choose_map_maker(mapper, device, align=align, refines=refines)
+    return Inspection(method, images, reader_for(images), maker, threshold, find, device)
 
 
-class _AlignedFiles:
-    """Reads files of three planes and aligns their references to target."""
-
-    def __init__(self, config: AlignConfig) -> None:
-        self._config = config
-
-    def __call__(self, path: Path) -> np.ndarray:
-        return aligned_planes(read_canonical(path), self._config)
+def reader_for(images: list[EvaluationImage]) -> ReadImage:
+    """How the planes of an image are read, from a file or a pair; not aligned."""
+    return PairReader(images, None).stored if images[0].references else read_canonical
 
 
-def reader_for(images: list[EvaluationImage], options: TestOptions) -> ReadImage:
-    """How the planes of an image are read: from a file or a pair, aligned if the options say so."""
-    are_pairs = bool(images[0].references)
+def align_config(options: TestOptions, *, are_pairs: bool) -> AlignConfig | None:
+    """How references are aligned; None: not at all."""
     aligns = options.align == "on" or (options.align == "auto" and are_pairs)
-    config = AlignConfig(reach_px=options.align_px) if aligns else None
-    if are_pairs:
-        return PairReader(images, config)
-    return read_canonical if config is None else _AlignedFiles(config)
+    return AlignConfig(reach_px=options.align_px) if aligns else None
 
 
 def list_test_images(options: TestOptions) -> list[EvaluationImage]:
@@ -268,16 +254,16 @@ class _Writer:
 
     def _inspect(self, name: str, evaluated: EvaluatedImage, boxes: Boxes | None) -> None:
         """Find the blobs of an image, compare them with its labels, and write its mask."""
-        maps = Maps(evaluated.planes_CHW, evaluated.heat_HW, evaluated.mask_HW)
-        found = inspect_blobs(maps.heat_HW, self._threshold, maps.mask_HW, boxes)
+        heat_HW, mask_HW = evaluated.heat_HW, evaluated.mask_HW
+        found = inspect_blobs(heat_HW, self._threshold, mask_HW, boxes)
         self._blobs.append(found)
         if self._ranks_all and found.is_labelled:
-            self._ranked.append(inspect_blobs(maps.heat_HW, ANY_HEAT, maps.mask_HW, boxes))
+            self._ranked.append(inspect_blobs(heat_HW, ANY_HEAT, mask_HW, boxes))
         if self._options.save_masks:
             stem = self._folder / Path(name).with_suffix("")
-            grey_png((maps.heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
+            grey_png((heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
         if self._report is not None:
-            self._report.add(name, maps, found)
+            self._report.add(name, Maps(evaluated.planes_CHW, heat_HW, mask_HW), found)
 
 
 def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:

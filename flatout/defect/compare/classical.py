@@ -11,7 +11,6 @@ references, a difference counts if it is there for both.
 Dimension key:  C planes (target, ref1, ref2)   H W image   N components   M pixels that are drawn
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,16 +82,6 @@ class ClassicalMapper:
         return heat_of_differences(find_differences(planes_CHW, self._config))
 
 
-class RefinedMapper:
-    """Heat maps of a network, drawn by the difference to the references."""
-
-    def __init__(self, make_map: Callable[[np.ndarray], np.ndarray]) -> None:
-        self._make_map = make_map
-
-    def __call__(self, planes_CHW: np.ndarray) -> np.ndarray:
-        return refined(self._make_map(planes_CHW), planes_CHW)
-
-
 def heat_of_core(core_N: np.ndarray) -> np.ndarray:
     """Heat in 0..1 for a core in pixels."""
     return np.asarray(core_N / (core_N + HALF_AT), np.float32)
@@ -143,7 +132,10 @@ def components_of(differences: Differences) -> Components:
 def heat_of_differences(differences: Differences) -> np.ndarray:
     """Heat map of the classical method, float32 [H, W] in 0..1."""
     found = components_of(differences)
-    return _drawn(found, heat_of_core(found.core_N))
+    heat_N = heat_of_core(found.core_N)
+    heat_HW = np.zeros(found.number_HW.shape, np.float32)
+    heat_HW.reshape(-1)[found.pixels_M] = heat_N[found.number_HW.reshape(-1)[found.pixels_M] - 1]
+    return heat_HW
 
 
 def refined(heat_HW: np.ndarray, planes_CHW: np.ndarray, config: ClassicalConfig | None = None) -> np.ndarray:
@@ -151,15 +143,21 @@ def refined(heat_HW: np.ndarray, planes_CHW: np.ndarray, config: ClassicalConfig
 
     A network knows which differences are defects, but not to the pixel where they end; the difference does.
     """
-    return drawn_by(find_differences(planes_CHW, config), heat_HW)
+    return drawn_by(find_differences(planes_CHW, config).drawn_HW, heat_HW)
 
 
-def drawn_by(differences: Differences, heat_HW: np.ndarray) -> np.ndarray:
-    """The same as `refined`, from the differences."""
-    found = components_of(differences)
-    heat_N = np.zeros(len(found.area_N) + 1, np.float32)
-    np.maximum.at(heat_N, found.number_HW.reshape(-1)[found.pixels_M], heat_HW.reshape(-1)[found.pixels_M])
-    return _drawn(found, heat_N[1:])
+def drawn_by(drawn_HW: np.ndarray, heat_HW: np.ndarray) -> np.ndarray:
+    """The same as `refined`, from the pixels that are drawn."""
+    import cv2
+
+    count, number_HW = cv2.connectedComponents(drawn_HW, connectivity=8)
+    pixels_M = np.flatnonzero(drawn_HW)
+    number_M = np.asarray(number_HW.reshape(-1)[pixels_M], np.int32)
+    heat_N = np.zeros(count, np.float32)
+    np.maximum.at(heat_N, number_M, heat_HW.reshape(-1)[pixels_M])
+    refined_HW = np.zeros(drawn_HW.shape, np.float32)
+    refined_HW.reshape(-1)[pixels_M] = heat_N[number_M]
+    return refined_HW
 
 
 def opened(mask_HW: np.ndarray) -> np.ndarray:
@@ -192,13 +190,6 @@ def _absolute(first_HW: np.ndarray, second_HW: np.ndarray) -> np.ndarray:
     import cv2
 
     return cv2.absdiff(first_HW, second_HW)
-
-
-def _drawn(found: Components, heat_N: np.ndarray) -> np.ndarray:
-    heat_HW = np.zeros(found.number_HW.shape, np.float32)
-    flat = heat_HW.reshape(-1)
-    flat[found.pixels_M] = heat_N[found.number_HW.reshape(-1)[found.pixels_M] - 1]
-    return heat_HW
 
 
 def _contrast(plane_HW: np.ndarray) -> float:

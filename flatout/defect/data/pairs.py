@@ -158,7 +158,7 @@ def three_planes(planes_CHW: np.ndarray, align_config: AlignConfig | None = None
 
     `align_config`: None: references are used as they are.
     """
-    planes_CHW = planes_CHW[[0, 1, -1]].astype(np.float32)
+    planes_CHW = (planes_CHW if len(planes_CHW) == 3 else planes_CHW[[0, 1, 1]]).astype(np.float32, copy=False)
     return planes_CHW if align_config is None else aligned_planes(planes_CHW, align_config)
 
 
