@@ -8,12 +8,13 @@ Networks have base width 8 and random weights, so that the verdicts mean nothing
 
     network               aligned planes on the GPU -> heat maps on the GPU
     alignment + network   two planes of bytes on the GPU -> aligned planes, heat maps and differences on the GPU
-    files to verdicts     two JPEG files per board, read from the page cache and decoded in threads -> copied to the GPU,
-                          aligned, mapped, compared, copied back -> components and their heat in threads, pass or fail
+    files to verdicts     two JPEG files per board, read from the page cache and decoded in threads -> copied to the
+                          GPU, aligned, mapped, compared, copied back -> components and heat in threads, pass or fail
 
-Not included in files to verdicts: writing heat maps, masks, plots, tables and the report, which `flatout defect predict`
-does unless it is told not to. `board by board` is as before there were batches: alignment and differences by OpenCV, the
-network on the GPU; `one thread` is as it was, in the others files are read and components labelled in threads.
+Not included in files to verdicts: writing heat maps, masks, plots, tables and the report, which `flatout defect
+predict` does unless it is told not to. `board by board` is as before there were batches: alignment and differences by
+OpenCV, the network on the GPU; `one thread` is as it was, in the others files are read and components labelled in
+threads.
 
 `--device cpu --quick` shows that the script works. The bar is for the network alone.
 """
@@ -149,7 +150,7 @@ class Run:
         network = DefectNet("v1", 8).eval().to(self._device)
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         kept = HeatMapper(network, partial(Grid.over, patch=128), self._device)
-        self._both_ways("network, float32, patches of 128 px, batch norms kept", partial(_heat, kept), planes)
+        self._both_ways("network, float32, patches of 128 px, as it was trained", partial(_heat, kept), planes)
 
     def _on_device(self) -> None:
         self.lines.append("on the GPU, from two planes of bytes to aligned planes, heat maps and differences")

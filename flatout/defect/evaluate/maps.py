@@ -22,7 +22,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from flatout.clock import machine
 from flatout.defect.compare.align import AlignConfig
@@ -38,7 +37,8 @@ from flatout.defect.compare.classical_torch import find_differences_batch
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import MAX_GREY
 from flatout.defect.data.pairs import three_planes
-from flatout.defect.model import GRID
+from flatout.defect.evaluate.network import PIXEL_BYTES, finest_channels, for_prediction, input_channels
+from flatout.defect.model import GRID, DefectNet
 from flatout.defect.patches import GridOver
 from flatout.errors import DataError
 from flatout.feed import DecodeError
@@ -422,20 +422,8 @@ def _memory(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
-def without_batch_norm(network: nn.Module) -> nn.Module:
-    """A network in evaluation mode whose convolutions do the work of the batch norms after them; changed in place."""
-    for module in network.modules():
-        if not isinstance(module, nn.Sequential):
-            continue
-        for number in range(len(module) - 1):
-            conv, norm = module[number], module[number + 1]
-            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                module[number], module[number + 1] = fuse_conv_bn_eval(conv, norm), nn.Identity()
-    return network
-
-
 def open_mapper(
-    network: nn.Module,
+    network: DefectNet,
     grid_over: GridOver,
     device: torch.device,
     *,
@@ -443,7 +431,7 @@ def open_mapper(
     untiled: bool = False,
 ) -> "HeatMapper":
     """The mapper of a network that was loaded for prediction: the network is moved to the device, and changed."""
-    network = without_batch_norm(network).to(device)
+    network = for_prediction(network, dtype).to(device)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return HeatMapper(network, grid_over, device, dtype=dtype, untiled=untiled)
 
@@ -473,8 +461,8 @@ class HeatMapper:
         self._network, self._device, self._dtype, self._untiled = network, device, dtype, untiled
         self._grid_over = grid_over
         self._tilings: dict[tuple[int, int], _Tiling] = {}
-        widths = (module.out_channels for module in network.modules() if isinstance(module, nn.Conv2d))
-        self._pixels_at_once = _values_at_once(device) // next(widths, 1)
+        self._pixels_at_once = _values_at_once(device) // finest_channels(network)
+        self._channels = input_channels(network)
 
     @torch.inference_mode()
     def __call__(self, planes_CHW: np.ndarray) -> np.ndarray:
@@ -485,15 +473,21 @@ class HeatMapper:
     @torch.inference_mode()
     def probability(self, planes_BCHW: Tensor) -> Tensor:
         """Heat maps, float32 [B, H, W], of float32 planes in 0..255 on the device, which is not waited for."""
-        images_BCHW = planes_BCHW / MAX_GREY
+        images_BCHW = (planes_BCHW / MAX_GREY).to(self._dtype)
+        if self._channels > planes_BCHW.shape[1]:
+            images_BCHW = F.pad(images_BCHW, (0, 0, 0, 0, 0, self._channels - planes_BCHW.shape[1]))
         return self._whole(images_BCHW) if self._untiled else self._stitched(images_BCHW)
 
     def _stitched(self, images_BCHW: Tensor) -> Tensor:
         tiling = self._tiling((images_BCHW.shape[2], images_BCHW.shape[3]))
-        # Channels last from the start: the values of a pixel are copied together.
+        # Channels last from the start, and the values of a pixel as one number, if there is a type of that size: an
+        # index then copies pixels instead of values.
         pixels_BSC = images_BCHW.flatten(2).transpose(1, 2).contiguous()
-        tiles = pixels_BSC[:, tiling.pixel_TPP].flatten(0, 1).permute(0, 3, 1, 2)
-        owned_BS = self._in_parts(tiles).reshape(len(images_BCHW), -1)
+        if self._channels * pixels_BSC.itemsize == PIXEL_BYTES:
+            tiles = pixels_BSC.view(torch.complex128)[:, tiling.pixel_TPP].view(pixels_BSC.dtype)
+        else:
+            tiles = pixels_BSC[:, tiling.pixel_TPP]
+        owned_BS = self._in_parts(tiles.flatten(0, 1).permute(0, 3, 1, 2)).reshape(len(images_BCHW), -1)
         return owned_BS[:, tiling.owner_HW]
 
     def _tiling(self, shape_hw: tuple[int, int]) -> _Tiling:
@@ -519,4 +513,5 @@ class HeatMapper:
     def _probability(self, x: Tensor) -> Tensor:
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
             logits = self._network(x.contiguous(memory_format=torch.channels_last))
-        return torch.softmax(logits.float(), 1)[:, 1]
+        # The softmax of two classes.
+        return torch.sigmoid(logits[:, 1].float() - logits[:, 0].float())
