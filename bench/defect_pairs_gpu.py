@@ -61,8 +61,10 @@ from flatout.ranks import choose_device
 
 MIN_BOARDS_PER_S = 1500
 SIDE = 640
-LATEST_S = 50
+LATEST_S = 42
 """Seconds after which no further part is begun."""
+STREAM_S = 1.5
+"""Seconds that a rate from files to verdicts is measured for."""
 NETWORKS = {
     f"{name}, {patches}": (dtype, patch)
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
@@ -76,7 +78,7 @@ def main() -> None:
     options = parser.parse_args()
     run = Run(choose_device(options.device), is_quick=options.quick)
     with tempfile.TemporaryDirectory() as folder:
-        run.everything(_boards(Path(folder), 4 if options.quick else 40))
+        run.everything(_boards(Path(folder), 4 if options.quick else 90))
     report("defect_pairs_gpu", "\n".join(run.lines), run.numbers, options)
     if run.has_failed:
         raise SystemExit(1)
@@ -161,19 +163,17 @@ class Run:
 
     def _from_files(self) -> None:
         self.lines.append("files to verdicts, in batches on the GPU")
-        num = 6 if self._is_quick else 30 * self._size
-        self._stream("classical method", self._maker(None), num)
+        self._stream("classical method", self._maker(None))
         for name, mapper in self._mappers.items():
-            self._stream(name, self._maker(mapper), num)
+            self._stream(name, self._maker(mapper))
 
     def _board_by_board(self) -> None:
         self.lines.append("files to verdicts, board by board: alignment and differences on the CPU")
-        few, many = (2, 4) if self._is_quick else (40, 240)
         mapper = self._mappers["float32, patches of 128 px"]
         for name, mapped in (("classical method", None), ("float32, patches of 128 px", mapper)):
             maker = HostMapMaker(mapped, align=AlignConfig(), refines=True)
-            self._stream(f"{name}, one thread", maker, few, threads=0)
-            self._stream(f"{name}, in threads", maker, many)
+            self._stream(f"{name}, one thread", maker, threads=0)
+            self._stream(f"{name}, in threads", maker)
 
     def _stages(self) -> None:
         """What the host does for the batches, each alone."""
@@ -192,7 +192,7 @@ class Run:
 
     def _agreement(self) -> None:
         """How far the batches on the GPU are from the board-by-board way."""
-        few = self._images[: 2 if self._is_quick else 40]
+        few = self._images[: 2 if self._is_quick else 90]
         mapper = HeatMapper(SmoothDifference().eval(), partial(Grid.over, patch=128), self._device)
         for name, mapped in (("classical method", None), ("a smoothed difference as network", mapper)):
             both = [
@@ -278,17 +278,25 @@ class Run:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _stream(self, name: str, maker: MapMaker, num: int, threads: int | None = None) -> None:
-        """Boards per second from files to verdicts, after a warm-up."""
-        images = list(islice(cycle(self._images), num))
-        warm = images[: 4 * self._size] if isinstance(maker, DeviceMapMaker) else images[: max(1, num // 4)]
-        for _ in map_images(warm, self._read, maker, _blobs, threads=threads):
-            pass
+    def _stream(self, name: str, maker: MapMaker, threads: int | None = None) -> None:
+        """Boards per second from files to verdicts, after a warm-up that tells how many boards take STREAM_S."""
+        few = 2 if self._is_quick else 4 * self._size if isinstance(maker, DeviceMapMaker) else 12
+        began = time.perf_counter()
+        self._verdicts(maker, few, threads)
+        if not self._is_quick:
+            began = time.perf_counter()  # the first time, kernels were compiled and graphs captured
+            self._verdicts(maker, few, threads)
+        rate = few / (time.perf_counter() - began)
+        num = few if self._is_quick else max(few, int(rate * STREAM_S))
         began, cpu_began = time.perf_counter(), time.process_time()
-        verdicts = [bool(blobs) for blobs in map_images(images, self._read, maker, _blobs, threads=threads)]
+        assert len(self._verdicts(maker, num, threads)) == num
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-        assert len(verdicts) == num
-        self._note(name, num / seconds, f", {1e3 * cpu_s / num:.1f} ms of CPU time each")
+        self._note(name, num / seconds, f", {num} boards, {1e3 * cpu_s / num:.1f} ms of CPU time each")
+
+    def _verdicts(self, maker: MapMaker, num: int, threads: int | None) -> list[bool]:
+        """Whether the first `num` boards fail; from the beginning again if there are not so many."""
+        images = islice(cycle(self._images), num)
+        return [bool(blobs) for blobs in map_images(images, self._read, maker, _blobs, threads=threads)]
 
     def _note(self, name: str, rate: float, more: str = "") -> None:
         self.lines.append(f"  {name:<56} {rate:9.1f}{more}")

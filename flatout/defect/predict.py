@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -58,13 +59,13 @@ def predict(options: TestOptions) -> DefectEvaluation:
     result = evaluate_images(
         way.maker,
         images,
-        read=way.read,
+        read=_EqualPlanes(way.read, are_pairs=bool(images[0].references)),
         use_masks=options.use_ground_truth_mask,
         dead_xy_K2=read_dead_pixels(options.dead_pixels) if options.dead_pixels else None,
         threshold=threshold,
         find=way.find,
         device=way.device,
-        observers=[writer, _EqualPlanes()],
+        observers=[writer],
     )
     result = writer.finish(result)
     rate = len(images) / max(result.seconds, 1e-9)
@@ -277,26 +278,35 @@ def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:
 
 
 class _EqualPlanes:
-    """Warns once of images in which nothing can be found, because target is the same as both references."""
+    """Reads images, and warns once of those in which nothing can be found, because target is the same as the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: ReadImage, *, are_pairs: bool) -> None:
+        self._read, self._are_pairs = read, are_pairs
         self._has_warned = False
+        self._lock = Lock()
 
-    def __call__(self, evaluated: EvaluatedImage) -> None:
-        if self._has_warned or not are_equal(evaluated.planes_CHW):
-            return
-        self._has_warned = True
-        if evaluated.image.references:
+    def __call__(self, path: Path) -> np.ndarray:
+        planes_CHW = self._read(path)
+        if self._has_warned or not are_equal(planes_CHW):
+            return planes_CHW
+        with self._lock:
+            if not self._has_warned:
+                self._has_warned = True
+                self._warn_of(path)
+        return planes_CHW
+
+    def _warn_of(self, path: Path) -> None:
+        if self._are_pairs:
             logger.warning(
                 "%s: its template shows exactly the same, so no defect can be found. Is it a copy of the test image?",
-                evaluated.image.path,
+                path,
             )
         else:
             logger.warning(
                 "%s: its three planes are equal (a grey file fills all three), so target is the same as both "
                 "references, and no defect can be found. Give files of three planes: target, ref1 and ref2, or pairs "
                 "of a template and a test image. `flatout defect check` lists all such files.",
-                evaluated.image.path,
+                path,
             )
 
 

@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -106,8 +106,14 @@ def map_images(
     `read` and `finish` are called in threads, as many as there are cores; 0: in the thread of the caller, for a `read`
     that is not thread-safe. Raises DataError for an image that cannot be read, after the results of those before it.
     """
+    import cv2
+
     num = machine.cores().usable if threads is None else threads
     with ExitStack() as stack:
+        if num:
+            # Threads of OpenCV's own, beside these, would only wait for each other.
+            stack.callback(cv2.setNumThreads, cv2.getNumThreads())
+            cv2.setNumThreads(1)
         readers, finishers = (stack.enter_context(_executor(num)) for _ in range(2))
         stack.callback(readers.shutdown, wait=False, cancel_futures=True)
         stack.callback(finishers.shutdown, wait=False, cancel_futures=True)
@@ -245,6 +251,10 @@ class HostMapMaker:
         return Mapped(heat_HW, lambda: planes_CHW)
 
 
+MAX_GRAPHS = 4
+"""Sizes of images up to which their batches become graphs: each keeps memory of its own."""
+
+
 class DeviceMapMaker:
     """Batches; aligned and compared on the device as well, so that the host only reads, and labels components.
 
@@ -273,20 +283,21 @@ class DeviceMapMaker:
     def prepare(self, planes_CHW: np.ndarray) -> np.ndarray:
         return planes_CHW
 
-    @torch.inference_mode()
     def run(self, planes: Sequence[np.ndarray]) -> Wait:
         is_gpu = self._device.type == "cuda"
-        stacked = torch.empty(
-            (len(planes), *planes[0].shape), dtype=torch.from_numpy(planes[0]).dtype, pin_memory=is_gpu
-        )
-        np.stack(planes, out=stacked.numpy())
-        found = self._on_device(stacked)
-        # Copied on the device: a graph overwrites its results.
-        references = None if found.references_BRHW is None else _OnDevice(found.references_BRHW.clone())
-        copies = {name: _to_host(tensor) for name, tensor in found.maps.items()}
-        done = torch.cuda.Event() if is_gpu else None
-        if done is not None:
-            done.record()
+        # Events, graphs and Triton kernels are those of the current GPU.
+        with torch.inference_mode(), torch.cuda.device(self._device) if is_gpu else nullcontext():
+            stored = torch.empty(
+                (len(planes), *planes[0].shape), dtype=torch.from_numpy(planes[0]).dtype, pin_memory=is_gpu
+            )
+            np.stack(planes, out=stored.numpy())
+            found = self._on_device(stored)
+            # Copied on the device, because a graph overwrites its results.
+            references = None if found.references_BRHW is None else _OnDevice(found.references_BRHW.clone())
+            copies = {name: _to_host(tensor) for name, tensor in found.maps.items()}
+            done = torch.cuda.Event() if is_gpu else None
+            if done is not None:
+                done.record()
 
         def wait() -> Sequence[Finish]:
             if done is not None:
@@ -300,13 +311,13 @@ class DeviceMapMaker:
 
         return wait
 
-    def _on_device(self, stacked: Tensor) -> "_Found":
+    def _on_device(self, stored: Tensor) -> "_Found":
         """The results of a batch, by a graph if there is one for its shape."""
-        key = stacked.shape, stacked.dtype
+        key = stored.shape, stored.dtype
         graph = self._graphs.get(key)
-        if graph is None and self._graphs_wanted and key in self._graphs:
+        if graph is None and self._graphs_wanted and key in self._graphs and len(self._graphs) <= MAX_GRAPHS:
             try:
-                graph = self._graphs[key] = _Graph(self._map, stacked.to(self._device))
+                graph = self._graphs[key] = _Graph(self._map, stored.to(self._device))
             except RuntimeError as error:
                 self._graphs_wanted = False
                 logger.warning(
@@ -314,10 +325,10 @@ class DeviceMapMaker:
                     "which is slower.", str(error).splitlines()[0],
                 )  # fmt: skip
         if graph is not None:
-            return graph(stacked)
-        if len(stacked) == self.batch_size((stacked.shape[2], stacked.shape[3])):
+            return graph(stored)
+        if len(stored) == self.batch_size((stored.shape[2], stored.shape[3])):
             self._graphs.setdefault(key, None)
-        return self._map(stacked.to(self._device, non_blocking=True))
+        return self._map(stored.to(self._device, non_blocking=True))
 
     def _map(self, stored_BCHW: Tensor) -> "_Found":
         """Align, map and compare planes on the device."""
@@ -373,8 +384,8 @@ class _Graph:
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._found = run(stored_BCHW)
 
-    def __call__(self, stacked: Tensor) -> _Found:
-        self._input.copy_(stacked, non_blocking=True)
+    def __call__(self, stored: Tensor) -> _Found:
+        self._input.copy_(stored, non_blocking=True)
         self._graph.replay()
         return self._found
 
@@ -484,7 +495,8 @@ class HeatMapper:
         # index then copies pixels instead of values.
         pixels_BSC = images_BCHW.flatten(2).transpose(1, 2).contiguous()
         if self._channels * pixels_BSC.itemsize == PIXEL_BYTES:
-            tiles = pixels_BSC.view(torch.complex128)[:, tiling.pixel_TPP].view(pixels_BSC.dtype)
+            tiles = pixels_BSC.view(torch.complex128)[..., 0][:, tiling.pixel_TPP].contiguous()
+            tiles = tiles[..., None].view(pixels_BSC.dtype)
         else:
             tiles = pixels_BSC[:, tiling.pixel_TPP]
         owned_BS = self._in_parts(tiles.flatten(0, 1).permute(0, 3, 1, 2)).reshape(len(images_BCHW), -1)
@@ -508,7 +520,8 @@ class HeatMapper:
     def _in_parts(self, tiles_NCHW: Tensor) -> Tensor:
         """Probability of a defect, float32 [N, H, W]; as many tiles at a time as fit into memory."""
         tiles_at_once = max(1, self._pixels_at_once // (tiles_NCHW.shape[2] * tiles_NCHW.shape[3]))
-        return torch.cat([self._probability(part) for part in tiles_NCHW.split(tiles_at_once)])
+        parts = [self._probability(part) for part in tiles_NCHW.split(tiles_at_once)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _probability(self, x: Tensor) -> Tensor:
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):

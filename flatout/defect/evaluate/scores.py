@@ -108,14 +108,22 @@ class PixelCounts:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
-        self._all_V, self._positive_V = torch.zeros((2, NUM_BINS), dtype=torch.int64, device=self._device)
-        self._overlap_V = torch.zeros(NUM_BINS, dtype=torch.float64, device=self._device)
+        # A stream of its own, because it waits for its results, and must not wait for what a network has to do.
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        with torch.cuda.stream(self._stream):
+            self._all_V, self._positive_V = torch.zeros((2, NUM_BINS), dtype=torch.int64, device=self._device)
+            self._overlap_V = torch.zeros(NUM_BINS, dtype=torch.float64, device=self._device)
         self._num_defects = 0
 
     def add(self, is_defect_HW: np.ndarray, probability_HW: np.ndarray) -> None:
         import cv2
 
         count, number_HW = cv2.connectedComponents(is_defect_HW.astype(np.uint8), connectivity=8)
+        with torch.cuda.stream(self._stream):
+            self._count(np.asarray(number_HW), count, probability_HW)
+
+    def _count(self, number_HW: np.ndarray, count: int, probability_HW: np.ndarray) -> None:
+        """Count the pixels of an image whose defects are numbered from 1, below `count`."""
         number_N = torch.from_numpy(number_HW).to(self._device).view(-1)
         probability_N = torch.from_numpy(np.ascontiguousarray(probability_HW, np.float32)).to(self._device).view(-1)
         bin_N = (probability_N.view(torch.int32) >> _DROPPED_BITS).clamp_(max=NUM_BINS - 1)
@@ -130,8 +138,9 @@ class PixelCounts:
 
     def ranking(self) -> Ranking:
         score_V = (np.arange(NUM_BINS, dtype=np.uint32) << _DROPPED_BITS).view(np.float32)
-        overlap_V = self._overlap_V.cpu().numpy() / self._num_defects if self._num_defects else None
-        positive_V, all_V = self._positive_V.cpu().numpy(), self._all_V.cpu().numpy()
+        with torch.cuda.stream(self._stream):
+            overlap_V = self._overlap_V.cpu().numpy() / self._num_defects if self._num_defects else None
+            positive_V, all_V = self._positive_V.cpu().numpy(), self._all_V.cpu().numpy()
         return Ranking(positive_V, all_V - positive_V, score_V, overlap_V)
 
 
