@@ -20,6 +20,7 @@ threads.
 """
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -62,7 +63,7 @@ from flatout.ranks import choose_device
 MIN_BOARDS_PER_S = 1500
 SIDE = 640
 LATEST_S = 42
-"""Seconds after which no further part is begun."""
+"""Seconds after which nothing further is begun."""
 STREAM_S = 1.5
 """Seconds that a rate from files to verdicts is measured for."""
 NETWORKS = {
@@ -120,17 +121,15 @@ class Run:
         stored = np.stack([self._read(image.path) for image in islice(cycle(images), self._size)])
         self._stored = torch.from_numpy(stored).to(self._device)
         self._mappers = {name: self._mapper(*network) for name, network in NETWORKS.items()}
-        self.lines.append(f"boards of {SIDE} x {SIDE}, {self._size} in a batch; boards per second")
+        self._say(f"boards of {SIDE} x {SIDE}, {self._size} in a batch; boards per second")
         parts = (
             self._networks, self._on_device, self._from_files, self._board_by_board, self._stages, self._agreement,
             self._kernels,
         )  # fmt: skip
         for part in parts:
             with self._guarded(part.__name__.strip("_")):
-                if time.monotonic() - self._began_s > LATEST_S:
-                    raise TimeoutError(f"left out, because {LATEST_S} s are over")
                 part()
-        self.lines.append(f"took {time.monotonic() - self._began_s:.0f} s")
+        self._say(f"took {time.monotonic() - self._began_s:.0f} s")
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
@@ -138,37 +137,45 @@ class Run:
             yield
         except Exception as error:  # broad, so that one failure does not cost the other results
             self.has_failed = True
-            self.lines.append(f"  {name}: FAILED: {type(error).__name__}: {str(error)[:300]}")
+            self._say(f"  {name}: FAILED: {type(error).__name__}: {str(error)[:300]}")
+
+    def _say(self, line: str) -> None:
+        """A line of the answer, also shown at once: a run that is cut off has then not been for nothing."""
+        self.lines.append(line)
+        print(line, file=sys.stderr, flush=True)
+
+    def _check_time(self) -> None:
+        if not self._is_quick and time.monotonic() - self._began_s > LATEST_S:
+            raise TimeoutError(f"the rest is left out, because {LATEST_S} s are over")
 
     # Parts
 
     def _networks(self) -> None:
         planes = self._stored[:, [0, 1, 1]].float()
-        self.lines.append("network, aligned planes and heat maps on the GPU")
+        self._say("network, aligned planes and heat maps on the GPU")
         for name, mapper in self._mappers.items():
             rate = self._both_ways(f"network, {name}", partial(_heat, mapper), planes)
-            verdict = "PASS" if rate >= MIN_BOARDS_PER_S else "FAIL"
-            self.lines[-1] += f"  {verdict} (at least {MIN_BOARDS_PER_S})"
+            self._say(f"    {'PASS' if rate >= MIN_BOARDS_PER_S else 'FAIL'}: at least {MIN_BOARDS_PER_S}")
         network = DefectNet("v1", 8).eval().to(self._device)
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         kept = HeatMapper(network, partial(Grid.over, patch=128), self._device)
         self._both_ways("network, float32, patches of 128 px, as it was trained", partial(_heat, kept), planes)
 
     def _on_device(self) -> None:
-        self.lines.append("on the GPU, from two planes of bytes to aligned planes, heat maps and differences")
+        self._say("on the GPU, from two planes of bytes to aligned planes, heat maps and differences")
         self._both_ways("alignment", self._aligned, self._stored)
         self._both_ways("alignment and classical method", self._maker(None)._map, self._stored)
         for name, mapper in self._mappers.items():
             self._both_ways(f"alignment and network, {name}", self._maker(mapper)._map, self._stored)
 
     def _from_files(self) -> None:
-        self.lines.append("files to verdicts, in batches on the GPU")
+        self._say("files to verdicts, in batches on the GPU")
         self._stream("classical method", self._maker(None))
         for name, mapper in self._mappers.items():
             self._stream(name, self._maker(mapper))
 
     def _board_by_board(self) -> None:
-        self.lines.append("files to verdicts, board by board: alignment and differences on the CPU")
+        self._say("files to verdicts, board by board: alignment and differences on the CPU")
         mapper = self._mappers["float32, patches of 128 px"]
         for name, mapped in (("classical method", None), ("float32, patches of 128 px", mapper)):
             maker = HostMapMaker(mapped, align=AlignConfig(), refines=True)
@@ -177,7 +184,7 @@ class Run:
 
     def _stages(self) -> None:
         """What the host does for the batches, each alone."""
-        self.lines.append(f"stages of the host alone, {machine.cores().usable} threads")
+        self._say(f"stages of the host alone, {machine.cores().usable} threads")
         num = 6 if self._is_quick else 400
         images = list(islice(cycle(self._images), num))
         with ThreadPoolExecutor(machine.cores().usable) as threads:
@@ -206,7 +213,7 @@ class Run:
             distances = np.array([each for board in matched for each in board] or [(0, 0)])
             is_near = distances[:, 0] <= 3
             num = [sum(map(len, each)) for each in both]
-            self.lines.append(
+            self._say(
                 f"  {name}: {num[0]} blobs board by board, {num[1]} in batches; {int((~is_near).sum())} without one "
                 f"within 3 px; scores of the others differ by at most {distances[is_near, 1].max(initial=0):.4f}"
             )
@@ -215,9 +222,7 @@ class Run:
         full, half = (
             self._mappers[f"{name}, patches of 128 px"].probability(planes) for name in ("float32", "bfloat16")
         )
-        self.lines.append(
-            f"  network, bfloat16 and float32: probabilities differ by at most {(full - half).abs().max():.4f}"
-        )
+        self._say(f"  network, bfloat16 and float32: probabilities differ by at most {(full - half).abs().max():.4f}")
 
     def _kernels(self) -> None:
         """Where the time of a batch goes."""
@@ -229,9 +234,9 @@ class Run:
             torch.cuda.synchronize()
         rows = sorted(profiled.key_averages(), key=lambda row: -row.self_device_time_total)
         total_us = sum(row.self_device_time_total for row in rows)
-        self.lines.append(f"kernels of a batch, bfloat16, patches of 128 px: {total_us / 1e3:.1f} ms")
+        self._say(f"kernels of a batch, bfloat16, patches of 128 px: {total_us / 1e3:.1f} ms")
         for row in rows[:16]:
-            self.lines.append(f"  {row.self_device_time_total / 1e3:7.2f} ms  {row.count:4}x  {row.key[:90]}")
+            self._say(f"  {row.self_device_time_total / 1e3:7.2f} ms  {row.count:4}x  {row.key[:90]}")
 
     # Ways
 
@@ -255,23 +260,26 @@ class Run:
 
     @torch.inference_mode()
     def _both_ways(self, name: str, run: Callable[[Tensor], _Found], batch: Tensor) -> float:
-        """Boards per second, launched by the host and as a CUDA graph; returns that of the graph."""
-        launched = self._rate(lambda: run(batch))
-        self.numbers[name] = {"launched": launched}
+        """Boards per second, launched by the host and as a CUDA graph, as folders of them are; returns the latter."""
+        self._check_time()
+        launched = self._rate(name, lambda: run(batch))
         if self._device.type != "cuda":
-            self.lines.append(f"  {name:<56} {launched:9.1f}")
             return launched
-        graph = _Graph(run, batch.clone())
-        graphed = self._rate(lambda: graph(batch))
-        self.numbers[name]["graph"] = graphed
-        self.lines.append(f"  {name:<56} {launched:9.1f} launched, {graphed:9.1f} as a graph")
-        return graphed
+        try:
+            graph = _Graph(run, batch.clone())
+        except RuntimeError as error:
+            self.has_failed = True
+            self._say(f"    it cannot be captured as a graph: {str(error)[:300]}")
+            return launched
+        return self._rate(f"{name}, as a graph", lambda: graph(batch))
 
-    def _rate(self, call: Callable[[], object]) -> float:
-        timing = measure(
-            partial(self._drained, call), warmup=1 if self._is_quick else 3, repeats=2 if self._is_quick else 9
-        )
-        return self._size / timing.median
+    def _rate(self, name: str, call: Callable[[], object]) -> float:
+        warmup, repeats = (0, 1) if self._is_quick else (3, 9)
+        timing = measure(partial(self._drained, call), warmup=warmup, repeats=repeats)
+        rate, slow, fast = (self._size / seconds for seconds in (timing.median, timing.p90, timing.p10))
+        self.numbers[name] = {"median": rate, "p10": slow, "p90": fast}
+        self._say(f"  {name:<72} {rate:8.1f} (p10 {slow:.1f}, p90 {fast:.1f})")
+        return rate
 
     def _drained(self, call: Callable[[], object]) -> None:
         call()
@@ -280,14 +288,14 @@ class Run:
 
     def _stream(self, name: str, maker: MapMaker, threads: int | None = None) -> None:
         """Boards per second from files to verdicts, after a warm-up that tells how many boards take STREAM_S."""
+        self._check_time()
         few = 2 if self._is_quick else 4 * self._size if isinstance(maker, DeviceMapMaker) else 12
-        began = time.perf_counter()
-        self._verdicts(maker, few, threads)
+        num = few
         if not self._is_quick:
-            began = time.perf_counter()  # the first time, kernels were compiled and graphs captured
+            self._verdicts(maker, few, threads)  # kernels are compiled and graphs captured
+            began = time.perf_counter()
             self._verdicts(maker, few, threads)
-        rate = few / (time.perf_counter() - began)
-        num = few if self._is_quick else max(few, int(rate * STREAM_S))
+            num = max(few, int(few / (time.perf_counter() - began) * STREAM_S))
         began, cpu_began = time.perf_counter(), time.process_time()
         assert len(self._verdicts(maker, num, threads)) == num
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
@@ -299,7 +307,7 @@ class Run:
         return [bool(blobs) for blobs in map_images(images, self._read, maker, _blobs, threads=threads)]
 
     def _note(self, name: str, rate: float, more: str = "") -> None:
-        self.lines.append(f"  {name:<56} {rate:9.1f}{more}")
+        self._say(f"  {name:<72} {rate:8.1f}{more}")
         self.numbers[f"{len(self.numbers)}: {name}"] = rate
 
 
