@@ -24,7 +24,7 @@ from flatout.defect.compare.align import AlignConfig
 from flatout.defect.compare.calibrate import Settings, choose_settings, heat_blobs, read_settings
 from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images, list_split
 from flatout.defect.data.items import MAX_GREY, are_equal, read_canonical
-from flatout.defect.data.pairs import Boxes, PairReader, holds_pairs, list_pair_images, read_boxes
+from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_boxes
 from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
 from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, evaluate_images
 from flatout.defect.evaluate.maps import HeatMapper, MapMaker, ReadImage, choose_map_maker, map_images, open_mapper
@@ -32,7 +32,7 @@ from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, DefectEvaluation, 
 from flatout.defect.options import PATCH_OF_TYPE, CalibrateOptions, Method, TestOptions
 from flatout.defect.patches import Grid, GridOver
 from flatout.defect.plots import grey_png, result_png
-from flatout.defect.report import Maps, Report
+from flatout.defect.report import Report
 from flatout.defect.weights import DefectWeights, load_network
 from flatout.engine import DTYPES
 from flatout.errors import ConfigError, DataError, ResourceError, counted
@@ -66,6 +66,7 @@ def predict(options: TestOptions) -> DefectEvaluation:
         find=way.find,
         device=way.device,
         observers=[writer],
+        in_threads=writer.write,
     )
     result = writer.finish(result)
     rate = len(images) / max(result.seconds, 1e-9)
@@ -190,6 +191,15 @@ def read_dead_pixels(path: str) -> np.ndarray:
     return np.array(rows, np.int64).reshape(-1, 2)
 
 
+class _Inspected(NamedTuple):
+    """The blobs of an image."""
+
+    found: BlobImage
+    """At the threshold."""
+    ranked: BlobImage | None
+    """All of them, if they can be ranked and the image is labelled."""
+
+
 class _Writer:
     """Writes the files of every image as it is processed, and the tables at the end."""
 
@@ -197,6 +207,8 @@ class _Writer:
         """`ranks_all`: heat maps are 0 outside of components, so those below the threshold can be ranked, too."""
         self._options, self._root, self._threshold, self._ranks_all = options, root, threshold, ranks_all
         self._folder = Path(options.output_dir)
+        self._inspected: dict[Path, _Inspected] = {}
+        """Images whose files are written, until it is their turn."""
         self._names: list[str] = []
         self._detections: list[tuple[str, int, int, float]] = []
         self._blobs: list[BlobImage] = []
@@ -209,22 +221,42 @@ class _Writer:
                 f"{self._folder}: cannot be created: {error.strerror}. Choose another --output_dir."
             ) from None
 
-    def __call__(self, evaluated: EvaluatedImage) -> None:
-        # Without the ".." of a table of pairs, which would lead out of the output folder.
-        relative = Path(os.path.abspath(evaluated.image.path)).relative_to(self._root)
-        stem = self._folder / relative.with_suffix("")
+    def write(self, evaluated: EvaluatedImage) -> None:
+        """Write the files of an image and find its blobs; in any thread, images in any order."""
+        heat_HW, mask_HW = evaluated.heat_HW, evaluated.mask_HW
+        stem = self._folder / self._name(evaluated).with_suffix("")
         stem.parent.mkdir(parents=True, exist_ok=True)
-        self._names.append(str(relative))
-        self._detections += [(str(relative), each.y, each.x, each.score) for each in evaluated.detections]
         if self._options.save_maps:
             import tifffile
 
-            tifffile.imwrite(stem.with_name(f"{stem.name}_heat.tiff"), evaluated.heat_HW)
+            tifffile.imwrite(stem.with_name(f"{stem.name}_heat.tiff"), heat_HW)
         if self._options.save_pictures:
-            plot = stem.with_name(f"{stem.name}_result.png")
-            result_png(evaluated.planes_CHW, evaluated.heat_HW, evaluated.mask_HW, plot)
-        boxes = evaluated.image.boxes if self._options.use_ground_truth_mask else None
-        self._inspect(str(relative), evaluated, None if boxes is None else read_boxes(boxes))
+            result_png(evaluated.planes_CHW, heat_HW, mask_HW, stem.with_name(f"{stem.name}_result.png"))
+        if self._options.save_masks:
+            grey_png((heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
+        path = evaluated.image.boxes if self._options.use_ground_truth_mask else None
+        boxes = None if path is None else read_boxes(path)
+        found = inspect_blobs(heat_HW, self._threshold, mask_HW, boxes)
+        ranks = self._ranks_all and found.is_labelled
+        self._inspected[evaluated.image.path] = _Inspected(
+            found, inspect_blobs(heat_HW, ANY_HEAT, mask_HW, boxes) if ranks else None
+        )
+
+    def __call__(self, evaluated: EvaluatedImage) -> None:
+        """Note the results of an image that was written, in the order of the images."""
+        found, ranked = self._inspected.pop(evaluated.image.path)
+        name = str(self._name(evaluated))
+        self._names.append(name)
+        self._detections += [(name, each.y, each.x, each.score) for each in evaluated.detections]
+        self._blobs.append(found)
+        if ranked is not None:
+            self._ranked.append(ranked)
+        if self._report is not None:
+            self._report.add(name, evaluated, found)
+
+    def _name(self, evaluated: EvaluatedImage) -> Path:
+        # Without the ".." of a table of pairs, which would lead out of the output folder.
+        return Path(os.path.abspath(evaluated.image.path)).relative_to(self._root)
 
     def finish(self, result: DefectEvaluation) -> DefectEvaluation:
         """Write the tables and the report; returns the result with the scores of blobs."""
@@ -252,19 +284,6 @@ class _Writer:
             page = self._report.page(scores, title=f"Defects in {self._options.test_path}")
             (self._folder / "report.html").write_text(page, encoding="utf-8")
         return result
-
-    def _inspect(self, name: str, evaluated: EvaluatedImage, boxes: Boxes | None) -> None:
-        """Find the blobs of an image, compare them with its labels, and write its mask."""
-        heat_HW, mask_HW = evaluated.heat_HW, evaluated.mask_HW
-        found = inspect_blobs(heat_HW, self._threshold, mask_HW, boxes)
-        self._blobs.append(found)
-        if self._ranks_all and found.is_labelled:
-            self._ranked.append(inspect_blobs(heat_HW, ANY_HEAT, mask_HW, boxes))
-        if self._options.save_masks:
-            stem = self._folder / Path(name).with_suffix("")
-            grey_png((heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
-        if self._report is not None:
-            self._report.add(name, Maps(evaluated.planes_CHW, heat_HW, mask_HW), found)
 
 
 def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:

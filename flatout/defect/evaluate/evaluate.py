@@ -73,6 +73,7 @@ def evaluate_images(
     dead_xy_K2: np.ndarray | None = None,
     threshold: float | None = None,
     observers: Iterable[ImageObserver] = (),
+    in_threads: ImageObserver | None = None,
     find: FindDetections | None = None,
     device: torch.device | None = None,
     threads: int | None = None,
@@ -81,8 +82,9 @@ def evaluate_images(
 
     `maker`: also a function that maps the planes of one image. `dead_xy_K2`: dead pixels, around which heat maps are
     set to 0. `threshold`: None: the one with the best F1 on these images, which says nothing about others. `observers`
-    are called with every image, in order. `find`: finds the detections in a heat map, in threads; None: local maxima.
-    `device` counts the pixels for AU-PRO, AP and AUROC; None: the CPU. `threads`: see `map_images`.
+    are called with every image, in order, and `in_threads` before them, in any order. `find`: finds the detections in a
+    heat map, in threads; None: local maxima. `device` counts the pixels for AU-PRO, AP and AUROC; None: the CPU.
+    `threads`: see `map_images`.
     Raises DataError that names an image or mask that cannot be used.
     """
     pixels, tally = PixelCounts(device), _Tally()
@@ -93,7 +95,11 @@ def evaluate_images(
         if dead_xy_K2 is not None:
             zero_dead_pixels(heat_HW, dead_xy_K2)
         mask_HW = _mask_of(image, heat_HW.shape) if use_masks or image.is_good else None
-        return EvaluatedImage(image, mapped, mask_HW, detect(heat_HW, FINE) if find is None else find(heat_HW))
+        found = detect(heat_HW, FINE) if find is None else find(heat_HW)
+        each = EvaluatedImage(image, mapped, mask_HW, found)
+        if in_threads is not None:
+            in_threads(each)
+        return each
 
     maker = HostMapMaker(maker) if callable(maker) else maker
     for each in map_images(images, read, maker, evaluated, threads=threads):

@@ -16,6 +16,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -394,11 +395,15 @@ class _OnDevice:
     """A tensor that is copied to the host once, when it is first asked for."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
+        self._tensor, self._lock = tensor, Lock()
+        self._copy: np.ndarray | None = None
 
-    @cached_property
+    @property
     def on_host(self) -> np.ndarray:
-        return np.asarray(self._tensor.cpu().numpy())
+        with self._lock:
+            if self._copy is None:
+                self._copy = self._tensor.cpu().numpy()
+        return self._copy
 
 
 def _to_host(tensor: Tensor) -> Tensor:
