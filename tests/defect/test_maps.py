@@ -163,9 +163,11 @@ def test_without_threads_everything_is_read_by_the_caller():
     assert readers == {threading.current_thread()}
 
 
-def test_large_images_are_read_one_by_one(monkeypatch):
+@pytest.mark.parametrize("on_device", [False, True])
+def test_of_large_images_one_is_in_memory_at_a_time(on_device, monkeypatch):
     monkeypatch.setattr(maps, "AHEAD_BYTES", 1)
-    num_read, ahead = 0, []
+    monkeypatch.setattr(maps, "_pixels_at_once", lambda device: 1)
+    num_read = 0
     images, read = images_of([np.zeros((2, 64, 64), np.uint8)] * 5)
 
     def counting(path):
@@ -173,9 +175,8 @@ def test_large_images_are_read_one_by_one(monkeypatch):
         num_read += 1
         return read(path)
 
-    for number, _ in enumerate(map_images(images, counting, HostMapMaker(None), both, threads=2)):
-        ahead.append(num_read - number)
-    assert max(ahead) <= 2 + maps.IN_FLIGHT + 1
+    maker = DeviceMapMaker(None, CPU) if on_device else HostMapMaker(None)
+    assert [num_read for _ in map_images(images, counting, maker, both, threads=2)] == [1, 2, 3, 4, 5]
 
 
 def test_a_caller_that_stops_early_leaves_no_threads():
@@ -315,6 +316,45 @@ def test_full_batches_become_a_graph(tmp_path, monkeypatch, caplog):
         np.testing.assert_allclose(one[2], other[2], atol=1e-3)
     assert any(graph is not None for graph in graphed._graphs.values()) and not launched._graphs_wanted
     assert not caplog.records
+
+
+def captured_sizes(monkeypatch, fake_graph, num: int) -> tuple[list[int], list[float], DeviceMapMaker]:
+    """Maps `num` images in batches of two as on a GPU, with another class for graphs; the sizes of batches run by it."""
+    monkeypatch.setattr(maps, "_pixels_at_once", lambda device: 2 * 64 * 64)
+    monkeypatch.setattr(maps, "_Graph", fake_graph)
+    images, read = images_of([np.full((2, 64, 64), number, np.uint8) for number in range(num)])
+    maker = DeviceMapMaker(None, CPU)
+    maker._graphs_wanted = True
+    found = [planes[0, 0, 0] for _, _, planes in map_images(images, read, maker, both)]
+    return fake_graph.sizes, found, maker
+
+
+def test_the_second_full_batch_and_those_after_it_are_run_by_a_graph(monkeypatch):
+    class Eager:
+        sizes = []
+
+        def __init__(self, run, stored):
+            self._run = run
+
+        def __call__(self, stored):
+            self.sizes.append(len(stored))
+            return self._run(stored)
+
+    sizes, found, _ = captured_sizes(monkeypatch, Eager, 9)
+    assert sizes == [2, 2, 2] and found == list(range(9))
+
+
+def test_batches_that_cannot_be_captured_are_launched_by_the_host(monkeypatch, caplog):
+    class Failing:
+        sizes = []
+
+        def __init__(self, run, stored):
+            self.sizes.append(len(stored))
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    sizes, found, maker = captured_sizes(monkeypatch, Failing, 9)
+    assert sizes == [2] and found == list(range(9)) and not maker._graphs_wanted
+    assert "cannot be captured as a CUDA graph (operation not permitted): the host launches every kernel" in caplog.text
 
 
 @pytest.mark.parametrize("command", ["predict", "calibrate"])

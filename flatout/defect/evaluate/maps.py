@@ -89,9 +89,9 @@ class MapMaker(Protocol):
 # The stream of images
 
 AHEAD_BYTES = 1 << 29
-"""Planes that are read ahead."""
+"""Planes that are read ahead, and planes of images that are not finished."""
 IN_FLIGHT = 2
-"""Batches that a device has to do while the host finishes another."""
+"""Batches that a device has to do while the host finishes others."""
 
 
 def map_images(
@@ -119,20 +119,28 @@ def map_images(
         stack.callback(readers.shutdown, wait=False, cancel_futures=True)
         stack.callback(finishers.shutdown, wait=False, cancel_futures=True)
         stream = _ReadAhead(images, lambda image: maker.prepare(read(image.path)), readers, maker, num)
-        running: deque[tuple[list[EvaluationImage], Wait]] = deque()
+        running: deque[tuple[list[EvaluationImage], list[np.ndarray], Wait]] = deque()
+        finishing: deque[tuple[Future[Result], int]] = deque()
 
-        def oldest() -> Iterator[Result]:
-            group, wait = running.popleft()
-            tasks = [partial(_finished, image, each, finish) for image, each in zip(group, wait(), strict=True)]
-            for future in [finishers.submit(task) for task in tasks]:
-                yield future.result()
+        def finish_oldest() -> None:
+            group, planes, wait = running.popleft()
+            for image, planes_CHW, each in zip(group, planes, wait(), strict=True):
+                finishing.append((finishers.submit(_finished, image, each, finish), planes_CHW.nbytes))
+
+        def is_too_much() -> bool:
+            held = sum(planes_CHW.nbytes for _, planes, _ in running for planes_CHW in planes)
+            return held + sum(nbytes for _, nbytes in finishing) > AHEAD_BYTES
 
         for group, planes in _batches(stream, maker):
-            running.append((group, maker.run(planes)))
-            if len(running) > IN_FLIGHT:
-                yield from oldest()
+            running.append((group, planes, maker.run(planes)))
+            while running and (len(running) > IN_FLIGHT or is_too_much()):
+                finish_oldest()
+            while finishing and (finishing[0][0].done() or len(finishing) > num + len(group) or is_too_much()):
+                yield finishing.popleft()[0].result()
         while running:
-            yield from oldest()
+            finish_oldest()
+        while finishing:
+            yield finishing.popleft()[0].result()
         if stream.error is not None:
             raise DataError(str(stream.error)) from None
 
@@ -146,12 +154,14 @@ def _batches(stream: "_ReadAhead", maker: MapMaker) -> Iterator[tuple[list[Evalu
     group: list[EvaluationImage] = []
     planes: list[np.ndarray] = []
     for image, planes_CHW in stream:
-        is_other = bool(planes) and (planes_CHW.shape, planes_CHW.dtype) != (planes[0].shape, planes[0].dtype)
-        if is_other or (planes and len(planes) == maker.batch_size(_size(planes[0]))):
+        if planes and (planes_CHW.shape, planes_CHW.dtype) != (planes[0].shape, planes[0].dtype):
             yield group, planes
             group, planes = [], []
         group.append(image)
         planes.append(planes_CHW)
+        if len(planes) == maker.batch_size(_size(planes_CHW)):
+            yield group, planes
+            group, planes = [], []
     if planes:
         yield group, planes
 
