@@ -318,8 +318,8 @@ def test_full_batches_become_a_graph(tmp_path, monkeypatch, caplog):
     assert not caplog.records
 
 
-def captured_sizes(monkeypatch, fake_graph, num: int) -> tuple[list[int], list[float], DeviceMapMaker]:
-    """Maps `num` images in batches of two as on a GPU, with another class for graphs; the sizes of batches run by it."""
+def mapped_with(fake_graph, num: int, monkeypatch) -> tuple[list[int], list[float], DeviceMapMaker]:
+    """Map `num` images in batches of two as on a GPU, with another class for graphs; the sizes of its batches first."""
     monkeypatch.setattr(maps, "_pixels_at_once", lambda device: 2 * 64 * 64)
     monkeypatch.setattr(maps, "_Graph", fake_graph)
     images, read = images_of([np.full((2, 64, 64), number, np.uint8) for number in range(num)])
@@ -340,7 +340,7 @@ def test_the_second_full_batch_and_those_after_it_are_run_by_a_graph(monkeypatch
             self.sizes.append(len(stored))
             return self._run(stored)
 
-    sizes, found, _ = captured_sizes(monkeypatch, Eager, 9)
+    sizes, found, _ = mapped_with(Eager, 9, monkeypatch)
     assert sizes == [2, 2, 2] and found == list(range(9))
 
 
@@ -352,7 +352,7 @@ def test_batches_that_cannot_be_captured_are_launched_by_the_host(monkeypatch, c
             self.sizes.append(len(stored))
             raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
-    sizes, found, maker = captured_sizes(monkeypatch, Failing, 9)
+    sizes, found, maker = mapped_with(Failing, 9, monkeypatch)
     assert sizes == [2] and found == list(range(9)) and not maker._graphs_wanted
     assert "cannot be captured as a CUDA graph (operation not permitted): the host launches every kernel" in caplog.text
 

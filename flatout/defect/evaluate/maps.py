@@ -292,15 +292,14 @@ class DeviceMapMaker:
         return max(1, _pixels_at_once(self._device) // (shape_hw[0] * shape_hw[1]))
 
     def prepare(self, planes_CHW: np.ndarray) -> np.ndarray:
-        return planes_CHW
+        return planes_CHW if planes_CHW.dtype == np.uint8 else planes_CHW.astype(np.float32, copy=False)
 
     def run(self, planes: Sequence[np.ndarray]) -> Wait:
         is_gpu = self._device.type == "cuda"
         # Events, graphs and Triton kernels are those of the current GPU.
         with torch.inference_mode(), torch.cuda.device(self._device) if is_gpu else nullcontext():
-            stored = torch.empty(
-                (len(planes), *planes[0].shape), dtype=torch.from_numpy(planes[0]).dtype, pin_memory=is_gpu
-            )
+            dtype = torch.uint8 if planes[0].dtype == np.uint8 else torch.float32
+            stored = torch.empty((len(planes), *planes[0].shape), dtype=dtype, pin_memory=is_gpu)
             np.stack(planes, out=stored.numpy())
             found = self._on_device(stored)
             # Copied on the device, because a graph overwrites its results.

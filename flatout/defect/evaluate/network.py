@@ -58,7 +58,7 @@ class ConvRelu(nn.Module):
         self.conv = conv
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _suits_kernels(x):
+        if not _suits_kernels(x, written=x.numel() // x.shape[1] * self.conv.out_channels):
             return F.relu(self.conv(x), inplace=True)
         from flatout.defect.evaluate.network_triton import add_bias_relu_
 
@@ -79,7 +79,7 @@ class MaxPool(nn.Module):
     """The highest of 2 x 2 pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _suits_kernels(x) or x.shape[2] % 2 or x.shape[3] % 2:
+        if not _suits_kernels(x, written=x.numel() // 4) or x.shape[2] % 2 or x.shape[3] % 2:
             return F.max_pool2d(x, 2)
         from flatout.defect.evaluate.network_triton import max_pool
 
@@ -90,7 +90,7 @@ class Upsample(nn.Module):
     """Twice the size, bilinear; corners stay corners."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _suits_kernels(x) or x.shape[1].bit_count() != 1 or x.shape[1] > MAX_CHANNELS:
+        if not _suits_kernels(x, written=4 * x.numel()) or x.shape[1].bit_count() != 1 or x.shape[1] > MAX_CHANNELS:
             return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True)
         from flatout.defect.evaluate.network_triton import upsample
 
@@ -107,6 +107,8 @@ def finest_channels(network: nn.Module) -> int:
     return next((each.out_channels for each in network.modules() if isinstance(each, nn.Conv2d)), 1)
 
 
-def _suits_kernels(x: Tensor) -> bool:
+def _suits_kernels(x: Tensor, *, written: int) -> bool:
+    """Whether the kernels can read `x` and write so many values, which they number with 32 bits."""
     is_here = x.is_cuda and x.get_device() == torch.cuda.current_device()
-    return HAS_TRITON and is_here and x.is_contiguous(memory_format=torch.channels_last)
+    is_small = max(x.numel(), written) < 1 << 31
+    return HAS_TRITON and is_here and is_small and x.is_contiguous(memory_format=torch.channels_last)

@@ -1,8 +1,7 @@
 """Kernels of the rewritten network (network.py), for channels_last maps: each value is read and written once.
 
 Integers are not specialised, so that a network needs few kernels; a number of values is a number of pixels times a
-constant, by which Triton sees that masks end between wide loads. Values are numbered with 32 bits, which is enough for
-HeatMapper's maps.
+constant, by which Triton sees that masks end between wide loads. Values are numbered with 32 bits.
 
 Dimension key:  B images   C channels   H W map
 """
@@ -95,7 +94,6 @@ def upsample(x_BCHW: Tensor) -> Tensor:
 def _start(kernel: Any, written_BCHW: Tensor, *maps: Tensor, rest: tuple[float, ...] = ()) -> None:
     """Start a kernel(*maps, pixels, *rest) over the values that it writes."""
     num, channels = written_BCHW.numel(), written_BCHW.shape[1]
-    assert num < 1 << 31
     start(kernel, triton.cdiv(num, BLOCK), *maps, num // channels, *rest, CHANNELS=channels, BLOCK=BLOCK)
 
 
