@@ -62,15 +62,19 @@ from flatout.ranks import choose_device
 
 MIN_BOARDS_PER_S = 1500
 SIDE = 640
-LATEST_S = 42
+LATEST_S = 46
 """Seconds after which nothing further is begun."""
-STREAM_S = 1.5
+STREAM_S = 1.2
 """Seconds that a rate from files to verdicts is measured for."""
 NETWORKS = {
     f"{name}, {patches}": (dtype, patch)
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
     for patches, patch in (("patches of 128 px", 128), ("one patch of 640 px", SIDE))
 }
+
+TYPICAL = "bfloat16, patches of 128 px"
+LAUNCHED = (f"network, {TYPICAL}", f"alignment and network, {TYPICAL}")
+"""What is also measured without a CUDA graph."""
 
 
 def main() -> None:
@@ -123,8 +127,8 @@ class Run:
         self._mappers = {name: self._mapper(*network) for name, network in NETWORKS.items()}
         self._say(f"boards of {SIDE} x {SIDE}, {self._size} in a batch; boards per second")
         parts = (
-            self._networks, self._on_device, self._from_files, self._board_by_board, self._stages, self._agreement,
-            self._kernels,
+            self._networks, self._on_device, self._from_files, self._board_by_board, self._agreement, self._stages,
+            self._kernels, self._tuned,
         )  # fmt: skip
         for part in parts:
             with self._guarded(part.__name__.strip("_")):
@@ -135,6 +139,8 @@ class Run:
     def _guarded(self, name: str) -> Iterator[None]:
         try:
             yield
+        except TimeoutError as error:
+            self._say(f"  {name}: {error}")
         except Exception as error:  # broad, so that one failure does not cost the other results
             self.has_failed = True
             self._say(f"  {name}: FAILED: {type(error).__name__}: {str(error)[:300]}")
@@ -228,15 +234,27 @@ class Run:
         """Where the time of a batch goes."""
         if self._device.type != "cuda":
             return
-        run = self._maker(self._mappers["bfloat16, patches of 128 px"])._map
+        run = self._maker(self._mappers[TYPICAL])._map
         with torch.inference_mode(), profile(activities=[ProfilerActivity.CUDA]) as profiled:
             run(self._stored)
             torch.cuda.synchronize()
         rows = sorted(profiled.key_averages(), key=lambda row: -row.self_device_time_total)
         total_us = sum(row.self_device_time_total for row in rows)
-        self._say(f"kernels of a batch, bfloat16, patches of 128 px: {total_us / 1e3:.1f} ms")
+        self._say(f"kernels of a batch, {TYPICAL}: {total_us / 1e3:.1f} ms")
         for row in rows[:16]:
             self._say(f"  {row.self_device_time_total / 1e3:7.2f} ms  {row.count:4}x  {row.key[:90]}")
+
+    def _tuned(self) -> None:
+        """What cuDNN's search for the fastest kernels would bring; commands do not search, because it takes seconds."""
+        if self._device.type != "cuda":
+            return
+        planes = self._stored[:, [0, 1, 1]].float()
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+        try:
+            self._both_ways(f"network, {TYPICAL}, kernels searched", partial(_heat, self._mappers[TYPICAL]), planes)
+        finally:
+            torch.backends.cudnn.benchmark = before
 
     # Ways
 
@@ -260,9 +278,12 @@ class Run:
 
     @torch.inference_mode()
     def _both_ways(self, name: str, run: Callable[[Tensor], _Found], batch: Tensor) -> float:
-        """Boards per second, launched by the host and as a CUDA graph, as folders of them are; returns the latter."""
+        """Boards per second as a CUDA graph, as folders are inspected; of LAUNCHED also launched by the host."""
         self._check_time()
-        launched = self._rate(name, lambda: run(batch))
+        if self._device.type != "cuda" or name in LAUNCHED:
+            launched = self._rate(name, lambda: run(batch))
+        else:
+            self._drained(lambda: run(batch))  # kernels are compiled
         if self._device.type != "cuda":
             return launched
         try:
@@ -270,7 +291,7 @@ class Run:
         except RuntimeError as error:
             self.has_failed = True
             self._say(f"    it cannot be captured as a graph: {str(error)[:300]}")
-            return launched
+            return self._rate(name, lambda: run(batch))
         return self._rate(f"{name}, as a graph", lambda: graph(batch))
 
     def _rate(self, name: str, call: Callable[[], object]) -> float:
