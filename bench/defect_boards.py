@@ -29,7 +29,8 @@ from bench.measure import arguments, report
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import read_canonical
 from flatout.defect.data.pairs import list_pair_images, read_planes, read_template_planes
-from flatout.defect.evaluate.evaluate import HeatMapper, MakeMap, evaluate_images
+from flatout.defect.evaluate.evaluate import evaluate_images
+from flatout.defect.evaluate.maps import HeatMapper, MakeMap
 from flatout.defect.evaluate.scores import DefectEvaluation
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid

@@ -44,11 +44,11 @@ from bench.defect_boards import moved
 from bench.measure import Timing, arguments, report, summarize
 from flatout.defect.compare.align import align
 from flatout.defect.compare.calibrate import Blobs, heat_blobs, threshold_for
-from flatout.defect.compare.classical import ClassicalMapper, RefinedMapper
+from flatout.defect.compare.classical import ClassicalMapper, refined
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import read_mask
 from flatout.defect.data.pairs import PairReader, list_pair_images
-from flatout.defect.evaluate.evaluate import HeatMapper, MakeMap
+from flatout.defect.evaluate.maps import HeatMapper, MakeMap
 from flatout.defect.evaluate.scores import PixelCounts
 from flatout.defect.export import export_onnx, reduce_precision
 from flatout.defect.model import DefectNet
@@ -248,8 +248,12 @@ def _networks(
         others = [image for image in images if image.path.stem[:5] != group]
         with tempfile.TemporaryDirectory() as name:
             make_map = _trained(others, Path(name), seed, 1 if options.quick else options.epochs)
-            run[group] = _judged(images, aligned, RefinedMapper(make_map))
+            run[group] = _judged(images, aligned, partial(_refined_map, make_map))
     return run
+
+
+def _refined_map(make_map: MakeMap, planes_CHW: np.ndarray) -> np.ndarray:
+    return refined(make_map(planes_CHW), planes_CHW)
 
 
 def _trained(images: list[EvaluationImage], folder: Path, seed: int, epochs: int) -> MakeMap:

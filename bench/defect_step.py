@@ -38,7 +38,7 @@ from bench.defect_baselines import August, July
 from bench.defect_trainers import LoopTrainer, PlainTrainer, Timed, compile_ahead, set_backend_flags
 from bench.measure import arguments, report
 from flatout.defect.demo_data import STRIP_HW, generate_strip, write_strip
-from flatout.defect.evaluate.evaluate import HeatMapper
+from flatout.defect.evaluate.maps import HeatMapper
 from flatout.defect.input import device_patch_feed, make_plan
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions

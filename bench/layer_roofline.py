@@ -35,9 +35,11 @@ from torch.overrides import TorchFunctionMode
 
 from bench.measure import Timing, arguments, facts, facts_line, measure, report, summarize
 from bench.model_step import CASES, Case, make_step
-from flatout.yolo.model import layers, network
+from flatout.yolo.model import convolutions, layers
+from flatout.yolo.model import network as network_module
 from flatout.yolo.model.configs import load_config
-from flatout.yolo.model.fused import max_pool, max_pool_same, norm_act
+from flatout.yolo.model.convolutions import convolve, predict
+from flatout.yolo.model.fused import concat, double, forked, max_pool, max_pool_same, norm_act
 from flatout.yolo.model.layers import Detect, IDetect
 from flatout.yolo.model.network import Network, build_network
 
@@ -159,6 +161,8 @@ class Recorder(TorchFunctionMode):
         first = args[0] if args else None
         read = [each for each in (first if isinstance(first, list | tuple) else [first]) if isinstance(each, Tensor)]
         operation = describe(result, *args, **kwargs)
+        if describe is _max_pool_same and len(args) > 2 and isinstance(args[2], Tensor):
+            read = [args[2]]
         if operation.kind == "add":
             read = [each for each in args[:2] if isinstance(each, Tensor)]
         if read:
@@ -170,10 +174,18 @@ def record(network: Network, images: Tensor) -> Counter[Operation]:
     """The operations of a training step, and how often each occurs."""
     recorder = Recorder()
     head = network.head
+    norm, convolution = recorder.noting(norm_act, _norm_act), recorder.noting(convolve, _convolve)
     with (
-        mock.patch.object(layers, "norm_act", recorder.noting(norm_act, _norm_act)),
+        mock.patch.object(layers, "norm_act", norm),
+        # Apart, although our kernels compute the gradients of the first convolution and its norm together.
+        mock.patch.object(layers, "conv_norm_act", lambda x, conv, *rest: norm(convolution(x, conv), *rest)),
         mock.patch.object(layers, "max_pool", recorder.noting(max_pool, _max_pool)),
         mock.patch.object(layers, "max_pool_same", recorder.noting(max_pool_same, _max_pool_same)),
+        mock.patch.object(layers, "predict", recorder.noting(predict, _predict)),
+        mock.patch.object(layers, "concat", recorder.noting(concat, _cat)),
+        mock.patch.object(layers, "double", recorder.noting(double, _interpolate)),
+        # Maps are recognised by identity; sums of their gradients follow from the number of readers.
+        mock.patch.object(network_module, "forked", lambda x, num: [x] * num),
         mock.patch.object(
             head, "folded_weights", recorder.noting(head.folded_weights, lambda result, level: _folded(head, level))
         ),
@@ -248,6 +260,16 @@ def _pair(value: Any) -> Shape:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
+def _convolve(y: Tensor, x: Tensor, conv: nn.Conv2d) -> Operation:
+    operation = _conv2d(y, x, conv.weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
+    return replace(operation, kind="stem") if x.is_cuda and convolutions._is_stem(conv) else operation
+
+
+def _predict(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Operation:
+    operation = _conv2d(y, x, weight, bias)
+    return replace(operation, kind="predictions") if x.is_cuda and weight.shape[0] % 8 else operation
+
+
 def _norm_act(z: Tensor, x: Tensor, norm: nn.Module, act: nn.Module) -> Operation:
     slope = float(getattr(act, "negative_slope", 0.0))
     return Operation("norm + act", type(act).__name__, _shapes([x]), tuple(z.shape), (type(act).__name__, slope))
@@ -257,8 +279,10 @@ def _max_pool(z: Tensor, x: Tensor, k: int) -> Operation:
     return Operation("max-pool", f"{k}x{k}/{k}", _shapes([x]), tuple(z.shape), (k, False))
 
 
-def _max_pool_same(z: Tensor, x: Tensor, k: int) -> Operation:
-    return Operation("max-pool", f"{k}x{k}", _shapes([x]), tuple(z.shape), (k, True))
+def _max_pool_same(z: Tensor, x: Tensor, k: int, narrower: Tensor | None = None, narrower_k: int = 1) -> Operation:
+    """With `narrower` as our kernels compute it: a pooling of that map with the kernel that is left."""
+    left_k = k - narrower_k + 1
+    return Operation("max-pool", f"{left_k}x{left_k}", _shapes([x]), tuple(z.shape), (left_k, True))
 
 
 def _cat(z: Tensor, xs: Sequence[Tensor], *_: Any) -> Operation:
@@ -363,6 +387,44 @@ def conv_passes(operation: Operation, device: str, *, channels_last: bool = True
     ]
 
 
+def stem_passes(operation: Operation, device: str) -> list[Pass]:
+    """The first convolution by our kernels."""
+    templates = {each.name: each for each in conv_passes(operation, device)}
+    stride = operation.settings.stride[0]  # type: ignore[attr-defined]
+
+    def forward() -> Call:
+        x, weight = a_map(device, operation.inputs[0]), torch.randn(operation.settings[0], dtype=DTYPE, device=device)
+        return lambda: convolutions.stem(x, weight, stride)
+
+    def wgrad() -> Call:
+        x, dy = a_map(device, operation.inputs[0]), a_map(device, operation.output)
+        return lambda: convolutions.stem_weight_gradient(dy, x, stride)
+
+    return [replace(templates["forward"], prepare=forward), replace(templates["wgrad"], prepare=wgrad)]
+
+
+def prediction_passes(operation: Operation, device: str) -> list[Pass]:
+    """Predictions by our kernels; one call computes all gradients."""
+    templates = {each.name: each for each in conv_passes(operation, device)}
+
+    def inputs() -> tuple[Tensor, Tensor, Tensor]:
+        weight = torch.randn(operation.settings[0], device=device)
+        return a_map(device, operation.inputs[0]), weight, torch.zeros(len(weight), device=device)
+
+    def forward() -> Call:
+        x, weight, bias = inputs()
+        return lambda: convolutions.predictions(x, weight, bias)
+
+    def backward() -> Call:
+        x, weight, _ = inputs()
+        dy = a_map(device, operation.output)
+        return lambda: convolutions.predictions_backward(dy, x, weight)
+
+    both = templates["dgrad"]
+    both = replace(both, name="backward", prepare=backward, flops=2 * both.flops, bytes_once=2 * both.bytes_once)
+    return [replace(templates["forward"], prepare=forward), both]
+
+
 def matmul_passes(operation: Operation, device: str) -> list[Pass]:
     """A 1x1 convolution as products of matrices: pixels x channels."""
     template = {each.name: each for each in conv_passes(operation, device)}
@@ -433,7 +495,7 @@ def max_pool_passes(operation: Operation, device: str) -> list[Pass]:
 
 
 def upsample_passes(operation: Operation, device: str) -> list[Pass]:
-    upsample = nn.Upsample(scale_factor=operation.output[2] // operation.inputs[0][2], mode="nearest")
+    upsample = layers.Upsample(scale_factor=operation.output[2] // operation.inputs[0][2], mode="nearest")
     forward, backward = differentiated(upsample, operation, device)
     moved = BYTES * (prod(operation.inputs[0]) + prod(operation.output))
     return [Pass("forward", moved, forward), Pass("backward", moved, backward)]
@@ -450,7 +512,7 @@ def concat_passes(operation: Operation, device: str) -> list[Pass]:
 
     def prepare() -> Call:
         xs = [a_map(device, shape) for shape in operation.inputs]
-        return lambda: torch.cat(xs, 1)
+        return lambda: concat(xs)
 
     return [Pass("forward", 2 * BYTES * prod(operation.output), prepare)]
 
@@ -466,21 +528,15 @@ def add_passes(operation: Operation, device: str) -> list[Pass]:
 
 
 def gradient_sum_passes(operation: Operation, device: str) -> list[Pass]:
-    """Summed as autograd does: two, then each further one in place."""
     one, num = BYTES * prod(operation.output), len(operation.inputs)
 
     def prepare() -> Call:
+        x = a_map(device, operation.output).requires_grad_()
         gradients = [a_map(device, operation.output, wide) for wide in operation.settings]
+        readers = [each.view_as(each) for each in forked(x, num)]
+        return lambda: torch.autograd.grad(readers, x, gradients, retain_graph=True)
 
-        def add_up() -> Tensor:
-            total = gradients[0] + gradients[1]
-            for each in gradients[2:]:
-                total += each
-            return total
-
-        return add_up
-
-    return [Pass("backward", (num + 1) * one, prepare, bytes_now=3 * (num - 1) * one)]
+    return [Pass("backward", (num + 1) * one, prepare)]
 
 
 def implicit_passes(operation: Operation, device: str) -> list[Pass]:
@@ -516,7 +572,7 @@ def cast_passes(operation: Operation, device: str) -> list[Pass]:
 
     def casting(before: torch.dtype, after: torch.dtype) -> Call:
         tensors = [each.detach().to(before, copy=True) for each in weights]
-        return lambda: network._copy_all(tensors, after)
+        return lambda: network_module._copy_all(tensors, after)
 
     moved = (4 + BYTES) * prod(operation.output)
     return [
@@ -539,6 +595,8 @@ def optimizer_passes(operation: Operation, device: str) -> list[Pass]:
 
 PASSES: dict[str, Callable[[Operation, str], list[Pass]]] = {
     "convolution": conv_passes,
+    "stem": stem_passes,
+    "predictions": prediction_passes,
     "norm + act": norm_act_passes,
     "max-pool": max_pool_passes,
     "concat": concat_passes,

@@ -1,9 +1,10 @@
 """How long is a training step of YOLOv7's networks on prepared data, and what does each optimisation gain?
 
-Forward, backward and SGD in bf16, channels_last, loss = the mean of the outputs; no detection loss, no input. Six
-variants: eager; eager with torch's kernels instead of ours for batch norm, activation and pooling (the gain of our
-kernels), or with every weight cast separately (the gain of casting them together); compiled; and the whole step, eager
-or compiled, as one CUDA graph (no launches by the host, as `train.py` runs with --fast, and with --compile on). The
+Forward, backward and SGD in bf16, channels_last, loss = the mean of the outputs; no detection loss, no input. Variants:
+eager; eager with torch's kernels instead of ours (the gain of our kernels), or with every weight cast separately (the
+gain of casting them together); compiled; and the whole step, eager or compiled, as one CUDA graph (no launches by the
+host, as `train.py` runs with --fast, and with --compile on). Of the graph also without one kind of kernels: cuDNN for
+every convolution; torch's copies and sums; 1 x 1 convolutions of the same map apart. The
 figures of the original code are quoted: it was measured once, by the same method, on the same kind of machine. The host
 limits the small cases, and its speed varies, so the variants of a case take turns.
 Answer: bench/results/model_step_<machine>_<yyyymm>.md (rewritten with --write).
@@ -22,7 +23,7 @@ import torch
 
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
-from flatout.yolo.model import fused, network
+from flatout.yolo.model import convolutions, fused, network
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
 
@@ -50,7 +51,10 @@ CASES = [
 ]
 TURNS, CALLS = 15, 4
 """How often a variant is timed, and for how many steps."""
-WAYS = ("torch kernels", "casts apart", "eager", "compiled", "graph", "compiled graph")
+WAYS = (
+    "torch kernels", "casts apart", "eager", "compiled",
+    "cuDNN graph", "torch copies graph", "pairs apart graph", "graph", "compiled graph",
+)  # fmt: skip
 
 
 @dataclass
@@ -173,7 +177,7 @@ class Replay:
 
 @contextmanager
 def torch_kernels() -> Iterator[None]:
-    """Use torch's kernels for batch norms, activations and pooling."""
+    """Use torch's kernels for everything."""
     with mock.patch.object(fused, "suits_kernels", _never):
         yield
 
@@ -185,13 +189,35 @@ def casts_apart() -> Iterator[None]:
         yield
 
 
-def _never(x: object) -> bool:
+@contextmanager
+def cudnn_only() -> Iterator[None]:
+    with mock.patch.object(convolutions, "_half_of_autocast", return_value=None):
+        yield
+
+
+@contextmanager
+def torch_copies() -> Iterator[None]:
+    """Use torch's kernels for concatenation, upsampling, and sums of gradients."""
+    with mock.patch.object(fused, "_suits_copies", _never):
+        yield
+
+
+@contextmanager
+def pairs_apart() -> Iterator[None]:
+    with mock.patch.object(network, "suits_pair", _never):
+        yield
+
+
+def _never(*_: object) -> bool:
     return False
 
 
 WITHOUT: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "torch kernels": torch_kernels,
     "casts apart": casts_apart,
+    "cuDNN graph": cudnn_only,
+    "torch copies graph": torch_copies,
+    "pairs apart graph": pairs_apart,
 }
 """Variants without one of our optimisations."""
 
@@ -225,11 +251,11 @@ def check_promises(case: Case, rows: list[Row]) -> list[Criterion]:
 
 
 def write(rows: list[Row], criteria: list[Criterion], options: argparse.Namespace) -> None:
-    lines = [f"{'case':36}{'way':>15}{'ms':>9}{'(fastest, slowest)':>20}{'img/s':>9}{'peak GiB':>10}"]
+    lines = [f"{'case':36}{'way':>20}{'ms':>9}{'(fastest, slowest)':>20}{'img/s':>9}{'peak GiB':>10}"]
     for row in rows:
         spread = f"({row.fastest_ms:.1f}, {row.slowest_ms:.1f})"
         lines.append(
-            f"{row.case:36}{row.way:>15}{row.step_ms:9.2f}{spread:>20}{row.images_per_s:9.0f}{row.peak_gib:10.1f}"
+            f"{row.case:36}{row.way:>20}{row.step_ms:9.2f}{spread:>20}{row.images_per_s:9.0f}{row.peak_gib:10.1f}"
         )
     device = torch.cuda.get_device_name()
     text = "\n".join([device, "", *lines, "", *map(str, criteria)])

@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
-import torch
 
 from flatout.config import build_config
 from flatout.defect.compare.align import AlignConfig
-from flatout.defect.compare.classical import refined
-from flatout.defect.data.find import EXTENSIONS
+from flatout.defect.data.find import EXTENSIONS, EvaluationImage
 from flatout.defect.data.items import read_canonical
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images
 from flatout.defect.demo_data import STRIP_HW
-from flatout.defect.evaluate.evaluate import FINE, HeatMapper, ReadImage
+from flatout.defect.evaluate.evaluate import FINE
+from flatout.defect.evaluate.maps import HeatMapper, Mapped, ReadImage, choose_map_maker, map_images, open_mapper
 from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, Detection, detect, detect_components
 from flatout.defect.options import CPU, PATCH_OF_TYPE, Network, TestOptions, TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.plots import overlay
 from flatout.defect.weights import load_network
 from flatout.errors import CheckpointError, ConfigError, DataError
-from flatout.feed import DecodeError
 from flatout.ranks import choose_device
 
 if TYPE_CHECKING:
@@ -112,7 +110,7 @@ class Inspector:
         """
         self._with_weights()  # fail before any image is read
         several = [images] if isinstance(images, str | Path | np.ndarray) else list(images)
-        return [self._inspect(opened, threshold) for each in several for opened in _opened(each)]
+        return [each for given in several for each in self._inspect(_Given.of(given), threshold)]
 
     def export(self, size_hw: tuple[int, int] = STRIP_HW, **options: Any) -> "Exported":
         """Export as an ONNX file for images of a size; `options` are those of `flatout.defect.export.export_file`."""
@@ -120,24 +118,29 @@ class Inspector:
 
         return export_file(self._with_weights(), size_hw, **options)
 
-    def _inspect(self, opened: "_Opened", threshold: float | None) -> Inspected:
-        planes_CHW = opened.planes_CHW
+    def _inspect(self, given: "_Given", threshold: float | None) -> Iterator[Inspected]:
         if self._mapper is None:
             self._mapper = self._open_mapper()
-        heat_HW = self._mapper(planes_CHW)
         least = self._threshold if threshold is None else threshold
-        if opened.is_pair:
-            heat_HW = refined(heat_HW, planes_CHW)
-        everything = detect_components(heat_HW) if opened.is_pair else detect(heat_HW, FINE)
-        found = tuple(each for each in everything if each.score >= least)
-        return Inspected(heat=heat_HW, detections=found, planes=planes_CHW, path=opened.path)
+
+        def inspected(image: EvaluationImage, mapped: Mapped) -> Inspected:
+            everything = detect_components(mapped.heat_HW) if given.are_pairs else detect(mapped.heat_HW, FINE)
+            return Inspected(
+                heat=mapped.heat_HW,
+                detections=tuple(each for each in everything if each.score >= least),
+                planes=mapped.planes_CHW,
+                path="" if given.is_array else str(image.path),
+            )
+
+        align = AlignConfig() if given.are_pairs else None
+        maker = choose_map_maker(self._mapper, choose_device(self._device), align=align, refines=given.are_pairs)
+        return map_images(given.images, given.read, maker, inspected)
 
     def _open_mapper(self) -> HeatMapper:
         network, weights = load_network(self._with_weights())
         self._threshold = DEFAULT_THRESHOLD if weights.threshold is None else weights.threshold
-        device = choose_device(self._device)
-        network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return HeatMapper(network, partial(Grid.over, patch=weights.patch or PATCH_OF_TYPE["strip"]), device)
+        patch = weights.patch or PATCH_OF_TYPE["strip"]
+        return open_mapper(network, partial(Grid.over, patch=patch), choose_device(self._device))
 
     def _start_options(self) -> dict[str, Any]:
         """Options with which a training starts from the current weights."""
@@ -155,39 +158,28 @@ class Inspector:
         return self.weights
 
 
-class _Opened(NamedTuple):
-    """An image that was read."""
+class _Given(NamedTuple):
+    """Images that were given, and how they are read."""
 
-    planes_CHW: np.ndarray
-    path: str
-    """"" for an array."""
-    is_pair: bool = False
-    """Whether its references are an aligned template."""
+    images: list[EvaluationImage]
+    read: ReadImage
+    are_pairs: bool = False
+    is_array: bool = False
 
-
-def _opened(given: Given) -> Iterator[_Opened]:
-    """Every image that is given, one at a time."""
-    if isinstance(given, np.ndarray):
-        if given.ndim != 3 or given.shape[0] != 3:
-            raise ConfigError(
-                f"predict() got an array of shape {list(given.shape)}. Stack the target and its two references as "
-                "[3, height, width] with values from 0 to 255, or give the path of a file."
-            )
-        yield _Opened(given, "")
-        return
-    are_pairs = holds_pairs(given)
-    files, read = _pairs(given) if are_pairs else (_image_files(Path(given)), read_canonical)
-    for file in files:
-        try:
-            planes_CHW = read(file)
-        except (OSError, DecodeError) as error:
-            raise DataError(str(error)) from None
-        yield _Opened(planes_CHW, str(file), are_pairs)
-
-
-def _pairs(path: str | Path) -> tuple[list[Path], ReadImage]:
-    images = list_pair_images(path)
-    return [image.path for image in images], PairReader(images, AlignConfig())
+    @classmethod
+    def of(cls, given: Given) -> "_Given":
+        """The images of a file, a folder or a CSV file, or the one of an array."""
+        if isinstance(given, np.ndarray):
+            if given.ndim != 3 or given.shape[0] != 3:
+                raise ConfigError(
+                    f"predict() got an array of shape {list(given.shape)}. Stack the target and its two references as "
+                    "[3, height, width] with values from 0 to 255, or give the path of a file."
+                )
+            return cls([EvaluationImage(Path(), None, is_good=False)], lambda _: given, is_array=True)
+        if holds_pairs(given):
+            images = list_pair_images(given)
+            return cls(images, PairReader(images, None).stored, are_pairs=True)
+        return cls([EvaluationImage(file, None, is_good=False) for file in _image_files(Path(given))], read_canonical)
 
 
 def _image_files(path: Path) -> list[Path]:

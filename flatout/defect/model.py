@@ -101,12 +101,13 @@ class Encoder(nn.Module):
         widths = [3, base, 2 * base, 4 * base, 8 * base, 8 * base, 8 * base]
         for level, (inner, outer) in enumerate(pairwise(widths), start=1):
             setattr(self, f"block{level}", nn.Sequential(*_conv3(inner, outer), *_conv3(outer, outer)))
+        self.pool = nn.MaxPool2d(2)
         self.sppf = Sppf(8 * base) if pools else nn.Identity()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         maps: list[Tensor] = []
         for level in range(1, 7):
-            finer = F.max_pool2d(maps[-1], 2) if maps else x
+            finer = self.pool(maps[-1]) if maps else x
             maps.append(getattr(self, f"block{level}")(finer))
         return *maps[:-1], self.sppf(maps[-1])
 

@@ -250,6 +250,9 @@ class TestOptions:
     )
     device: str = option("", "cpu, or the number of a GPU (default: the first GPU if there is one, else the CPU)")
     gpu_id: int | None = option(None, "old name of --device: the number of a GPU, or -1 for the CPU")
+    amp: Literal["off", "bf16"] = option(
+        "off", "bf16: the network computes in bfloat16, which is faster on a GPU; off: in float32"
+    )
     use_ground_truth_mask: bool = option(True, "compare the heat maps with masks where masks exist")
     untiled: bool = option(
         False, "process each image in one pass instead of patch by patch: faster, slightly different at patch borders"

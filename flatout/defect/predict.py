@@ -14,32 +14,27 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from flatout.defect.compare.align import AlignConfig
-from flatout.defect.compare.calibrate import Settings, choose_settings, read_settings
-from flatout.defect.compare.classical import ClassicalMapper, RefinedMapper
+from flatout.defect.compare.calibrate import Settings, choose_settings, heat_blobs, read_settings
 from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images, list_split
 from flatout.defect.data.items import MAX_GREY, are_equal, read_canonical
-from flatout.defect.data.pairs import Boxes, PairReader, aligned_planes, holds_pairs, list_pair_images, read_boxes
+from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_boxes
 from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
-from flatout.defect.evaluate.evaluate import (
-    EvaluatedImage,
-    FindDetections,
-    HeatMapper,
-    MakeMap,
-    ReadImage,
-    evaluate_images,
-)
+from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, evaluate_images
+from flatout.defect.evaluate.maps import HeatMapper, MapMaker, ReadImage, choose_map_maker, map_images, open_mapper
 from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, DefectEvaluation, ImageRow, detect_components
 from flatout.defect.options import PATCH_OF_TYPE, CalibrateOptions, Method, TestOptions
 from flatout.defect.patches import Grid, GridOver
 from flatout.defect.plots import grey_png, result_png
-from flatout.defect.report import Maps, Report
+from flatout.defect.report import Report
 from flatout.defect.weights import DefectWeights, load_network
+from flatout.engine import DTYPES
 from flatout.errors import ConfigError, DataError, ResourceError, counted
 from flatout.ranks import choose_device
 
@@ -62,15 +57,16 @@ def predict(options: TestOptions) -> DefectEvaluation:
         )  # fmt: skip
     writer = _Writer(options, root=_common_folder(images), threshold=threshold, ranks_all=way.find is not None)
     result = evaluate_images(
-        way.make_map,
+        way.maker,
         images,
-        read=way.read,
+        read=_EqualPlanes(way.read, are_pairs=bool(images[0].references)),
         use_masks=options.use_ground_truth_mask,
         dead_xy_K2=read_dead_pixels(options.dead_pixels) if options.dead_pixels else None,
         threshold=threshold,
         find=way.find,
         device=way.device,
-        observers=[writer, _EqualPlanes()],
+        observers=[writer],
+        in_threads=writer.write,
     )
     result = writer.finish(result)
     rate = len(images) / max(result.seconds, 1e-9)
@@ -88,9 +84,7 @@ def calibrate(options: CalibrateOptions) -> Settings:
         raise ConfigError(f"--false_blobs {options.false_blobs} must be 0 or more.")
     way = open_inspection(replace(options, settings=""))
     settings = choose_settings(
-        way.make_map,
-        way.images,
-        way.read,
+        map_images(way.images, way.read, way.maker, lambda image, mapped: heat_blobs(mapped.heat_HW, image)),
         method=way.method,
         false_blobs=options.false_blobs,
         chosen_on=options.test_path,
@@ -105,13 +99,12 @@ class Inspection(NamedTuple):
     method: Method
     images: list[EvaluationImage]
     read: ReadImage
-    make_map: MakeMap
+    maker: MapMaker
     threshold: float | None
     """From the flag, the settings file or the weights; None: none was chosen."""
     find: FindDetections | None
     """How detections are found; None: as local maxima."""
-    device: torch.device | None
-    """Device of the network; None without one."""
+    device: torch.device
 
 
 def open_inspection(options: TestOptions) -> Inspection:
@@ -134,43 +127,32 @@ def open_inspection(options: TestOptions) -> Inspection:
         )
     chosen = settings.threshold if settings is not None else None
     images = list_test_images(options)
-    read = reader_for(images, options)
+    align = align_config(options, are_pairs=are_pairs)
     refines = options.refine == "on" or (options.refine == "auto" and are_pairs)
-    device = None
-    if method == "classical":
-        make_map: MakeMap = ClassicalMapper()
-        own: float | None = DEFAULT_THRESHOLD
-    else:
+    device = choose_device(options.resolved_device)
+    mapper: HeatMapper | None = None
+    own: float | None = DEFAULT_THRESHOLD
+    if method == "network":
         network, weights = load_network(options.model_path)
-        device = choose_device(options.resolved_device)
-        network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        make_map = HeatMapper(network, grids_for(options, weights), device, untiled=options.untiled)
-        if refines:
-            make_map = RefinedMapper(make_map)
+        mapper = open_mapper(
+            network, grids_for(options, weights), device, dtype=DTYPES[options.amp], untiled=options.untiled
+        )
         own = weights.threshold
     threshold = next((each for each in (options.threshold, chosen, own) if each is not None), None)
     find = detect_components if method == "classical" or refines else None
-    return Inspection(method, images, read, make_map, threshold, find, device)
+    maker = choose_map_maker(mapper, device, align=align, refines=refines)
+    return Inspection(method, images, reader_for(images), maker, threshold, find, device)
 
 
-class _AlignedFiles:
-    """Reads files of three planes and aligns their references to target."""
-
-    def __init__(self, config: AlignConfig) -> None:
-        self._config = config
-
-    def __call__(self, path: Path) -> np.ndarray:
-        return aligned_planes(read_canonical(path), self._config)
+def reader_for(images: list[EvaluationImage]) -> ReadImage:
+    """How the planes of an image are read, from a file or a pair; not aligned."""
+    return PairReader(images, None).stored if images[0].references else read_canonical
 
 
-def reader_for(images: list[EvaluationImage], options: TestOptions) -> ReadImage:
-    """How the planes of an image are read: from a file or a pair, aligned if the options say so."""
-    are_pairs = bool(images[0].references)
+def align_config(options: TestOptions, *, are_pairs: bool) -> AlignConfig | None:
+    """How references are aligned; None: not at all."""
     aligns = options.align == "on" or (options.align == "auto" and are_pairs)
-    config = AlignConfig(reach_px=options.align_px) if aligns else None
-    if are_pairs:
-        return PairReader(images, config)
-    return read_canonical if config is None else _AlignedFiles(config)
+    return AlignConfig(reach_px=options.align_px) if aligns else None
 
 
 def list_test_images(options: TestOptions) -> list[EvaluationImage]:
@@ -209,6 +191,15 @@ def read_dead_pixels(path: str) -> np.ndarray:
     return np.array(rows, np.int64).reshape(-1, 2)
 
 
+class _Inspected(NamedTuple):
+    """The blobs of an image."""
+
+    found: BlobImage
+    """At the threshold."""
+    ranked: BlobImage | None
+    """All of them, if they can be ranked and the image is labelled."""
+
+
 class _Writer:
     """Writes the files of every image as it is processed, and the tables at the end."""
 
@@ -216,6 +207,8 @@ class _Writer:
         """`ranks_all`: heat maps are 0 outside of components, so those below the threshold can be ranked, too."""
         self._options, self._root, self._threshold, self._ranks_all = options, root, threshold, ranks_all
         self._folder = Path(options.output_dir)
+        self._inspected: dict[Path, _Inspected] = {}
+        """Images whose files are written, until it is their turn."""
         self._names: list[str] = []
         self._detections: list[tuple[str, int, int, float]] = []
         self._blobs: list[BlobImage] = []
@@ -228,22 +221,42 @@ class _Writer:
                 f"{self._folder}: cannot be created: {error.strerror}. Choose another --output_dir."
             ) from None
 
-    def __call__(self, evaluated: EvaluatedImage) -> None:
-        # Without the ".." of a table of pairs, which would lead out of the output folder.
-        relative = Path(os.path.abspath(evaluated.image.path)).relative_to(self._root)
-        stem = self._folder / relative.with_suffix("")
+    def write(self, evaluated: EvaluatedImage) -> None:
+        """Write the files of an image and find its blobs; in any thread, images in any order."""
+        heat_HW, mask_HW = evaluated.heat_HW, evaluated.mask_HW
+        stem = self._folder / self._name(evaluated).with_suffix("")
         stem.parent.mkdir(parents=True, exist_ok=True)
-        self._names.append(str(relative))
-        self._detections += [(str(relative), each.y, each.x, each.score) for each in evaluated.detections]
         if self._options.save_maps:
             import tifffile
 
-            tifffile.imwrite(stem.with_name(f"{stem.name}_heat.tiff"), evaluated.heat_HW)
+            tifffile.imwrite(stem.with_name(f"{stem.name}_heat.tiff"), heat_HW)
         if self._options.save_pictures:
-            plot = stem.with_name(f"{stem.name}_result.png")
-            result_png(evaluated.planes_CHW, evaluated.heat_HW, evaluated.mask_HW, plot)
-        boxes = evaluated.image.boxes if self._options.use_ground_truth_mask else None
-        self._inspect(str(relative), evaluated, None if boxes is None else read_boxes(boxes))
+            result_png(evaluated.planes_CHW, heat_HW, mask_HW, stem.with_name(f"{stem.name}_result.png"))
+        if self._options.save_masks:
+            grey_png((heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
+        path = evaluated.image.boxes if self._options.use_ground_truth_mask else None
+        boxes = None if path is None else read_boxes(path)
+        found = inspect_blobs(heat_HW, self._threshold, mask_HW, boxes)
+        ranks = self._ranks_all and found.is_labelled
+        self._inspected[evaluated.image.path] = _Inspected(
+            found, inspect_blobs(heat_HW, ANY_HEAT, mask_HW, boxes) if ranks else None
+        )
+
+    def __call__(self, evaluated: EvaluatedImage) -> None:
+        """Note the results of an image that was written, in the order of the images."""
+        found, ranked = self._inspected.pop(evaluated.image.path)
+        name = str(self._name(evaluated))
+        self._names.append(name)
+        self._detections += [(name, each.y, each.x, each.score) for each in evaluated.detections]
+        self._blobs.append(found)
+        if ranked is not None:
+            self._ranked.append(ranked)
+        if self._report is not None:
+            self._report.add(name, evaluated, found)
+
+    def _name(self, evaluated: EvaluatedImage) -> Path:
+        # Without the ".." of a table of pairs, which would lead out of the output folder.
+        return Path(os.path.abspath(evaluated.image.path)).relative_to(self._root)
 
     def finish(self, result: DefectEvaluation) -> DefectEvaluation:
         """Write the tables and the report; returns the result with the scores of blobs."""
@@ -272,19 +285,6 @@ class _Writer:
             (self._folder / "report.html").write_text(page, encoding="utf-8")
         return result
 
-    def _inspect(self, name: str, evaluated: EvaluatedImage, boxes: Boxes | None) -> None:
-        """Find the blobs of an image, compare them with its labels, and write its mask."""
-        maps = Maps(evaluated.planes_CHW, evaluated.heat_HW, evaluated.mask_HW)
-        found = inspect_blobs(maps.heat_HW, self._threshold, maps.mask_HW, boxes)
-        self._blobs.append(found)
-        if self._ranks_all and found.is_labelled:
-            self._ranked.append(inspect_blobs(maps.heat_HW, ANY_HEAT, maps.mask_HW, boxes))
-        if self._options.save_masks:
-            stem = self._folder / Path(name).with_suffix("")
-            grey_png((maps.heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
-        if self._report is not None:
-            self._report.add(name, maps, found)
-
 
 def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:
     return replace(
@@ -297,26 +297,35 @@ def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:
 
 
 class _EqualPlanes:
-    """Warns once of images in which nothing can be found, because target is the same as both references."""
+    """Reads images, and warns once of those in which nothing can be found, because target is the same as the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: ReadImage, *, are_pairs: bool) -> None:
+        self._read, self._are_pairs = read, are_pairs
         self._has_warned = False
+        self._lock = Lock()
 
-    def __call__(self, evaluated: EvaluatedImage) -> None:
-        if self._has_warned or not are_equal(evaluated.planes_CHW):
-            return
-        self._has_warned = True
-        if evaluated.image.references:
+    def __call__(self, path: Path) -> np.ndarray:
+        planes_CHW = self._read(path)
+        if self._has_warned or not are_equal(planes_CHW):
+            return planes_CHW
+        with self._lock:
+            if not self._has_warned:
+                self._has_warned = True
+                self._warn_of(path)
+        return planes_CHW
+
+    def _warn_of(self, path: Path) -> None:
+        if self._are_pairs:
             logger.warning(
                 "%s: its template shows exactly the same, so no defect can be found. Is it a copy of the test image?",
-                evaluated.image.path,
+                path,
             )
         else:
             logger.warning(
                 "%s: its three planes are equal (a grey file fills all three), so target is the same as both "
                 "references, and no defect can be found. Give files of three planes: target, ref1 and ref2, or pairs "
                 "of a template and a test image. `flatout defect check` lists all such files.",
-                evaluated.image.path,
+                path,
             )
 
 

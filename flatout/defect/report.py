@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from flatout.defect.data.items import MAX_GREY
 from flatout.defect.evaluate.blobs import Blob, BlobImage, Region
+from flatout.defect.evaluate.evaluate import EvaluatedImage
 from flatout.defect.plots import overlay
 from flatout.errors import counted
 
@@ -61,14 +61,6 @@ HEAD_SCORES = {
 """Scores at the head of the page, with their names there."""
 
 
-class Maps(NamedTuple):
-    """What a picture is made from."""
-
-    planes_CHW: np.ndarray
-    heat_HW: np.ndarray
-    mask_HW: np.ndarray | None
-
-
 class Report:
     """Collects pictures while images are processed. Nothing is written before `page` is."""
 
@@ -77,17 +69,17 @@ class Report:
         self._worst = _Best(MAX_IMAGES)
         self._images: list[BlobImage] = []
 
-    def add(self, name: str, maps: Maps, found: BlobImage) -> None:
+    def add(self, name: str, evaluated: EvaluatedImage, found: BlobImage) -> None:
         """Take the pictures of an image that are among those to be shown."""
         self._images.append(found)
         for missed in found.missed[:MAX_CROPS_OF_IMAGE]:
-            self._missed.offer((missed.area_px,), partial(_missed_card, name, maps, missed))
+            self._missed.offer((missed.area_px,), partial(_missed_card, name, evaluated, missed))
         best, kind = (self._false, "false") if found.is_labelled else (self._found, "found")
         blobs = sorted(found.false_blobs if found.is_labelled else found.blobs, key=_rank, reverse=True)
         for blob in blobs[:MAX_CROPS_OF_IMAGE]:
-            best.offer(_rank(blob), partial(_blob_card, name, maps, blob, kind))
+            best.offer(_rank(blob), partial(_blob_card, name, evaluated, blob, kind))
         if num_wrong := len(found.missed) + len(found.false_blobs):
-            self._worst.offer((num_wrong,), partial(_image_card, name, maps, found))
+            self._worst.offer((num_wrong,), partial(_image_card, name, evaluated, found))
 
     def page(self, scores: Mapping[str, float | None], *, title: str) -> str:
         """The complete HTML document."""
@@ -192,21 +184,21 @@ def _meaning(name: str) -> str:
 # Cards: a picture with its caption
 
 
-def _missed_card(name: str, maps: Maps, missed: Region) -> str:
+def _missed_card(name: str, evaluated: EvaluatedImage, missed: Region) -> str:
     x1, y1, x2, y2, area_px = missed
-    highest = float(maps.heat_HW[y1:y2, x1:x2].max())
-    return _crops_card("missed", name, maps, (x1, y1, x2, y2), f"{area_px} px, heat up to {highest:.3f}")
+    highest = float(evaluated.heat_HW[y1:y2, x1:x2].max())
+    return _crops_card("missed", name, evaluated, (x1, y1, x2, y2), f"{area_px} px, heat up to {highest:.3f}")
 
 
-def _blob_card(name: str, maps: Maps, blob: Blob, kind: str) -> str:
-    return _crops_card(kind, name, maps, blob[:4], f"{blob.area_px} px, heat up to {blob.score:.3f}")
+def _blob_card(name: str, evaluated: EvaluatedImage, blob: Blob, kind: str) -> str:
+    return _crops_card(kind, name, evaluated, blob[:4], f"{blob.area_px} px, heat up to {blob.score:.3f}")
 
 
-def _crops_card(kind: str, name: str, maps: Maps, box_xyxy: tuple[int, int, int, int], text: str) -> str:
-    rows, columns = crop_around(box_xyxy, (maps.heat_HW.shape[0], maps.heat_HW.shape[1]))
-    target, ref1 = (_grey(plane_HW[rows, columns]) for plane_HW in maps.planes_CHW[:2])
-    mask_HW = None if maps.mask_HW is None else maps.mask_HW[rows, columns]
-    heat = overlay(maps.planes_CHW[0][rows, columns], maps.heat_HW[rows, columns], mask_HW)
+def _crops_card(kind: str, name: str, evaluated: EvaluatedImage, box_xyxy: tuple[int, int, int, int], text: str) -> str:
+    rows, columns = crop_around(box_xyxy, (evaluated.heat_HW.shape[0], evaluated.heat_HW.shape[1]))
+    target, ref1 = (_grey(plane_HW[rows, columns]) for plane_HW in evaluated.planes_CHW[:2])
+    mask_HW = None if evaluated.mask_HW is None else evaluated.mask_HW[rows, columns]
+    heat = overlay(evaluated.planes_CHW[0][rows, columns], evaluated.heat_HW[rows, columns], mask_HW)
     crops = "".join(
         f'<div><img alt="{label}" src="{_data_uri(_reduced(crop, MAX_CROP_PX))}">{label}</div>'
         for label, crop in (("target", target), ("ref1", ref1), ("heat", heat))
@@ -219,10 +211,10 @@ def _crops_card(kind: str, name: str, maps: Maps, box_xyxy: tuple[int, int, int,
     )
 
 
-def _image_card(name: str, maps: Maps, found: BlobImage) -> str:
-    height, width = maps.heat_HW.shape
+def _image_card(name: str, evaluated: EvaluatedImage, found: BlobImage) -> str:
+    height, width = evaluated.heat_HW.shape
     is_strip = max(height, width) > 2 * min(height, width)
-    picture = _whole_image(maps.planes_CHW[0], found, LONG_SIDE_PX if is_strip else SHORT_SIDE_PX)
+    picture = _whole_image(evaluated.planes_CHW[0], found, LONG_SIDE_PX if is_strip else SHORT_SIDE_PX)
     is_turned = is_strip and height > width
     if is_turned:
         picture = np.rot90(picture)

@@ -20,11 +20,11 @@ from flatout.clock import clock
 from flatout.config import read_config
 from flatout.defect.compare.align import AlignConfig
 from flatout.defect.compare.calibrate import heat_blobs, threshold_for
-from flatout.defect.compare.classical import RefinedMapper
 from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth_folder
 from flatout.defect.data.items import MAX_GREY, Strips
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
-from flatout.defect.evaluate.evaluate import EvaluatedImage, HeatMapper, MakeMap, evaluate_images
+from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images
+from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker
 from flatout.defect.evaluate.scores import DefectEvaluation, detect_components
 from flatout.defect.input import InputConfig, TrainingImages, find_images, open_input
 from flatout.defect.model import DefectNet, last_layer_problem
@@ -193,9 +193,10 @@ class DefectRecipe(Recipe):
         model.network.eval()
         are_pairs = bool(self._validation_images[0].references)
         grid_over = partial(Grid.over, patch=self.options.patch, min_patches=self.options.min_patches)
-        mapper: MakeMap = HeatMapper(model.network, grid_over, self.device, dtype=DTYPES[self.amp])
-        if are_pairs:
-            mapper = RefinedMapper(mapper)  # as in `test` and `predict`, so that the threshold is that of its maps
+        mapper = HeatMapper(model.network, grid_over, self.device, dtype=DTYPES[self.amp])
+        # Refined as in `test` and `predict`, so that the threshold is that of their maps. One image at a time, because
+        # a compiled network would be compiled again for a batch.
+        maker = HostMapMaker(mapper, refines=are_pairs)
         false_heat: list[np.ndarray] = []
         defect_heat: list[float] = []
 
@@ -208,8 +209,8 @@ class DefectRecipe(Recipe):
 
         with clock.stage("train.validate"):
             found = evaluate_images(
-                mapper, self._validation_images, read=self._read, observers=[keep],
-                find=detect_components if are_pairs else None, device=self.device,
+                maker, self._validation_images, read=self._read, observers=[keep],
+                find=detect_components if are_pairs else None, device=self.device, threads=0,
             )  # fmt: skip
         if self.options.false_blobs is not None:
             threshold = threshold_for(false_heat, self.options.false_blobs)

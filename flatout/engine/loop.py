@@ -312,8 +312,8 @@ class Loop:
             )
             self.on_interval(stats)
             self.callbacks.log(stats)
-            if self._compile_auto is not None and (compiled := self._compile_auto(stats, self.steps_here)) is not None:
-                self._training_step.use_forward(compiled)
+            if self._compile_auto is not None and (forward := self._compile_auto(stats, self.steps_here)) is not None:
+                self._training_step.use_forward(forward)
         if self._guard.has_diverged(bad_loss_N, bad_gradient_N, scaled=self.config.amp == "fp16"):
             self._roll_back()
 

@@ -167,6 +167,18 @@ def test_predict_takes_any_folder_and_zeroes_dead_pixels(data, weights, tmp_path
     assert (heat[25:35, 15:25] == 0).all() and heat[40, 40] > 0
 
 
+def test_amp_changes_the_heat_by_little_and_only_if_asked(data, weights, tmp_path):
+    words = ["defect", "predict", "--model_path", str(weights), "--test_path", str(data / "test/bright_spots")]
+    heat = {}
+    for amp in ("none", "off", "bf16"):
+        out = tmp_path / amp
+        given = [] if amp == "none" else ["--amp", amp]
+        assert main([*words, "--device", "cpu", "--output_dir", str(out), "--save_pictures", "false", *given]) == 0
+        heat[amp] = tifffile.imread(out / "0001_heat.tiff")
+    np.testing.assert_array_equal(heat["off"], heat["none"])
+    assert 0 < np.abs(heat["bf16"] - heat["off"]).max() < 0.01
+
+
 def test_predict_names_the_missing_argument_or_folder(weights, tmp_path, capsys):
     assert main(["defect", "predict", "--model_path", str(weights)]) == 2
     assert main(["defect", "predict", "--model_path", str(weights), "--test_path", str(tmp_path / "none")]) == 3
@@ -306,7 +318,7 @@ def test_the_network_for_whole_images_equals_patch_by_patch_stitching(version):
     network = DefectNet(version, 8).eval()
     grid = Grid.over((75, 61), 32)
     images = torch.from_numpy(np.random.default_rng(0).uniform(0, 255, (2, 3, 75, 61)).astype(np.float32))
-    from flatout.defect.evaluate.evaluate import HeatMapper
+    from flatout.defect.evaluate.maps import HeatMapper
 
     with torch.inference_mode():
         found = WholeImage(network, grid)(images).numpy()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.defect.evaluate.evaluate import HeatMapper
+from flatout.defect.evaluate.maps import HeatMapper
 from flatout.defect.evaluate.scores import (
     DetectConfig,
     ImageDetections,

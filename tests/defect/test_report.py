@@ -14,9 +14,10 @@ import tifffile
 from flatout.defect import predict as prediction
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.evaluate.blobs import inspect_blobs
-from flatout.defect.evaluate.evaluate import evaluate_images
+from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images
+from flatout.defect.evaluate.maps import Mapped
 from flatout.defect.options import TestOptions
-from flatout.defect.report import MAX_CROPS, Maps, Report, crop_around
+from flatout.defect.report import MAX_CROPS, Report, crop_around
 
 SHAPE = (60, 50)
 
@@ -35,6 +36,11 @@ def heat_of(planes_CHW: np.ndarray) -> np.ndarray:
     return np.where(planes_CHW[0] > 100, planes_CHW[0] / 255, 0).astype(np.float32)
 
 
+def evaluated(planes_CHW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray) -> EvaluatedImage:
+    image = EvaluationImage(Path("0.tiff"), None, is_good=False)
+    return EvaluatedImage(image, Mapped(heat_HW, lambda: planes_CHW), mask_HW, [])
+
+
 def written(folder: Path, *, threshold: float, is_labelled: bool = True, **options) -> Path:
     """The files of two images: the square of the first is labelled, in the second it is a false one."""
     out = folder / "out"
@@ -49,7 +55,7 @@ def written(folder: Path, *, threshold: float, is_labelled: bool = True, **optio
         is_good = number == 1 and is_labelled
         images.append(EvaluationImage(path, folder / "mask.tiff" if is_labelled and not number else None, is_good))
     writer = prediction._Writer(TestOptions(output_dir=str(out), **options), root=folder, threshold=threshold)
-    writer.finish(evaluate_images(heat_of, images, threshold=threshold, observers=[writer]))
+    writer.finish(evaluate_images(heat_of, images, threshold=threshold, observers=[writer], in_threads=writer.write))
     return out
 
 
@@ -130,7 +136,7 @@ def test_the_page_shows_the_worst_and_says_how_many_are_left_out():
         heat = np.zeros(SHAPE, np.float32)
         heat[20, 20] = 0.5 + number / 100
         found = inspect_blobs(heat, 0.5, np.zeros(SHAPE, np.bool_))
-        report.add(f"<{number}>.tiff", Maps(board(0), heat, np.zeros(SHAPE, np.bool_)), found)
+        report.add(f"<{number}>.tiff", evaluated(board(0), heat, np.zeros(SHAPE, np.bool_)), found)
     page = report.page({"threshold": 0.5}, title="a & b")
     assert "6 more are not shown" in page and "&lt;29&gt;.tiff" in page and "heat up to 0.790" in page
     assert "heat up to 0.550" not in page, "the lowest are those that are left out"
@@ -143,7 +149,7 @@ def test_one_bad_image_does_not_fill_the_page():
     heat[40, 40:44] = heat[80, 80:82] = 0.6  # the largest of equal ones are shown
     good = np.zeros(heat.shape, np.bool_)
     report = Report()
-    report.add("bad.tiff", Maps(np.zeros((3, 200, 200)), heat, good), inspect_blobs(heat, 0.5, good))
+    report.add("bad.tiff", evaluated(np.zeros((3, 200, 200)), heat, good), inspect_blobs(heat, 0.5, good))
     page = report.page({"threshold": 0.5}, title="bad")
     assert page.count('<figure class="false">') == 4 and "396 more are not shown" in page
     assert "4 px, heat" in page and "2 px, heat" in page

@@ -1,21 +1,27 @@
 """The registration of `align` in torch: for batches, on any device, without a host-device wait.
 
-Shifts agree with those of `align` to 0.05 px where the images determine them: OpenCV rounds the positions at which it
-interpolates to a thirty-second of a pixel, torch does not.
+Constants are copied to a device once, and nothing is a convolution, which cuDNN would round to TF32. Shifts agree with
+those of `align` to 0.05 px where the images determine them: OpenCV rounds the positions at which it interpolates to a
+thirty-second of a pixel, torch does not.
 
 Dimension key:  B images   H W image   h w half or quarter of it   G K blocks, rows and columns   S whole shifts
                 N values of a block   2 (x, y)
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from flatout.defect.compare import align as host
 from flatout.defect.compare.align import AlignConfig
+
+SHIFTS_AT_ONCE = 16
+"""Whole shifts that are tried by one kernel: their differences are in memory together."""
 
 
 class AlignedBatch(NamedTuple):
@@ -58,21 +64,22 @@ def align_batch(target_BHW: Tensor, reference_BHW: Tensor, config: AlignConfig |
 def _coarse_shifts(target_Bhw: Tensor, reference_Bhw: Tensor, config: AlignConfig) -> Tensor:
     """The best shift of every block of the quarter images, in whole steps of them; float32 [B, G, K, 2] in pixels of
     the full image."""
-    shifts = host.whole_shifts(config.reach_px)
+    shifts = host.whole_shifts(config.reach_px).tolist()
     reach, cell = -(-config.reach_px // host.COARSE), config.block_px // host.COARSE
     height, width = target_Bhw.shape[1:]
     wide = F.pad(reference_Bhw[:, None], (reach,) * 4, mode="replicate")[:, 0]
-    costs = [
-        F.avg_pool2d(
-            (target_Bhw - wide[:, reach + y : reach + y + height, reach + x : reach + x + width]).abs()[:, None], cell
-        )
-        for x, y in shifts.tolist()
-    ]
+    costs = []
+    for start in range(0, len(shifts), SHIFTS_AT_ONCE):
+        moved = [
+            wide[:, reach + y : reach + y + height, reach + x : reach + x + width]
+            for x, y in shifts[start : start + SHIFTS_AT_ONCE]
+        ]
+        costs.append(F.avg_pool2d(torch.stack(moved, 1).sub_(target_Bhw[:, None]).abs_(), cell))
     cost_BSGK = torch.cat(costs, 1)
     whole = cost_BSGK.mean((2, 3), keepdim=True)
     cost_BSGK = _pooled(cost_BSGK, host.COARSE_SIGMA) + host.WHOLE_SHARE * whole
     step_cost = host.STEP_COST + host.RELATIVE_STEP_COST * cost_BSGK.amin(1, keepdim=True)
-    shift_S2 = torch.from_numpy(shifts).to(target_Bhw.device, torch.float32)
+    shift_S2 = _whole_shifts(config.reach_px, target_Bhw.device)
     cost_BSGK = cost_BSGK + shift_S2.abs().sum(1)[:, None, None] * step_cost
     best_BGK2 = shift_S2[cost_BSGK.argmin(1)]
     return _median5(best_BGK2.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) * host.COARSE
@@ -84,11 +91,11 @@ class _Equations:
     def __init__(self, target_B1hw: Tensor, block: int, contrast_B111: Tensor) -> None:
         self._target, self._block = target_B1hw, block
         self._bound = host.UNEXPLAINED_SHARE * contrast_B111 + host.UNEXPLAINED_GREY
-        smooth, slope = torch.tensor([1.0, 2.0, 1.0]) / 4, torch.tensor([-1.0, 0.0, 1.0]) / 2
-        sobel_2133 = torch.stack((torch.outer(smooth, slope), torch.outer(slope, smooth)))[:, None]
-        padded = F.pad(target_B1hw, (1, 1, 1, 1), mode="replicate")
-        self._gradient_B2hw = F.conv2d(padded, sobel_2133.to(target_B1hw))
-        x, y = self._gradient_B2hw.unbind(1)
+        # Sobel kernels, divided by 8: grey levels per pixel.
+        padded = F.pad(target_B1hw, (1, 1, 1, 1), mode="replicate")[:, 0]
+        x = _smooth(padded[..., 2:] - padded[..., :-2], 1)
+        y = _smooth(padded[:, 2:] - padded[:, :-2], 2)
+        self._gradient_B2hw = torch.stack((x, y), 1)
         self._own_B3GK = F.avg_pool2d(torch.stack((x * x, y * y, x * y), 1), block)
         xx, yy, xy = self._tensor = _means(self._own_B3GK).unbind(1)
         self._weaker = ((xx + yy) / 2 - (((xx - yy) / 2) ** 2 + xy * xy).sqrt()).clamp(min=0)
@@ -132,22 +139,26 @@ def _means(blocks_BNGK: Tensor) -> Tensor:
     return _pooled(blocks_BNGK, host.NARROW_SIGMA) + host.WIDE_SHARE * _pooled(blocks_BNGK, host.WIDE_SIGMA)
 
 
+def _smooth(planes_Bhw: Tensor, axis: int) -> Tensor:
+    """Sums with the weights 1, 2, 1 along an axis, divided by 8; two pixels shorter."""
+    side = planes_Bhw.shape[axis] - 2
+    before, here, after = (planes_Bhw.narrow(axis, start, side) for start in range(3))
+    return (before + 2 * here + after) / 8
+
+
 def _pooled(values_BNGK: Tensor, sigma: float) -> Tensor:
     """Gaussian averages over neighbouring blocks."""
-    rows, columns = (torch.from_numpy(host.gaussian_matrix(side, sigma)) for side in values_BNGK.shape[2:])
-    return rows.to(values_BNGK) @ values_BNGK @ columns.T.to(values_BNGK)
+    rows, columns = (_gaussian_matrix(side, sigma, values_BNGK.device) for side in values_BNGK.shape[2:])
+    return rows @ values_BNGK @ columns.T
 
 
 def _moved(planes_B1HW: Tensor, shift_BHW2: Tensor) -> tuple[Tensor, Tensor]:
     """Planes moved by the shift of every pixel, and whether the position is inside the plane, bool [B, H, W]."""
     height, width = planes_B1HW.shape[2:]
-    y, x = torch.meshgrid(
-        torch.arange(height, device=planes_B1HW.device), torch.arange(width, device=planes_B1HW.device), indexing="ij"
-    )
-    there_BHW2 = shift_BHW2 + torch.stack((x, y), -1)
-    last = torch.tensor([width - 1, height - 1], device=planes_B1HW.device)
-    inside_BHW = ((there_BHW2 >= 0) & (there_BHW2 <= last)).all(-1)
-    at = there_BHW2 * (2 / last.clamp(min=1)) - 1
+    x_BHW = shift_BHW2[..., 0] + torch.arange(width, device=shift_BHW2.device)
+    y_BHW = shift_BHW2[..., 1] + torch.arange(height, device=shift_BHW2.device)[:, None]
+    inside_BHW = (x_BHW >= 0) & (x_BHW <= width - 1) & (y_BHW >= 0) & (y_BHW <= height - 1)
+    at = torch.stack((x_BHW * (2 / max(width - 1, 1)) - 1, y_BHW * (2 / max(height - 1, 1)) - 1), -1)
     return F.grid_sample(planes_B1HW, at, mode="bilinear", padding_mode="border", align_corners=True), inside_BHW
 
 
@@ -166,3 +177,22 @@ def _median5(planes_BNGK: Tensor) -> Tensor:
 def _spread(planes_B1hw: Tensor) -> Tensor:
     """Standard deviation of every image, [B, 1, 1, 1]."""
     return planes_B1hw.std((1, 2, 3), correction=0, keepdim=True)
+
+
+# Constants, copied to each device once: a copy from memory that is not pinned makes the host wait.
+
+
+@lru_cache(maxsize=64)
+def _gaussian_matrix(count: int, sigma: float, device: torch.device) -> Tensor:
+    return _constant(host.gaussian_matrix(count, sigma), device)
+
+
+@lru_cache(maxsize=8)
+def _whole_shifts(reach_px: int, device: torch.device) -> Tensor:
+    return _constant(host.whole_shifts(reach_px).astype(np.float32), device)
+
+
+@torch.inference_mode(False)
+def _constant(values: np.ndarray, device: torch.device) -> Tensor:
+    """On the device; not an inference tensor, so that any caller can use it."""
+    return torch.from_numpy(values).to(device)

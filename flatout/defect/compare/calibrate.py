@@ -10,7 +10,7 @@ Dimension key:  H W image   N components   K boxes
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -147,24 +147,18 @@ def _yaml(value: object) -> str:
 
 
 def choose_settings(
-    make_map: Callable[[np.ndarray], np.ndarray],
-    images: Iterable[EvaluationImage],
-    read: Callable[[Path], np.ndarray],
+    blobs: Iterable[Blobs],
     *,
     method: Method,
     false_blobs: float,
     chosen_on: str,
 ) -> Settings:
-    """Compute heat maps of labelled or good images and choose the threshold."""
+    """Choose the threshold by the blobs of labelled or good images."""
     false: list[np.ndarray] = []
     best: list[np.ndarray] = []
-    for image in images:
-        try:
-            blobs = heat_blobs(make_map(read(image.path)), image)
-        except (OSError, DecodeError) as error:
-            raise DataError(str(error)) from None
-        false.append(blobs.heat_N[blobs.is_false_N])
-        best.append(blobs.best_K)
+    for each in blobs:
+        false.append(each.heat_N[each.is_false_N])
+        best.append(each.best_K)
     if not false:
         raise DataError(f"{chosen_on}: there are no images to choose a threshold on.")
     threshold = threshold_for(false, false_blobs)

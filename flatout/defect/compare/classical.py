@@ -11,7 +11,6 @@ references, a difference counts if it is there for both.
 Dimension key:  C planes (target, ref1, ref2)   H W image   N components   M pixels that are drawn
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,8 +21,12 @@ from flatout.errors import ConfigError
 HALF_AT = 10.0
 """Core, in pixels, of a component whose heat is 0.5."""
 _BOX_3, _BOX_2 = np.ones((3, 3), np.uint8), np.ones((2, 2), np.uint8)
-_STRIDE = 4
+STRIDE = 4
 """Rows and columns between the pixels from which the contrast is taken."""
+DARK, BRIGHT = 0.01, 0.99
+"""Quantiles of these pixels that are the contrast apart."""
+CORE_SHARE = 0.8
+"""Share of the bound of a difference above which pixels that no move of an edge explains are drawn, opening or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,19 @@ class ClassicalConfig:
             raise ConfigError(f"difference={self.difference}: it is a share of the contrast, above 0 and below 1.")
         if self.min_contrast <= 0:
             raise ConfigError(f"min_contrast={self.min_contrast}: it must be above 0.")
+
+
+class Differences(NamedTuple):
+    """How target differs from its references, pixel by pixel; uint8 [H, W] each."""
+
+    drawn_HW: np.ndarray
+    """1 where pixels are drawn, 0 elsewhere."""
+    there_HW: np.ndarray
+    """What of target no move of an edge by one pixel explains, in grey levels."""
+    missing_HW: np.ndarray
+    """The same of the references."""
+    contrast: float
+    """From the darkest to the brightest percent of ref1, in grey levels."""
 
 
 class Components(NamedTuple):
@@ -63,18 +79,7 @@ class ClassicalMapper:
 
     def __call__(self, planes_CHW: np.ndarray) -> np.ndarray:
         """Heat map, float32 [H, W] in 0..1, of aligned planes in 0..255; every pixel of a component has its heat."""
-        found = find_components(planes_CHW, self._config)
-        return _drawn(found, heat_of_core(found.core_N))
-
-
-class RefinedMapper:
-    """Heat maps of a network, drawn by the difference to the references."""
-
-    def __init__(self, make_map: Callable[[np.ndarray], np.ndarray]) -> None:
-        self._make_map = make_map
-
-    def __call__(self, planes_CHW: np.ndarray) -> np.ndarray:
-        return refined(self._make_map(planes_CHW), planes_CHW)
+        return heat_of_differences(find_differences(planes_CHW, self._config))
 
 
 def heat_of_core(core_N: np.ndarray) -> np.ndarray:
@@ -84,6 +89,14 @@ def heat_of_core(core_N: np.ndarray) -> np.ndarray:
 
 def find_components(planes_CHW: np.ndarray, config: ClassicalConfig | None = None) -> Components:
     """Connected differences of target to both references, which must be aligned; planes in 0..255."""
+    return components_of(find_differences(planes_CHW, config))
+
+
+def find_differences(planes_CHW: np.ndarray, config: ClassicalConfig | None = None) -> Differences:
+    """The differences of target to both references, which must be aligned; planes in 0..255.
+
+    `flatout.defect.compare.classical_torch` computes the same for batches, on any device.
+    """
     import cv2
 
     config = config or ClassicalConfig()
@@ -98,15 +111,31 @@ def find_components(planes_CHW: np.ndarray, config: ClassicalConfig | None = Non
         others = _differences(target_HW, reference_HW)
         differs_HW, there_HW, missing_HW = map(cv2.min, (differs_HW, there_HW, missing_HW), others)
     drawn_HW = opened((differs_HW > bound).astype(np.uint8))
-    drawn_HW |= cv2.max(there_HW, missing_HW) > bound * 0.8
-    count, number_HW, facts, _ = cv2.connectedComponentsWithStats(drawn_HW, connectivity=8)
-    pixels_M = np.flatnonzero(drawn_HW)
+    drawn_HW |= cv2.max(there_HW, missing_HW) > bound * CORE_SHARE
+    return Differences(drawn_HW, there_HW, missing_HW, contrast)
+
+
+def components_of(differences: Differences) -> Components:
+    """The connected components of the pixels that are drawn."""
+    import cv2
+
+    count, number_HW, facts, _ = cv2.connectedComponentsWithStats(differences.drawn_HW, connectivity=8)
+    pixels_M = np.flatnonzero(differences.drawn_HW)
     number_M = number_HW.reshape(-1)[pixels_M]
     cores = [
-        np.bincount(number_M, plane_HW.reshape(-1)[pixels_M], minlength=count)[1:] / contrast
-        for plane_HW in (there_HW, missing_HW)
+        np.bincount(number_M, plane_HW.reshape(-1)[pixels_M], minlength=count)[1:] / differences.contrast
+        for plane_HW in (differences.there_HW, differences.missing_HW)
     ]
     return Components(number_HW, pixels_M, facts[1:, :4], facts[1:, 4], np.maximum(*cores))
+
+
+def heat_of_differences(differences: Differences) -> np.ndarray:
+    """Heat map of the classical method, float32 [H, W] in 0..1."""
+    found = components_of(differences)
+    heat_N = heat_of_core(found.core_N)
+    heat_HW = np.zeros(found.number_HW.shape, np.float32)
+    heat_HW.reshape(-1)[found.pixels_M] = heat_N[found.number_HW.reshape(-1)[found.pixels_M] - 1]
+    return heat_HW
 
 
 def refined(heat_HW: np.ndarray, planes_CHW: np.ndarray, config: ClassicalConfig | None = None) -> np.ndarray:
@@ -114,10 +143,21 @@ def refined(heat_HW: np.ndarray, planes_CHW: np.ndarray, config: ClassicalConfig
 
     A network knows which differences are defects, but not to the pixel where they end; the difference does.
     """
-    found = find_components(planes_CHW, config)
-    heat_N = np.zeros(len(found.area_N) + 1, np.float32)
-    np.maximum.at(heat_N, found.number_HW.reshape(-1)[found.pixels_M], heat_HW.reshape(-1)[found.pixels_M])
-    return _drawn(found, heat_N[1:])
+    return drawn_by(find_differences(planes_CHW, config).drawn_HW, heat_HW)
+
+
+def drawn_by(drawn_HW: np.ndarray, heat_HW: np.ndarray) -> np.ndarray:
+    """The same as `refined`, from the pixels that are drawn."""
+    import cv2
+
+    count, number_HW = cv2.connectedComponents(drawn_HW, connectivity=8)
+    pixels_M = np.flatnonzero(drawn_HW)
+    number_M = np.asarray(number_HW.reshape(-1)[pixels_M], np.int32)
+    heat_N = np.zeros(count, np.float32)
+    np.maximum.at(heat_N, number_M, heat_HW.reshape(-1)[pixels_M])
+    refined_HW = np.zeros(drawn_HW.shape, np.float32)
+    refined_HW.reshape(-1)[pixels_M] = heat_N[number_M]
+    return refined_HW
 
 
 def opened(mask_HW: np.ndarray) -> np.ndarray:
@@ -152,16 +192,9 @@ def _absolute(first_HW: np.ndarray, second_HW: np.ndarray) -> np.ndarray:
     return cv2.absdiff(first_HW, second_HW)
 
 
-def _drawn(found: Components, heat_N: np.ndarray) -> np.ndarray:
-    heat_HW = np.zeros(found.number_HW.shape, np.float32)
-    flat = heat_HW.reshape(-1)
-    flat[found.pixels_M] = heat_N[found.number_HW.reshape(-1)[found.pixels_M] - 1]
-    return heat_HW
-
-
 def _contrast(plane_HW: np.ndarray) -> float:
     """Grey levels between the darkest and the brightest percent of the pixels."""
-    low, high = np.percentile(plane_HW[::_STRIDE, ::_STRIDE], (1, 99))
+    low, high = np.quantile(plane_HW[::STRIDE, ::STRIDE], (DARK, BRIGHT))
     return float(high - low)
 
 

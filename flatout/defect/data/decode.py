@@ -37,7 +37,7 @@ _AS_STORED = (1, 2, 6)
 """Photometric interpretations that OpenCV does not change: grey, RGB, YCbCr."""
 
 
-def read_stored(path: str | Path) -> np.ndarray:
+def read_stored(path: str | Path, *, grey_is_plane: bool = False) -> np.ndarray:
     """Read the array stored in a file; OSError if it cannot be read, DecodeError if its content is invalid."""
     with open(path, "rb") as file:
         content = file.read(MAX_BYTES + 1)
@@ -45,23 +45,25 @@ def read_stored(path: str | Path) -> np.ndarray:
         raise DecodeError("it is empty.")
     if len(content) > MAX_BYTES:
         raise DecodeError(f"it is larger than {MAX_BYTES >> 20} MiB.")
-    return decode(content)
+    return decode(content, grey_is_plane=grey_is_plane)
 
 
-def decode(content: bytes) -> np.ndarray:
-    """As `read_stored`, from the bytes of a file; the first four decide whether it is a TIFF."""
-    return _decode_tiff(content) if content[:4] in _TIFF_HEADS else _decode_png_or_jpeg(content)
+def decode(content: bytes, *, grey_is_plane: bool = False) -> np.ndarray:
+    """As `read_stored`, from the bytes of a file; the first four decide whether it is a TIFF.
+
+    `grey_is_plane`: a grey PNG or JPEG becomes [H, W] instead of three equal planes.
+    """
+    return _decode_tiff(content) if content[:4] in _TIFF_HEADS else _decode_png_or_jpeg(content, grey_is_plane)
 
 
-def _decode_png_or_jpeg(content: bytes) -> np.ndarray:
-    """[H, W, 3] in the order B, G, R; grey becomes three equal planes, alpha is dropped."""
+def _decode_png_or_jpeg(content: bytes, grey_is_plane: bool) -> np.ndarray:
+    """[H, W, 3] in the order B, G, R; grey becomes three equal planes, or [H, W]; alpha is dropped."""
     import cv2
 
     header = _checked_header(content)
     try:
-        image = cv2.imdecode(
-            np.frombuffer(for_opencv(content, header), np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH
-        )
+        colours = cv2.IMREAD_ANYCOLOR if grey_is_plane else cv2.IMREAD_COLOR
+        image = cv2.imdecode(np.frombuffer(for_opencv(content, header), np.uint8), colours | cv2.IMREAD_ANYDEPTH)
     except cv2.error as error:
         raise DecodeError(f"it cannot be decoded: {error.err}.") from None
     if image is None:

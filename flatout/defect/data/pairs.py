@@ -137,8 +137,11 @@ class PairReader:
         self._config = align_config
 
     def __call__(self, path: str | Path) -> np.ndarray:
-        planes_CHW = read_planes(self._images[str(path)])
-        return planes_CHW if self._config is None else aligned_planes(planes_CHW, self._config)
+        return three_planes(self.stored(path), self._config)
+
+    def stored(self, path: str | Path) -> np.ndarray:
+        """The planes as `read_pair` returns them, not aligned."""
+        return read_pair(self._images[str(path)])
 
     def __repr__(self) -> str:
         """Part of the key under which stores keep the planes."""
@@ -146,9 +149,23 @@ class PairReader:
 
 
 def read_planes(image: EvaluationImage) -> np.ndarray:
-    """Target and references of a pair as they are, float32 [3, H, W] in 0..255; DecodeError that names a file.
+    """As `read_pair`, with three planes, float32."""
+    return three_planes(read_pair(image))
 
-    Values outside of 0..255 are rescaled to it, in all planes together.
+
+def three_planes(planes_CHW: np.ndarray, align_config: AlignConfig | None = None) -> np.ndarray:
+    """Planes of which ref2 may be missing, with ref2 and aligned references: float32 [3, H, W].
+
+    `align_config`: None: references are used as they are.
+    """
+    planes_CHW = (planes_CHW if len(planes_CHW) == 3 else planes_CHW[[0, 1, 1]]).astype(np.float32, copy=False)
+    return planes_CHW if align_config is None else aligned_planes(planes_CHW, align_config)
+
+
+def read_pair(image: EvaluationImage) -> np.ndarray:
+    """Target and references of a pair as they are, uint8 or float32 [2 or 3, H, W] in 0..255.
+
+    Values outside of 0..255 are rescaled to it, in all planes together. Raises DecodeError that names a file.
     """
     files = (image.path, *image.references)
     planes = [_grey_plane(file) for file in files]
@@ -158,7 +175,9 @@ def read_planes(image: EvaluationImage) -> np.ndarray:
                 f"{image.path}: it has {size_text(planes[0].shape)} pixels, but its reference {file} has "
                 f"{size_text(plane_HW.shape)}. Crop or rescale one of them: both must show the same area at one scale."
             )
-    planes_CHW = np.stack([*planes, planes[-1]][:3])
+    if all(plane_HW.dtype == np.uint8 for plane_HW in planes):
+        return np.stack(planes)
+    planes_CHW = np.stack(planes).astype(np.float32)
     low, high = float(planes_CHW.min()), float(planes_CHW.max())
     if not np.isfinite(low) or not np.isfinite(high):
         raise DecodeError(f"{image.path}: it or its template has values that are not finite.")
@@ -214,15 +233,15 @@ def read_boxes(path: str | Path) -> Boxes:
 
 
 def _grey_plane(path: Path) -> np.ndarray:
-    """One image of a pair as grey, float32 [H, W]; a file of three planes is refused, colours become brightness."""
+    """One image of a pair as grey [H, W]; a file of three planes is refused, colours become brightness."""
     try:
-        stored = read_stored(path)
+        stored = read_stored(path, grey_is_plane=True)
         if stored.ndim == 3 and path.suffix.lower() in (".tif", ".tiff") and not _is_grey(stored):
             raise DecodeError(
                 f"it has shape {stored.shape}, which looks like the planes target, ref1 and ref2 in one file. Images "
                 "of a pair have one plane each; give files of three planes without pairs."
             )
-        plane_HW = grey(stored).astype(np.float32)
+        plane_HW = grey(stored)
     except DecodeError as error:
         raise DecodeError(f"{path}: {error}") from None
     return plane_HW

@@ -1,24 +1,22 @@
-"""Evaluates a network on whole images: heat maps against masks, one image at a time.
+"""Evaluates a way to heat maps on whole images: compared with masks, or with boxes.
 
-    image --HeatMapper--> heat map --compared with its mask--> counts of pixels, detections, rows --> DefectEvaluation
+    images --maps--> heat maps --compared with their masks--> counts of pixels, detections, rows --> DefectEvaluation
 
-Dimension key:  C planes   H W image   K dead pixels, or boxes   T tiles   P patch side   B tiles at a time
+Dimension key:  H W image   K dead pixels, or boxes
 """
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from flatout.defect.data.find import EvaluationImage
-from flatout.defect.data.items import MAX_GREY, read_canonical, read_mask
+from flatout.defect.data.items import read_canonical, read_mask
 from flatout.defect.data.pairs import read_boxes
+from flatout.defect.evaluate.maps import HostMapMaker, MakeMap, MapMaker, Mapped, ReadImage, map_images
 from flatout.defect.evaluate.scores import (
     DefectEvaluation,
     DetectConfig,
@@ -31,8 +29,6 @@ from flatout.defect.evaluate.scores import (
     truth_in_name,
     zero_dead_pixels,
 )
-from flatout.defect.model import GRID
-from flatout.defect.patches import GridOver
 from flatout.errors import DataError
 from flatout.feed import DecodeError
 
@@ -42,30 +38,34 @@ MATCH_RADIUS = 3
 """Pixels by which a detection may miss a defect and still count as a hit."""
 
 
-class EvaluatedImage(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class EvaluatedImage:
     """An image with its heat map and detections, as observers receive it."""
 
     image: EvaluationImage
-    planes_CHW: np.ndarray
-    heat_HW: np.ndarray
+    mapped: Mapped
     mask_HW: np.ndarray | None
     detections: list[Detection]
 
+    @property
+    def heat_HW(self) -> np.ndarray:
+        return self.mapped.heat_HW
+
+    @property
+    def planes_CHW(self) -> np.ndarray:
+        return self.mapped.planes_CHW
+
 
 ImageObserver = Callable[[EvaluatedImage], None]
-MakeMap = Callable[[np.ndarray], np.ndarray]
-"""Planes [C, H, W] -> heat map [H, W]."""
 FindDetections = Callable[[np.ndarray], list[Detection]]
 """Heat map [H, W] -> detections, highest score first."""
-ReadImage = Callable[[Path], np.ndarray]
-"""Path -> planes [C, H, W]."""
 
 
 # Evaluation
 
 
 def evaluate_images(
-    make_map: MakeMap,
+    maker: MapMaker | MakeMap,
     images: Iterable[EvaluationImage],
     *,
     read: ReadImage = read_canonical,
@@ -73,29 +73,43 @@ def evaluate_images(
     dead_xy_K2: np.ndarray | None = None,
     threshold: float | None = None,
     observers: Iterable[ImageObserver] = (),
+    in_threads: ImageObserver | None = None,
     find: FindDetections | None = None,
     device: torch.device | None = None,
+    threads: int | None = None,
 ) -> DefectEvaluation:
     """Compute the heat map of every image and compare it with its mask, or with its boxes if it has no mask.
 
-    `dead_xy_K2`: dead pixels, around which heat maps are set to 0. `threshold`: None: the one with the best F1 on these
-    images, which says nothing about others. `observers` are called with every image. `find`: finds the detections in
-    a heat map; None: local maxima. `device` counts the pixels for AU-PRO, AP and AUROC; None: the CPU.
+    `maker`: also a function that maps the planes of one image. `dead_xy_K2`: dead pixels, around which heat maps are
+    set to 0. `threshold`: None: the one with the best F1 on these images, which says nothing about others. `observers`
+    are called with every image, in order, and `in_threads` before them, in any order. `find`: finds the detections in a
+    heat map, in threads; None: local maxima. `device` counts the pixels for AU-PRO, AP and AUROC; None: the CPU.
+    `threads`: see `map_images`.
     Raises DataError that names an image or mask that cannot be used.
     """
     pixels, tally = PixelCounts(device), _Tally()
     began_s = time.monotonic()
-    for image in images:
-        planes_CHW, mask_HW = _read(image, read, use_masks=use_masks)
-        heat_HW = make_map(planes_CHW)
+
+    def evaluated(image: EvaluationImage, mapped: Mapped) -> EvaluatedImage:
+        heat_HW = mapped.heat_HW
         if dead_xy_K2 is not None:
             zero_dead_pixels(heat_HW, dead_xy_K2)
+        mask_HW = _mask_of(image, heat_HW.shape) if use_masks or image.is_good else None
         found = detect(heat_HW, FINE) if find is None else find(heat_HW)
-        if mask_HW is not None:
-            pixels.add(mask_HW, heat_HW)
-        tally.add(image, _label_of(image, mask_HW, heat_HW.shape, use_boxes=use_masks), heat_HW, found)
+        each = EvaluatedImage(image, mapped, mask_HW, found)
+        if in_threads is not None:
+            in_threads(each)
+        return each
+
+    maker = HostMapMaker(maker) if callable(maker) else maker
+    for each in map_images(images, read, maker, evaluated, threads=threads):
+        heat_HW = each.heat_HW
+        if each.mask_HW is not None:
+            pixels.add(each.mask_HW, heat_HW)
+        label = _label_of(each.image, each.mask_HW, heat_HW.shape, use_boxes=use_masks)
+        tally.add(each.image, label, heat_HW, each.detections)
         for observer in observers:
-            observer(EvaluatedImage(image, planes_CHW, heat_HW, mask_HW, found))
+            observer(each)
     labelled = [row for row in tally.rows if row.is_defective is not None]
     result = DefectEvaluation(
         pixels=pixels.ranking(),
@@ -207,88 +221,20 @@ def defect_at(number_HW: np.ndarray, found: Detection) -> int | None:
     return number - 1 if number else None
 
 
-def _read(image: EvaluationImage, read: ReadImage, *, use_masks: bool) -> tuple[np.ndarray, np.ndarray | None]:
+def _mask_of(image: EvaluationImage, shape_hw: tuple[int, ...]) -> np.ndarray | None:
+    """The mask of an image, all False if it is good; None if it has none."""
+    if image.is_good:
+        return np.zeros(shape_hw, np.bool_)
+    if image.mask is None:
+        return None
     try:
-        planes_CHW = read(image.path)
-        mask_HW = None
-        if image.is_good:
-            mask_HW = np.zeros(planes_CHW.shape[1:], np.bool_)
-        elif image.mask is not None and use_masks:
-            mask_HW = read_mask(image.mask)
+        mask_HW = read_mask(image.mask)
     except (OSError, DecodeError) as error:
         raise DataError(str(error)) from None
-    if mask_HW is not None and mask_HW.shape != planes_CHW.shape[1:]:
-        mask_wh, image_wh = (" x ".join(map(str, reversed(shape))) for shape in (mask_HW.shape, planes_CHW.shape[1:]))
+    if mask_HW.shape != shape_hw:
+        mask_wh, image_wh = (" x ".join(map(str, reversed(shape))) for shape in (mask_HW.shape, shape_hw))
         raise DataError(
             f"{image.mask}: the mask is {mask_wh} px (width x height), its image {image_wh}. Save the mask at the "
             "size of its image."
         )
-    return planes_CHW, mask_HW
-
-
-# Heat maps: the patches of an image as one batch, stitched so that every pixel comes from exactly one patch.
-
-TILES_AT_ONCE = 64
-"""Tiles per forward pass: more are not faster, and those of a large image might not fit into memory."""
-
-
-class _Tiling(NamedTuple):
-    """How images of one size are cut into tiles and put together again; on the device."""
-
-    pixel_TPP: Tensor
-    """Number of each pixel of each tile in the image, int64."""
-    owner_HW: Tensor
-    """For each pixel of the image, the number of the pixel of the tiles that it is taken from."""
-
-
-class HeatMapper:
-    """Computes the probability of a defect at every pixel. Images may have different sizes."""
-
-    def __init__(
-        self,
-        network: nn.Module,
-        grid_over: GridOver,
-        device: torch.device,
-        *,
-        dtype: torch.dtype = torch.float32,
-        untiled: bool = False,
-    ) -> None:
-        """`network` is on `device` in evaluation mode and computes in `dtype`. `untiled`: one pass over the image."""
-        self._network, self._device, self._dtype, self._untiled = network, device, dtype, untiled
-        self._grid_over = grid_over
-        self._tilings: dict[tuple[int, int], _Tiling] = {}
-
-    @torch.inference_mode()
-    def __call__(self, planes_CHW: np.ndarray) -> np.ndarray:
-        """Heat map, float32 [H, W], of planes in 0..255. Waits for the device."""
-        image_CHW = torch.from_numpy(np.array(planes_CHW, np.float32)).to(self._device) / MAX_GREY
-        probability_HW = self._whole(image_CHW) if self._untiled else self._stitched(image_CHW)
-        return np.asarray(probability_HW.cpu().numpy())
-
-    def _stitched(self, image_CHW: Tensor) -> Tensor:
-        tiling = self._tiling((image_CHW.shape[1], image_CHW.shape[2]))
-        tiles = image_CHW.flatten(1)[:, tiling.pixel_TPP].transpose(0, 1)
-        parts = [self._probability(part) for part in tiles.split(TILES_AT_ONCE)]
-        return torch.cat(parts).reshape(-1)[tiling.owner_HW]
-
-    def _tiling(self, shape_hw: tuple[int, int]) -> _Tiling:
-        if shape_hw not in self._tilings:
-            grid = self._grid_over(shape_hw)
-            row_TP = torch.tensor(grid.ys)[:, None] + torch.arange(grid.patch_hw[0])
-            column_TP = torch.tensor(grid.xs)[:, None] + torch.arange(grid.patch_hw[1])
-            pixel = row_TP[:, None, :, None] * shape_hw[1] + column_TP[None, :, None, :]
-            pixel_TPP = pixel.reshape(grid.per_image, *grid.patch_hw).to(self._device)
-            self._tilings[shape_hw] = _Tiling(pixel_TPP, torch.from_numpy(grid.owners()).to(self._device))
-        return self._tilings[shape_hw]
-
-    def _whole(self, image_CHW: Tensor) -> Tensor:
-        height, width = image_CHW.shape[1:]
-        padding = (0, -width % GRID, 0, -height % GRID)
-        padded = F.pad(image_CHW[None], padding, mode="replicate")
-        return self._probability(padded)[0, :height, :width]
-
-    def _probability(self, x: Tensor) -> Tensor:
-        """Probability of a defect, float32 [B, H, W]."""
-        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
-            logits = self._network(x.contiguous(memory_format=torch.channels_last))
-        return torch.softmax(logits.float(), 1)[:, 1]
+    return mask_HW

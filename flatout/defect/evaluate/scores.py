@@ -108,31 +108,67 @@ class PixelCounts:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
-        self._all_V, self._positive_V = torch.zeros((2, NUM_BINS), dtype=torch.int64, device=self._device)
-        self._overlap_V = torch.zeros(NUM_BINS, dtype=torch.float64, device=self._device)
+        # A stream of its own, because it waits for its results, and must not wait for what a network has to do.
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        with torch.cuda.stream(self._stream):
+            self._all_V, self._positive_V = torch.zeros((2, NUM_BINS), dtype=torch.int64, device=self._device)
+            self._overlap_V = torch.zeros(NUM_BINS, dtype=torch.float64, device=self._device)
         self._num_defects = 0
 
     def add(self, is_defect_HW: np.ndarray, probability_HW: np.ndarray) -> None:
         import cv2
 
         count, number_HW = cv2.connectedComponents(is_defect_HW.astype(np.uint8), connectivity=8)
-        number_N = torch.from_numpy(number_HW).to(self._device).view(-1)
-        probability_N = torch.from_numpy(np.ascontiguousarray(probability_HW, np.float32)).to(self._device).view(-1)
-        bin_N = (probability_N.view(torch.int32) >> _DROPPED_BITS).clamp_(max=NUM_BINS - 1)
-        pixels = number_N.nonzero()[:, 0]
-        number_n, bin_n = number_N[pixels].long(), bin_N[pixels].long()
-        # The pixels of a defect have weights that sum to 1.
-        weight_K = 1 / torch.bincount(number_n, minlength=count).double()
-        self._all_V += torch.bincount(bin_N.long(), minlength=NUM_BINS)
-        self._positive_V += torch.bincount(bin_n, minlength=NUM_BINS)
-        self._overlap_V += torch.bincount(bin_n, weight_K[number_n], minlength=NUM_BINS)
+        with torch.cuda.stream(self._stream):
+            self._count(np.asarray(number_HW), count, np.ascontiguousarray(probability_HW, np.float32))
+
+    def _count(self, number_HW: np.ndarray, count: int, probability_HW: np.ndarray) -> None:
+        """Count the pixels of an image whose defects are numbered from 1, below `count`."""
+        if self._stream is None:
+            found = _counts_on_host(number_HW.reshape(-1), count, probability_HW.reshape(-1))
+            all_V, positive_V, overlap_V = map(torch.from_numpy, found)
+        else:
+            number_N, probability_N = (
+                torch.from_numpy(each_HW).to(self._device).view(-1) for each_HW in (number_HW, probability_HW)
+            )
+            bin_N = (probability_N.view(torch.int32) >> _DROPPED_BITS).clamp_(max=NUM_BINS - 1)
+            pixels = number_N.nonzero()[:, 0]
+            number_n, bin_n = number_N[pixels].long(), bin_N[pixels].long()
+            # The pixels of a defect have weights that sum to 1.
+            weight_K = 1 / torch.bincount(number_n, minlength=count).double()
+            all_V = torch.bincount(bin_N.long(), minlength=NUM_BINS)
+            positive_V = torch.bincount(bin_n, minlength=NUM_BINS)
+            overlap_V = torch.bincount(bin_n, weight_K[number_n], minlength=NUM_BINS)
+        self._all_V += all_V
+        self._positive_V += positive_V
+        self._overlap_V += overlap_V
         self._num_defects += count - 1
 
     def ranking(self) -> Ranking:
         score_V = (np.arange(NUM_BINS, dtype=np.uint32) << _DROPPED_BITS).view(np.float32)
-        overlap_V = self._overlap_V.cpu().numpy() / self._num_defects if self._num_defects else None
-        positive_V, all_V = self._positive_V.cpu().numpy(), self._all_V.cpu().numpy()
+        with torch.cuda.stream(self._stream):
+            overlap_V = self._overlap_V.cpu().numpy() / self._num_defects if self._num_defects else None
+            positive_V, all_V = self._positive_V.cpu().numpy(), self._all_V.cpu().numpy()
         return Ranking(positive_V, all_V - positive_V, score_V, overlap_V)
+
+
+def _counts_on_host(
+    number_N: np.ndarray, count: int, probability_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pixels, pixels of defects and overlap per bin. By NumPy: torch's threads wait for those that read images."""
+    above_0 = probability_N[probability_N > 0]  # of drawn heat maps few
+    all_V = np.bincount(_bins(above_0), minlength=NUM_BINS)
+    all_V[0] += len(probability_N) - len(above_0)
+    pixels = np.flatnonzero(number_N > 0)
+    number_n, bin_n = number_N[pixels], _bins(probability_N[pixels])
+    # The pixels of a defect have weights that sum to 1.
+    weight_K = 1 / np.maximum(np.bincount(number_n, minlength=count), 1)
+    overlap_V = np.bincount(bin_n, weight_K[number_n], minlength=NUM_BINS)
+    return all_V, np.bincount(bin_n, minlength=NUM_BINS), overlap_V
+
+
+def _bins(probability_N: np.ndarray) -> np.ndarray:
+    return np.asarray(np.minimum(probability_N.view(np.int32) >> _DROPPED_BITS, NUM_BINS - 1))
 
 
 # Detections: local maxima of a heat map, and how many true defects are among the best of them.

@@ -8,13 +8,15 @@ Dimension key:  C planes   H W image   K defects
 
 import numpy as np
 
-from flatout.defect.evaluate.evaluate import HeatMapper
+from flatout.defect.data.pairs import three_planes
+from flatout.defect.evaluate.maps import HeatMapper, open_mapper
 from flatout.defect.options import TestOptions
-from flatout.defect.predict import grids_for, list_test_images, reader_for
+from flatout.defect.predict import align_config, grids_for, list_test_images, reader_for
 from flatout.defect.synth.draw import IN_PLANE_GC
 from flatout.defect.synth.paint import paint
 from flatout.defect.synth.pool import Kernels
 from flatout.defect.weights import load_network
+from flatout.engine import DTYPES
 from flatout.ranks import choose_device
 
 AMPLITUDES = (10, 20, 40, 80)
@@ -39,9 +41,12 @@ def sweep_table(options: TestOptions) -> str:
     network, weights = load_network(options.model_path)
     device = choose_device(options.resolved_device)
     images = list_test_images(options)
-    first, read = images[0].path, reader_for(images, options)
-    mapper = HeatMapper(network.to(device), grids_for(options, weights), device, untiled=options.untiled)
-    found = sweep(mapper, read(first))
+    align = align_config(options, are_pairs=bool(images[0].references))
+    planes_CHW = three_planes(reader_for(images)(images[0].path), align)
+    mapper = open_mapper(
+        network, grids_for(options, weights), device, dtype=DTYPES[options.amp], untiled=options.untiled
+    )
+    found = sweep(mapper, planes_CHW)
     lines = ["mean probability   " + "".join(f"{f'+-{amplitude}':>8}" for amplitude in AMPLITUDES)]
     return "\n".join(
         lines + [f"  {name:<17}" + "".join(f"{value:8.3f}" for value in row) for name, row in found.items()]

@@ -4,13 +4,15 @@
 
 Files:
 
-    configs        Model configs found by path or by name
-    deploy         Deploy form and fusing: simpler networks for inference that give the same boxes
-    fused          Batch norm with activation, and max-pooling, by our own kernels on a GPU and by torch everywhere else
-    fused_kernels  Triton kernels of fused.py: batch norm with its activation, and max-pooling, on channels_last maps
-    info           Descriptions of networks and weights files: layers, parameters, GFLOPS
-    layers         The torch modules of model rows and of single-head detection layers
-    module_specs   The modules of a model YAML: their arguments, output shapes and parameter counts
-    network        Detection networks: a ModelSpec as a torch module, test-time augmentation and ensembles
-    spec           Model configs parsed into a checked ModelSpec
+    configs              Model configs found by path or by name
+    convolution_kernels  Triton kernels of convolutions.py
+    convolutions         Convolutions for which cuDNN has no fast kernels, by our own kernels on a GPU
+    deploy               Deploy form and fusing: simpler networks for inference that give the same boxes
+    fused                Batch norm with activation, pooling, copies and sums, by our own kernels on a GPU
+    fused_kernels        Triton kernels of fused.py, on channels_last maps
+    info                 Descriptions of networks and weights files: layers, parameters, GFLOPS
+    layers               The torch modules of model rows and of single-head detection layers
+    module_specs         The modules of a model YAML: their arguments, output shapes and parameter counts
+    network              Detection networks: a ModelSpec as a torch module, test-time augmentation and ensembles
+    spec                 Model configs parsed into a checked ModelSpec
 """

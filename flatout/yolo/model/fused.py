@@ -1,8 +1,10 @@
-"""Batch norm with activation, and max-pooling, by our own kernels on a GPU and by torch everywhere else.
+"""Batch norm with activation, max-pooling, copies and sums, by our own kernels on a GPU and by torch everywhere else.
 
     norm_act                   batch norm and activation in training. torch passes over a map 13 times for this pair,
                                forward and backward; our kernels pass over it 8 times (measured by bench/model_step.py)
+    norm_act_pair              the same for two slices of a map, which two convolutions computed as one give
     max_pool, max_pool_same    pooling without the 8-byte indices that torch stores
+    double, concat, forked     upsampling, concatenation, and sums of the gradients of a map with several readers
 
 The kernels (fused_kernels.py) need channels_last maps and, for norm_act, one of the ACTS. Everything else goes through
 torch, with the same result. Each kernel has two entry points: an autograd function for eager mode, which costs the host
@@ -13,6 +15,7 @@ Dimension key:  C channels   M = images x height x width   P blocks of rows
 
 import functools
 import logging
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -83,18 +86,24 @@ ACTS = {nn.Identity: 0, nn.SiLU: 1, nn.LeakyReLU: 2, nn.ReLU: 2}
 
 def norm_act(x: Tensor, norm: nn.BatchNorm2d | nn.SyncBatchNorm, act: nn.Module) -> Tensor:
     """act(norm(x)); in training it also updates the running statistics, as `norm` does."""
-    if not _suits(x, norm, act):
+    if not suits_norm_act(x, norm, act):
         y: Tensor = act(norm(x))
         return y
     fused = torch.ops.flatout.norm_act if torch.compiler.is_compiling() else _apply
-    z: Tensor = fused(
-        x, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked,
-        norm.momentum, norm.eps, ACTS[type(act)], float(getattr(act, "negative_slope", 0.0)),
-    )  # fmt: skip
+    z: Tensor = fused(x, *norm_act_arguments(norm, act))
     return z
 
 
-def _suits(x: Tensor, norm: nn.BatchNorm2d | nn.SyncBatchNorm, act: nn.Module) -> bool:
+def norm_act_arguments(norm: nn.BatchNorm2d | nn.SyncBatchNorm, act: nn.Module) -> tuple[Any, ...]:
+    """What `norm_act_forward` needs beside the map."""
+    return (
+        norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked,
+        norm.momentum, norm.eps, ACTS[type(act)], float(getattr(act, "negative_slope", 0.0)),
+    )  # fmt: skip
+
+
+def suits_norm_act(x: Tensor, norm: nn.Module | None, act: nn.Module) -> bool:
+    """Whether `norm_act` of maps like x goes through our kernels."""
     return (
         type(norm) is nn.BatchNorm2d
         and norm.training
@@ -105,6 +114,45 @@ def _suits(x: Tensor, norm: nn.BatchNorm2d | nn.SyncBatchNorm, act: nn.Module) -
         and suits_kernels(x)
         and x.numel() > x.shape[1]
     )
+
+
+def norm_act_pair(
+    x: Tensor, norms: tuple[nn.BatchNorm2d, nn.BatchNorm2d], acts: tuple[nn.Module, nn.Module]
+) -> tuple[Tensor, Tensor]:
+    """`norm_act` of the first and of the last channels of a map, by our kernels; both must suit them."""
+    first, second = _NormActPair.apply(
+        x, *norm_act_arguments(norms[0], acts[0]), *norm_act_arguments(norms[1], acts[1])
+    )
+    return first, second
+
+
+class _NormActPair(torch.autograd.Function):
+    """Reads the input and writes its gradient as two slices, without copies."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        ctx.num_first = rest[0].shape[0]
+        ctx.acts = (rest[7:9], rest[16:18])
+        results = [
+            norm_act_forward(part, *arguments, x.shape[1])  # type: ignore[call-arg]
+            for part, arguments in zip(_halves(x, ctx.num_first), (rest[:9], rest[9:]), strict=True)
+        ]
+        ctx.save_for_backward(x, *(saved for _, saved in results))
+        return results[0][0], results[1][0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        x, *saved = ctx.saved_tensors
+        dx = torch.empty_like(x)
+        inputs = zip(_halves(x, ctx.num_first), saved, strict=True)
+        parts = zip(gradients, inputs, ctx.acts, _halves(dx, ctx.num_first), strict=True)
+        own = [norm_act_backward(dz, *part, *act, x.shape[1], into)[1:] for dz, part, act, into in parts]  # type: ignore[call-arg]
+        return (dx, *own[0], *NO_GRADIENTS, *own[1], *NO_GRADIENTS)
+
+
+def _halves(x: Tensor, num_first: int) -> tuple[Tensor, Tensor]:
+    return x[:, :num_first], x[:, num_first:]
 
 
 class _NormAct(torch.autograd.Function):
@@ -173,18 +221,20 @@ def norm_act_forward(
     eps: float,
     act: int,
     slope: float,
+    x_stride: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The output, with the shape and type of x, and what the backward pass needs, float32 [4 * C].
 
-    Updates the running statistics in place.
+    Updates the running statistics in place. `x_stride` is the distance of pixels if x is a slice of a wider map.
     """
+    x_stride = x_stride or x.shape[1]
     device, x_at = x.get_device(), x.data_ptr()
     key = (
-        x.shape, x.dtype, x_at % ALIGNMENT_BYTES == 0, weight.dtype, running_mean.dtype,
+        x.shape, x_stride, x.dtype, x_at % ALIGNMENT_BYTES == 0, weight.dtype, running_mean.dtype,
         momentum, eps, act, slope, device,
     )  # fmt: skip
     plan = _forward_plans.get(key) or _add_plan(_forward_plans, key, _plan_forward)
-    z = torch.empty_like(x)
+    z = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     saved = torch.empty(plan.num_saved, dtype=torch.float32, device=x.device)
     sums = torch.empty(plan.num_scratch, dtype=torch.float32, device=x.device)
     stream, saved_at, sums_at, mean_at = stream_of(device), saved.data_ptr(), sums.data_ptr(), running_mean.data_ptr()
@@ -197,16 +247,31 @@ def norm_act_forward(
     return z, saved
 
 
-def norm_act_backward(dz: Tensor, x: Tensor, saved: Tensor, act: int, slope: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias."""
+def norm_act_backward(
+    dz: Tensor, x: Tensor, saved: Tensor, act: int, slope: float, x_stride: int = 0, dx: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias. If x is a slice of a wider map, `dx` is the same slice of its gradient."""
+    plan, dz, factors, dweight, dbias = norm_act_sums(dz, x, saved, act, slope, x_stride)
+    dx = torch.empty_like(x) if dx is None else dx
+    plan.apply(
+        stream_of(x.get_device()), x.data_ptr(), dz.data_ptr(), saved.data_ptr(), factors.data_ptr(), dx.data_ptr()
+    )
+    return dx, dweight, dbias
+
+
+def norm_act_sums(
+    dz: Tensor, x: Tensor, saved: Tensor, act: int, slope: float, x_stride: int = 0
+) -> tuple["_Plan", Tensor, Tensor, Tensor, Tensor]:
+    """The first part of `norm_act_backward`: its plan, dz as equally spaced pixels, the factors of x and 1 in dx (which
+    begin the tensor), and the gradients of weight and bias."""
     dz, stride = row_stride(dz)
+    x_stride = x_stride or x.shape[1]
     device, x_at, dz_at = x.get_device(), x.data_ptr(), dz.data_ptr()
     key = (
-        x.shape, x.dtype, x_at % ALIGNMENT_BYTES == 0, dz.dtype, dz_at % ALIGNMENT_BYTES == 0, stride,
+        x.shape, x_stride, x.dtype, x_at % ALIGNMENT_BYTES == 0, dz.dtype, dz_at % ALIGNMENT_BYTES == 0, stride,
         act, slope, device,
     )  # fmt: skip
     plan = _backward_plans.get(key) or _add_plan(_backward_plans, key, _plan_backward)
-    dx = torch.empty_like(x)
     # Separate tensors, because the optimizer keeps them, and a view would keep the scratch memory alive.
     dweight = torch.empty(plan.channels, dtype=torch.float32, device=x.device)
     dbias = torch.empty_like(dweight)
@@ -215,8 +280,7 @@ def norm_act_backward(dz: Tensor, x: Tensor, saved: Tensor, act: int, slope: flo
     sums_at = factors_at + plan.sums_offset_bytes
     plan.sum_up(stream, x_at, dz_at, saved_at, sums_at)
     plan.finish(stream, sums_at, saved_at, dweight.data_ptr(), dbias.data_ptr(), factors_at)
-    plan.apply(stream, x_at, dz_at, saved_at, factors_at, dx.data_ptr())
-    return dx, dweight, dbias
+    return plan, dz, factors, dweight, dbias
 
 
 class _Plan(NamedTuple):
@@ -267,6 +331,7 @@ def _tile_rows(shape: torch.Size) -> _Tiling:
 
 def _plan_forward(
     shape: torch.Size,
+    x_stride: int,
     dtype: torch.dtype,
     is_aligned: bool,
     weight_dtype: torch.dtype,
@@ -281,21 +346,23 @@ def _plan_forward(
     rows, channels, blocks, rows_per_block, tile, grid, finish_grid = _tile_rows(shape)
     x, z, running, weight = Pointer(dtype, is_aligned), Pointer(dtype), Pointer(running_dtype), Pointer(weight_dtype)
     sum_up = prepared(
-        kernels.sum_rows, grid, (x, running, FLOATS), (rows, channels, blocks, rows_per_block, *tile), NUM_WARPS
-    )
+        kernels.sum_rows, grid, (x, running, FLOATS),
+        (rows, channels, blocks, x_stride, rows_per_block, *tile), NUM_WARPS,
+    )  # fmt: skip
     finish = prepared(
         kernels.finish_forward, finish_grid, (FLOATS, running, running, COUNTER, weight, weight, FLOATS),
         (rows, channels, blocks, float(eps), float(momentum), *FINISH_TILE),
     )  # fmt: skip
     apply = prepared(
         kernels.apply_forward, grid, (x, FLOATS, z),
-        (rows, channels, rows_per_block, slope, act, dtype != torch.float32, *tile), NUM_WARPS,
+        (rows, channels, x_stride, rows_per_block, slope, act, dtype != torch.float32, *tile), NUM_WARPS,
     )  # fmt: skip
     return _Plan(sum_up, finish, apply, channels, SAVED_ROWS * channels, 2 * blocks * channels, 0)
 
 
 def _plan_backward(
     shape: torch.Size,
+    x_stride: int,
     dtype: torch.dtype,
     is_aligned: bool,
     gradient_dtype: torch.dtype,
@@ -307,16 +374,17 @@ def _plan_backward(
     from flatout.yolo.model import fused_kernels as kernels
 
     rows, channels, blocks, rows_per_block, tile, grid, finish_grid = _tile_rows(shape)
-    x, dx, dz = Pointer(dtype, is_aligned), Pointer(dtype), Pointer(gradient_dtype, is_gradient_aligned)
+    # The gradient of an aligned slice is an aligned slice.
+    x, dx, dz = Pointer(dtype, is_aligned), Pointer(dtype, is_aligned), Pointer(gradient_dtype, is_gradient_aligned)
     act_and_tile = (slope, act, dtype != torch.float32, *tile)
     sum_up = prepared(
         kernels.sum_gradients, grid, (x, dz, FLOATS, FLOATS),
-        (rows, channels, blocks, stride, rows_per_block, *act_and_tile), NUM_WARPS,
+        (rows, channels, blocks, x_stride, stride, rows_per_block, *act_and_tile), NUM_WARPS,
     )  # fmt: skip
     finish = prepared(kernels.finish_backward, finish_grid, (FLOATS,) * 5, (rows, channels, blocks, *FINISH_TILE))
     apply = prepared(
         kernels.apply_backward, grid, (x, dz, FLOATS, FLOATS, dx),
-        (rows, channels, stride, rows_per_block, *act_and_tile), NUM_WARPS,
+        (rows, channels, x_stride, stride, rows_per_block, *act_and_tile), NUM_WARPS,
     )  # fmt: skip
     num_factors = ceil_div(2 * channels, ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return _Plan(sum_up, finish, apply, channels, 0, num_factors + 2 * blocks * channels, 4 * num_factors)
@@ -376,6 +444,7 @@ def _(dz: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 WINDOW = 5
 POOL_TILE_VALUES = 4096
+WINDOW_TILE_VALUES = 1024
 
 
 def max_pool(x: Tensor, k: int) -> Tensor:
@@ -387,21 +456,32 @@ def max_pool(x: Tensor, k: int) -> Tensor:
     return z
 
 
-def max_pool_same(x: Tensor, k: int) -> Tensor:
-    """Max-pool with kernel k (odd) and stride 1 that keeps the size of the map."""
+def max_pool_same(x: Tensor, k: int, narrower: Tensor | None = None, narrower_k: int = 1) -> Tensor:
+    """Max-pool with kernel k (odd) and stride 1 that keeps the size of the map.
+
+    With `narrower`, the same map pooled with a smaller kernel `narrower_k`, our kernels begin there.
+    """
     if k % (WINDOW - 1) != 1 or not suits_kernels(x):
         return F.max_pool2d(x, k, 1, k // 2)
     # A maximum over 9 is a maximum over 5 of maxima over 5, and so on: the same numbers from smaller windows.
     apply = torch.ops.flatout.max_pool_window if torch.compiler.is_compiling() else _Window.apply
-    for _ in range(k // (WINDOW - 1)):
-        x = apply(x)
-    return x
+    z = x if narrower is None else narrower
+    for _ in range((k - narrower_k) // (WINDOW - 1)):
+        z = apply(z)
+    return z
 
 
-def _tiles(num_pixels: int, channels: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
+def continues(k: int, narrower_k: int) -> bool:
+    """Whether max-pooling with kernel k can begin with the result of a smaller kernel."""
+    return narrower_k < k and k % (WINDOW - 1) == narrower_k % (WINDOW - 1) == 1
+
+
+def _tiles(
+    num_pixels: int, channels: int, values: int = POOL_TILE_VALUES
+) -> tuple[tuple[int, int, int], tuple[int, int]]:
     """Grid and tile of a launch with one tile per program."""
     columns = tile_channels(channels)
-    rows = POOL_TILE_VALUES // columns
+    rows = values // columns
     return (ceil_div(num_pixels, rows), ceil_div(channels, columns), 1), (rows, columns)
 
 
@@ -440,28 +520,45 @@ def halve_backward(dz: Tensor, x: Tensor) -> Tensor:
     return dx
 
 
-def window(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The maximum of the 5 x 5 window around each pixel, and the index of its position in the window, uint8."""
+def window(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The maximum of the 5 x 5 window around each pixel, and what the backward pass needs: for each pixel which one of
+    its row, and then of its column, was chosen, uint8."""
+    rows, tap_x = _window_line(x, x.shape[3], 1)
+    z, tap_y = _window_line(rows, x.shape[2], x.shape[3])
+    return z, tap_x, tap_y
+
+
+def _window_maps(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty maps like those that `window` returns."""
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8), torch.empty_like(x, dtype=torch.uint8)
+
+
+def _window_line(x: Tensor, length: int, step: int) -> tuple[Tensor, Tensor]:
     from flatout.yolo.model import fused_kernels as kernels
 
-    batch, channels, height, width = x.shape
-    sizes = (batch * height * width, height, width, channels)
-    grid, tile = _tiles(sizes[0], channels)
+    channels = x.shape[1]
+    sizes = (x.numel() // channels, length, step, channels)
+    grid, tile = _tiles(sizes[0], channels, WINDOW_TILE_VALUES)
     z, tap = torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8)
-    launch(kernels.window, (sizes, x.dtype), grid, x, z, tap, *sizes, WINDOW, *tile)
+    launch(kernels.window, (sizes, x.dtype, is_aligned(x)), grid, x, z, tap, *sizes, WINDOW, *tile)
     return z, tap
 
 
-def window_backward(dz: Tensor, tap: Tensor) -> Tensor:
+def window_backward(dz: Tensor, tap_x: Tensor, tap_y: Tensor) -> Tensor:
+    dz, stride = row_stride(dz)
+    of_rows = _window_line_backward(dz, stride, tap_y, torch.float32, tap_y.shape[2], tap_y.shape[3])
+    return _window_line_backward(of_rows, tap_x.shape[1], tap_x, dz.dtype, tap_x.shape[3], 1)
+
+
+def _window_line_backward(dz: Tensor, stride: int, tap: Tensor, dtype: torch.dtype, length: int, step: int) -> Tensor:
     from flatout.yolo.model import fused_kernels as kernels
 
-    batch, channels, height, width = tap.shape
-    sizes = (batch * height * width, height, width, channels)
-    grid, tile = _tiles(sizes[0], channels)
-    dz, stride = row_stride(dz)
-    dx = torch.empty_like(tap, dtype=dz.dtype)
-    key = (sizes, dz.dtype, stride, is_aligned(dz))
-    launch(kernels.window_backward, key, grid, dz, tap, dx, *sizes, stride, WINDOW, *tile)
+    channels = tap.shape[1]
+    sizes = (tap.numel() // channels, length, step, channels, stride)
+    grid, tile = _tiles(sizes[0], channels, WINDOW_TILE_VALUES)
+    dx = torch.empty_like(tap, dtype=dtype)
+    key = (sizes, dz.dtype, dtype, is_aligned(dz))
+    launch(kernels.window_backward, key, grid, dz, tap, dx, *sizes, WINDOW, *tile)
     return dx
 
 
@@ -480,8 +577,8 @@ class _Halve(torch.autograd.Function):
 class _Window(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        z, tap = window(x)
-        ctx.save_for_backward(tap)
+        z, *taps = window(x)
+        ctx.save_for_backward(*taps)
         return z
 
     @staticmethod
@@ -509,8 +606,8 @@ class _TracedHalve(torch.autograd.Function):
 class _TracedWindow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        z, tap = torch.ops.flatout.max_pool_window_forward(x)
-        ctx.save_for_backward(tap)
+        z, *taps = torch.ops.flatout.max_pool_window_forward(x)
+        ctx.save_for_backward(*taps)
         result: Tensor = z
         return result
 
@@ -526,8 +623,8 @@ for _schema in (
     "max_pool_halve_forward(Tensor x) -> Tensor",
     "max_pool_halve_backward(Tensor dz, Tensor x) -> Tensor",
     "max_pool_window(Tensor x) -> Tensor",
-    "max_pool_window_forward(Tensor x) -> (Tensor, Tensor)",
-    "max_pool_window_backward(Tensor dz, Tensor tap) -> Tensor",
+    "max_pool_window_forward(Tensor x) -> (Tensor, Tensor, Tensor)",
+    "max_pool_window_backward(Tensor dz, Tensor tap_x, Tensor tap_y) -> Tensor",
 ):
     _pools.define(_schema, tags=torch.Tag.pt2_compliant_tag)
 _pools.impl("max_pool_halve", _TracedHalve.apply, "CompositeImplicitAutograd")
@@ -535,8 +632,133 @@ _pools.impl("max_pool_window", _TracedWindow.apply, "CompositeImplicitAutograd")
 for _name, _run, _fake in (
     ("max_pool_halve_forward", halve, _half_map),
     ("max_pool_halve_backward", halve_backward, lambda dz, x: torch.empty_like(x)),
-    ("max_pool_window_forward", window, lambda x: (torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8))),
-    ("max_pool_window_backward", window_backward, lambda dz, tap: torch.empty_like(tap, dtype=dz.dtype)),
+    ("max_pool_window_forward", window, _window_maps),
+    ("max_pool_window_backward", window_backward, lambda dz, tap_x, tap_y: torch.empty_like(tap_x, dtype=dz.dtype)),
 ):
     _pools.impl(_name, _run, "CUDA")
     torch.library.register_fake(f"flatout::{_name}", _fake, lib=_pools)
+
+
+# Copies and sums of maps. torch.compile makes such kernels itself, so these are for eager mode and CUDA graphs.
+
+COPY_TILE_VALUES = 2048
+AT_ONCE = 4
+"""Most maps that one launch joins or adds."""
+
+
+def _suits_copies(*xs: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and len({x.dtype for x in xs}) == 1 and all(map(suits_kernels, xs))
+
+
+def double(x: Tensor) -> Tensor:
+    """The map with each pixel as a 2 x 2 square: upsampled by 2, nearest."""
+    if not _suits_copies(x):
+        return F.interpolate(x, scale_factor=2.0, mode="nearest")
+    z: Tensor = _Double.apply(x)
+    return z
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        from flatout.yolo.model import fused_kernels as kernels
+
+        batch, channels, height, width = x.shape
+        ctx.sizes = (batch * height * width, width, channels)
+        ctx.shape = x.shape
+        shape = (batch, channels, 2 * height, 2 * width)
+        z = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        grid, tile = _tiles(ctx.sizes[0], channels, COPY_TILE_VALUES // 2)
+        launch(kernels.double, (ctx.sizes, x.dtype, is_aligned(x)), grid, x, z, *ctx.sizes, *tile)
+        return z
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dz: Tensor) -> Tensor:
+        from flatout.yolo.model import fused_kernels as kernels
+
+        dz, stride = row_stride(dz)
+        dx = torch.empty(ctx.shape, dtype=dz.dtype, device=dz.device, memory_format=torch.channels_last)
+        grid, tile = _tiles(ctx.sizes[0], ctx.shape[1], COPY_TILE_VALUES // 2)
+        key = (ctx.sizes, dz.dtype, stride, is_aligned(dz))
+        launch(kernels.double_backward, key, grid, dz, dx, *ctx.sizes, stride, *tile)
+        return dx
+
+
+def concat(xs: Sequence[Tensor]) -> Tensor:
+    """The maps side by side along the channels."""
+    if not _suits_copies(*xs) or len({x.shape[2:] for x in xs}) > 1:
+        return torch.cat(tuple(xs), 1)
+    z: Tensor = _Concat.apply(*xs)
+    return z
+
+
+class _Concat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *xs: Tensor) -> Tensor:
+        ctx.channels = [x.shape[1] for x in xs]
+        batch, _, height, width = xs[0].shape
+        shape = (batch, sum(ctx.channels), height, width)
+        z = torch.empty(shape, dtype=xs[0].dtype, device=xs[0].device, memory_format=torch.channels_last)
+        first = 0
+        for begin in range(0, len(xs), AT_ONCE):
+            some = xs[begin : begin + AT_ONCE]
+            _join(some, z[:, first:])
+            first += sum(ctx.channels[begin : begin + AT_ONCE])
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, ...]:
+        slices: tuple[Tensor, ...] = dz.split(ctx.channels, 1)
+        return slices
+
+
+def _join(xs: tuple[Tensor, ...], z: Tensor) -> None:
+    """Write the maps side by side into the first channels of `z`, a slice of a map."""
+    from flatout.yolo.model import fused_kernels as kernels
+
+    num_pixels, channels = xs[0].numel() // xs[0].shape[1], [x.shape[1] for x in xs]
+    (rows, columns) = _tiles(num_pixels, min(channels), COPY_TILE_VALUES)[1]
+    missing = AT_ONCE - len(xs)
+    sizes = (num_pixels, *channels, *[0] * missing, z.stride(3))
+    grid = (ceil_div(num_pixels, rows), sum(ceil_div(each, columns) for each in channels), 1)
+    key = (sizes, z.dtype, is_aligned(z), *map(is_aligned, xs))
+    launch(kernels.join, key, grid, *xs, *xs[:1] * missing, z, *sizes, rows, columns)
+
+
+def forked(x: Tensor, num: int) -> list[Tensor]:
+    """The map for each of its readers, so that our kernel adds up their gradients, slices of wider maps among them."""
+    if num < 2 or not (x.requires_grad and torch.is_grad_enabled() and _suits_copies(x)):
+        return [x] * num
+    return list(_Fork.apply(x, num))
+
+
+class _Fork(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num: int) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(x.view_as(x) for _ in range(num))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
+        known = [each for each in gradients if each is not None]
+        if len({each.dtype for each in known}) > 1 or not all(each.is_cuda for each in known):
+            return sum(known), None  # type: ignore[return-value]
+        while len(known) > 1:
+            known = [_added(known[:AT_ONCE]), *known[AT_ONCE:]]
+        return (known[0] if known else None), None
+
+
+def _added(xs: Sequence[Tensor]) -> Tensor:
+    from flatout.yolo.model import fused_kernels as kernels
+
+    maps, strides = zip(*map(row_stride, xs), strict=True)
+    channels = xs[0].shape[1]
+    missing = AT_ONCE - len(xs)
+    sizes = (xs[0].numel() // channels, channels, *strides, *strides[:1] * missing)
+    grid, tile = _tiles(sizes[0], channels, COPY_TILE_VALUES)
+    z = torch.empty(xs[0].shape, dtype=xs[0].dtype, device=xs[0].device, memory_format=torch.channels_last)
+    key = (sizes, len(xs), z.dtype, *map(is_aligned, maps))
+    launch(kernels.add, key, grid, *maps, *maps[:1] * missing, z, *sizes, len(xs), *tile)
+    return z

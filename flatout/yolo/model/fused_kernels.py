@@ -1,4 +1,4 @@
-"""Triton kernels of fused.py: batch norm with its activation, and max-pooling, on channels_last maps.
+"""Triton kernels of fused.py: batch norm with its activation, max-pooling, copies and sums, on channels_last maps.
 
 Batch norm in training and the activation that follows it, on [M, C] rows of channels:
 
@@ -6,8 +6,10 @@ Batch norm in training and the activation that follows it, on [M, C] rows of cha
     backward   x, dz -> sums per block -> weight and bias gradients, two factors -> dx
 
 Each direction reads the maps twice and writes one, which is the minimum unless the convolution itself computes the
-sums. Sums are taken block by block in a fixed order, so the same input gives the same bits. Aligned maps are read with
-wide loads; parameters and running statistics need no alignment and may be parts of one flat buffer.
+sums. It reads them backwards the second time, because the L2 cache still has their ends. Sums are taken block by block
+in a fixed order, so the same input gives the same bits. Rows of x and dz may be slices of wider ones, x_stride and
+dz_stride apart. Aligned maps are read with wide loads; parameters and running statistics need no alignment and may be
+parts of one flat buffer.
 
 Max-pooling: where torch stores 8-byte indices, the position of the maximum is recomputed from the input (2 x 2) or
 stored in a byte (5 x 5).
@@ -51,8 +53,8 @@ def _activate_backward(gradient, t, slope, ACT: tl.constexpr, HALF: tl.constexpr
     return gradient
 
 
-@triton.jit(do_not_specialize=["P"], do_not_specialize_on_alignment=["pivot"])
-def sum_rows(x, pivot, sums, M, C, P, rows_per_block, BM: tl.constexpr, BC: tl.constexpr):
+@triton.jit(do_not_specialize=["M", "P", "rows_per_block"], do_not_specialize_on_alignment=["pivot"])
+def sum_rows(x, pivot, sums, M, C, P, x_stride, rows_per_block, BM: tl.constexpr, BC: tl.constexpr):
     """Write sums [2, P, C]: the sums of x - pivot and of its square over the rows of a block.
 
     The pivot is any number near the mean, which keeps the difference of squares well conditioned.
@@ -63,12 +65,12 @@ def sum_rows(x, pivot, sums, M, C, P, rows_per_block, BM: tl.constexpr, BC: tl.c
     total = tl.zeros((BM, BC), tl.float32)
     squares = tl.zeros((BM, BC), tl.float32)
     begin = block * rows_per_block
-    x += begin.to(tl.int64) * C
+    x += begin.to(tl.int64) * x_stride
     num_rows = tl.minimum(rows_per_block, M - begin)
     for first in range(0, num_rows, BM):
         m = first + tl.arange(0, BM)
         inside = (m < num_rows)[:, None] & (c < C)[None, :]
-        value = tl.load(x + m[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + m[:, None] * x_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
         value = tl.where(inside, value - near[None, :], 0.0)
         total += value
         squares += value * value
@@ -91,7 +93,7 @@ def _add_up(sums, c, C, P, BP: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["P"],
+    do_not_specialize=["M", "P"],
     do_not_specialize_on_alignment=["running_mean", "running_var", "counter", "weight", "bias"],
 )
 def finish_forward(
@@ -126,33 +128,34 @@ def finish_forward(
         tl.store(counter, tl.load(counter) + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "rows_per_block"])
 def apply_forward(
-    x, saved, z, M, C, rows_per_block, slope,
+    x, saved, z, M, C, x_stride, rows_per_block, slope,
     ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Write z = act(x * scale + shift)."""
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     scale = tl.load(saved + 2 * C + c, mask=c < C, other=0.0)
     shift = tl.load(saved + 3 * C + c, mask=c < C, other=0.0)
-    begin = tl.program_id(0) * rows_per_block
-    x += begin.to(tl.int64) * C
+    begin = (tl.num_programs(0) - 1 - tl.program_id(0)) * rows_per_block
+    x += begin.to(tl.int64) * x_stride
     z += begin.to(tl.int64) * C
     num_rows = tl.minimum(rows_per_block, M - begin)
-    for first in range(0, num_rows, BM):
-        m = first + tl.arange(0, BM)
+    last = (num_rows - 1) // BM * BM
+    for done in range(0, num_rows, BM):
+        m = last - done + tl.arange(0, BM)
         inside = (m < num_rows)[:, None] & (c < C)[None, :]
-        at = m[:, None] * C + c[None, :]
-        t = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
-        tl.store(z + at, _activate(t, slope, ACT, HALF).to(z.dtype.element_ty), mask=inside)
+        t = tl.load(x + m[:, None] * x_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        t = t * scale[None, :] + shift[None, :]
+        tl.store(z + m[:, None] * C + c[None, :], _activate(t, slope, ACT, HALF).to(z.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["M", "P", "rows_per_block"])
 def sum_gradients(
-    x, dz, saved, sums, M, C, P, dz_stride, rows_per_block, slope,
+    x, dz, saved, sums, M, C, P, x_stride, dz_stride, rows_per_block, slope,
     ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Write sums [2, P, C]: the sums of g = dz * act' and of g * (x - mean). dz may be a slice of wider rows."""
+    """Write sums [2, P, C]: the sums of g = dz * act' and of g * (x - mean)."""
     block = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mean = tl.load(saved + c, mask=c < C, other=0.0)
@@ -161,13 +164,13 @@ def sum_gradients(
     total = tl.zeros((BM, BC), tl.float32)
     products = tl.zeros((BM, BC), tl.float32)
     begin = block * rows_per_block
-    x += begin.to(tl.int64) * C
+    x += begin.to(tl.int64) * x_stride
     dz += begin.to(tl.int64) * dz_stride
     num_rows = tl.minimum(rows_per_block, M - begin)
     for first in range(0, num_rows, BM):
         m = first + tl.arange(0, BM)
         inside = (m < num_rows)[:, None] & (c < C)[None, :]
-        value = tl.load(x + m[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + m[:, None] * x_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
         gradient = tl.load(dz + m[:, None] * dz_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
         gradient = _activate_backward(gradient, value * scale[None, :] + shift[None, :], slope, ACT, HALF)
         total += gradient
@@ -176,7 +179,7 @@ def sum_gradients(
     tl.store(sums + (P + block) * C + c, tl.sum(products, 0), mask=c < C)
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["M", "P"])
 def finish_backward(sums, saved, dweight, dbias, factors, M, C, P, BP: tl.constexpr, BC: tl.constexpr):
     """Write the weight and bias gradients, and factors [2, C]: dx = scale * g + factors[0] * x + factors[1]."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
@@ -192,25 +195,27 @@ def finish_backward(sums, saved, dweight, dbias, factors, M, C, P, BP: tl.conste
     tl.store(factors + C + c, (-scale * (first / M) - of_x * mean).to(tl.float32), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "rows_per_block"])
 def apply_backward(
-    x, dz, saved, factors, dx, M, C, dz_stride, rows_per_block, slope,
+    x, dz, saved, factors, dx, M, C, x_stride, dz_stride, rows_per_block, slope,
     ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    """Write dx, whose rows are as far apart as those of x."""
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     scale = tl.load(saved + 2 * C + c, mask=c < C, other=0.0)
     shift = tl.load(saved + 3 * C + c, mask=c < C, other=0.0)
     of_x = tl.load(factors + c, mask=c < C, other=0.0)
     constant = tl.load(factors + C + c, mask=c < C, other=0.0)
-    begin = tl.program_id(0) * rows_per_block
-    x += begin.to(tl.int64) * C
-    dx += begin.to(tl.int64) * C
+    begin = (tl.num_programs(0) - 1 - tl.program_id(0)) * rows_per_block
+    x += begin.to(tl.int64) * x_stride
+    dx += begin.to(tl.int64) * x_stride
     dz += begin.to(tl.int64) * dz_stride
     num_rows = tl.minimum(rows_per_block, M - begin)
-    for first in range(0, num_rows, BM):
-        m = first + tl.arange(0, BM)
+    last = (num_rows - 1) // BM * BM
+    for done in range(0, num_rows, BM):
+        m = last - done + tl.arange(0, BM)
         inside = (m < num_rows)[:, None] & (c < C)[None, :]
-        at = m[:, None] * C + c[None, :]
+        at = m[:, None] * x_stride + c[None, :]
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.load(dz + m[:, None] * dz_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
         gradient = _activate_backward(gradient, value * scale[None, :] + shift[None, :], slope, ACT, HALF)
@@ -230,7 +235,7 @@ def _largest(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pixels"])
 def halve(x, z, num_pixels, H, W, C, h, w, BM: tl.constexpr, BC: tl.constexpr):
     """Write z: the maximum of each 2 x 2 square."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -242,7 +247,7 @@ def halve(x, z, num_pixels, H, W, C, h, w, BM: tl.constexpr, BC: tl.constexpr):
     tl.store(z + m[:, None].to(tl.int64) * C + c[None, :], _largest(top, below), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pixels"])
 def halve_backward(x, dz, dx, num_pixels, H, W, C, h, w, dz_stride, BM: tl.constexpr, BC: tl.constexpr):
     """Write dx: the gradient goes to the first of equal maxima, in reading order, as in torch."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -264,50 +269,117 @@ def halve_backward(x, dz, dx, num_pixels, H, W, C, h, w, dz_stride, BM: tl.const
     tl.store(dx + below + C, tl.where(is3, gradient, 0.0), mask=inside)
 
 
-@triton.jit
-def window(x, z, tap, num_pixels, H, W, C, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
-    """Write z: the maximum of the K x K window around each pixel; and tap: its position in the window, a byte."""
+@triton.jit(do_not_specialize=["num_pixels"])
+def window(x, z, tap, num_pixels, LENGTH, STEP, C, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
+    """Write z: the maximum of the K pixels around each one on a line; and tap: which of them it is, a byte.
+
+    A line has LENGTH pixels that are STEP apart: 1 along rows. The maximum of a window is that of a column of maxima
+    of rows, and the first of equal ones in reading order is found in the first row that has it.
+    """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (m < num_pixels)[:, None] & (c < C)[None, :]
-    column = m % W
-    row = (m // W) % H
+    place = (m // STEP) % LENGTH
+    at = m[:, None].to(tl.int64) * C + c[None, :]
     best = tl.full((BM, BC), -float("inf"), tl.float32)
     where = tl.zeros((BM, BC), tl.int32)
-    for dy in tl.static_range(K):
-        for dx in tl.static_range(K):
-            y, x_column = row + dy - K // 2, column + dx - K // 2
-            there = (y >= 0) & (y < H) & (x_column >= 0) & (x_column < W)
-            pixel = (m + (dy - K // 2) * W + dx - K // 2).to(tl.int64)
-            value = tl.load(x + pixel[:, None] * C + c[None, :], mask=inside & there[:, None], other=-float("inf")).to(
-                tl.float32
-            )
-            better = (value > best) | (value != value)
-            best = tl.where(better, value, best)
-            where = tl.where(better, dy * K + dx, where)
-    at = m[:, None].to(tl.int64) * C + c[None, :]
+    for d in tl.static_range(K):
+        there = inside & ((place + d - K // 2 >= 0) & (place + d - K // 2 < LENGTH))[:, None]
+        value = tl.load(x + at + (d - K // 2) * STEP * C, mask=there, other=-float("inf")).to(tl.float32)
+        better = (value > best) | (value != value)
+        best = tl.where(better, value, best)
+        where = tl.where(better, d, where)
     tl.store(z + at, best.to(z.dtype.element_ty), mask=inside)
     tl.store(tap + at, where.to(tl.uint8), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pixels"])
 def window_backward(
-    dz, tap, dx_out, num_pixels, H, W, C, dz_stride, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
+    dz, tap, dx, num_pixels, LENGTH, STEP, C, dz_stride, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
 ):
-    """Write dx_out: each pixel gathers the gradients of the windows that chose it. No atomics, so the same bits."""
+    """Write dx: each pixel gathers the gradients of the maxima that chose it. No atomics, so the same bits."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (m < num_pixels)[:, None] & (c < C)[None, :]
-    column = m % W
-    row = (m // W) % H
+    place = (m // STEP) % LENGTH
     total = tl.zeros((BM, BC), tl.float32)
-    for dy in tl.static_range(K):
-        for dx in tl.static_range(K):
-            # In the window around the pixel at offset (-dy, -dx) from here, this pixel is at position (dy, dx).
-            y, x_column = row - (dy - K // 2), column - (dx - K // 2)
-            there = inside & ((y >= 0) & (y < H) & (x_column >= 0) & (x_column < W))[:, None]
-            pixel = (m - (dy - K // 2) * W - (dx - K // 2)).to(tl.int64)[:, None]
-            chose = tl.load(tap + pixel * C + c[None, :], mask=there, other=255).to(tl.int32) == dy * K + dx
-            gradient = tl.load(dz + pixel * dz_stride + c[None, :], mask=there & chose, other=0.0)
-            total += gradient.to(tl.float32)
-    tl.store(dx_out + m[:, None].to(tl.int64) * C + c[None, :], total.to(dx_out.dtype.element_ty), mask=inside)
+    for d in tl.static_range(K):
+        # Around the pixel that is K // 2 - d from here, this pixel is number d.
+        there = inside & ((place - d + K // 2 >= 0) & (place - d + K // 2 < LENGTH))[:, None]
+        pixel = (m.to(tl.int64) - (d - K // 2) * STEP)[:, None]
+        chose = tl.load(tap + pixel * C + c[None, :], mask=there, other=255).to(tl.int32) == d
+        total += tl.load(dz + pixel * dz_stride + c[None, :], mask=there & chose, other=0.0).to(tl.float32)
+    tl.store(dx + m[:, None].to(tl.int64) * C + c[None, :], total.to(dx.dtype.element_ty), mask=inside)
+
+
+# Copies and sums
+
+
+@triton.jit(do_not_specialize=["num_pixels"])
+def double(x, z, num_pixels, W, C, BM: tl.constexpr, BC: tl.constexpr):
+    """Write each pixel of x into a 2 x 2 square of z. The sizes are those of x."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = (m < num_pixels)[:, None] & (c < C)[None, :]
+    value = tl.load(x + m[:, None].to(tl.int64) * C + c[None, :], mask=inside)
+    square = z + ((m // W).to(tl.int64) * 4 * W + 2 * (m % W))[:, None] * C + c[None, :]
+    tl.store(square, value, mask=inside)
+    tl.store(square + C, value, mask=inside)
+    tl.store(square + 2 * W * C, value, mask=inside)
+    tl.store(square + 2 * W * C + C, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_pixels"])
+def double_backward(dz, dx, num_pixels, W, C, dz_stride, BM: tl.constexpr, BC: tl.constexpr):
+    """Write dx: the sum of each 2 x 2 square."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = (m < num_pixels)[:, None] & (c < C)[None, :]
+    square = dz + ((m // W).to(tl.int64) * 4 * W + 2 * (m % W))[:, None] * dz_stride + c[None, :]
+    below = square + 2 * W * dz_stride
+    total = tl.load(square, mask=inside).to(tl.float32) + tl.load(square + dz_stride, mask=inside).to(tl.float32)
+    total += tl.load(below, mask=inside).to(tl.float32) + tl.load(below + dz_stride, mask=inside).to(tl.float32)
+    tl.store(dx + m[:, None].to(tl.int64) * C + c[None, :], total.to(dx.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _copy_columns(x, z, m, M, block, C, z_stride, BC: tl.constexpr):
+    c = block * BC + tl.arange(0, BC)
+    inside = (m < M)[:, None] & (c < C)[None, :]
+    value = tl.load(x + m[:, None].to(tl.int64) * C + c[None, :], mask=inside)
+    tl.store(z + m[:, None].to(tl.int64) * z_stride + c[None, :], value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["M"])
+def join(x0, x1, x2, x3, z, M, C0, C1, C2, C3, z_stride, BM: tl.constexpr, BC: tl.constexpr):
+    """Write the rows of up to four maps side by side into rows of z; a map that is missing has no channels."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    block = tl.program_id(1)
+    end0 = tl.cdiv(C0, BC)
+    end1 = end0 + tl.cdiv(C1, BC)
+    end2 = end1 + tl.cdiv(C2, BC)
+    if block < end0:
+        _copy_columns(x0, z, m, M, block, C0, z_stride, BC)
+    elif block < end1:
+        _copy_columns(x1, z + C0, m, M, block - end0, C1, z_stride, BC)
+    elif block < end2:
+        _copy_columns(x2, z + C0 + C1, m, M, block - end1, C2, z_stride, BC)
+    else:
+        _copy_columns(x3, z + C0 + C1 + C2, m, M, block - end2, C3, z_stride, BC)
+
+
+@triton.jit(do_not_specialize=["M"])
+def add(
+    x0, x1, x2, x3, z, M, C, stride0, stride1, stride2, stride3, NUM: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
+):
+    """Write the sum of NUM maps, whose rows may be slices of wider ones."""
+    m = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None].to(tl.int64)
+    c = (tl.program_id(1) * BC + tl.arange(0, BC))[None, :]
+    inside = (m < M) & (c < C)
+    total = tl.load(x0 + m * stride0 + c, mask=inside).to(tl.float32)
+    total += tl.load(x1 + m * stride1 + c, mask=inside).to(tl.float32)
+    if NUM > 2:
+        total += tl.load(x2 + m * stride2 + c, mask=inside).to(tl.float32)
+    if NUM > 3:
+        total += tl.load(x3 + m * stride3 + c, mask=inside).to(tl.float32)
+    tl.store(z + m * C + c, total.to(z.dtype.element_ty), mask=inside)

@@ -18,7 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.yolo.model.fused import max_pool, max_pool_same, norm_act
+from flatout.yolo.model.convolutions import conv_norm_act, predict
+from flatout.yolo.model.fused import (
+    concat,
+    double,
+    max_pool,
+    max_pool_same,
+    norm_act,
+    norm_act_pair,
+    suits_norm_act,
+)
 from flatout.yolo.model.module_specs import Activation, Args, hidden_of, padding_of
 from flatout.yolo.model.spec import Head
 
@@ -52,11 +61,24 @@ class Conv(nn.Module):
         self.act = make_activation(act)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x)
         if self.bn is not None:
-            return norm_act(y, self.bn, self.act)
-        z: Tensor = self.act(y)
+            return conv_norm_act(x, self.conv, self.bn, self.act)
+        z: Tensor = self.act(self.conv(x))
         return z
+
+
+def suits_pair(x: Tensor, first: Conv, second: Conv) -> bool:
+    """Whether our kernels compute two 1 x 1 convolutions of a map together: it is read once, and so is its gradient."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    return all(suits_norm_act(x, each.bn, each.act) and each.conv.out_channels % 8 == 0 for each in (first, second))
+
+
+def conv_pair(x: Tensor, first: Conv, second: Conv) -> tuple[Tensor, Tensor]:
+    """first(x) and second(x)."""
+    assert first.bn is not None and second.bn is not None
+    y = F.conv2d(x, torch.cat((first.conv.weight, second.conv.weight)))
+    return norm_act_pair(y, (first.bn, second.bn), (first.act, second.act))
 
 
 class RepConv(nn.Module):
@@ -133,8 +155,8 @@ class SPPCSPC(nn.Module):
         pool5 = max_pool_same(x1, 5)
         pool9 = max_pool_same(pool5, 5)
         pool13 = max_pool_same(pool9, 5)
-        y1 = self.cv6(self.cv5(torch.cat((x1, pool5, pool9, pool13), 1)))
-        y: Tensor = self.cv7(torch.cat((y1, self.cv2(x)), 1))
+        y1 = self.cv6(self.cv5(concat((x1, pool5, pool9, pool13))))
+        y: Tensor = self.cv7(concat((y1, self.cv2(x))))
         return y
 
 
@@ -149,7 +171,7 @@ class DownC(nn.Module):
         self.cv3 = Conv(c1, c2 // 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat((self.cv2(self.cv1(x)), self.cv3(max_pool(x, self.k))), 1)
+        return concat((self.cv2(self.cv1(x)), self.cv3(max_pool(x, self.k))))
 
 
 class MP(nn.Module):
@@ -170,9 +192,10 @@ class SP(nn.Module):
         super().__init__()
         self.k, self.s = k, s
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, narrower: Tensor | None = None, narrower_k: int = 1) -> Tensor:
+        """`narrower` is the same map after an SP with a smaller kernel, if the network has one."""
         if self.s == 1:
-            return max_pool_same(x, self.k)
+            return max_pool_same(x, self.k, narrower, narrower_k)
         return F.max_pool2d(x, self.k, self.s, self.k // 2)
 
 
@@ -190,7 +213,17 @@ class Concat(nn.Module):
         super().__init__()
 
     def forward(self, xs: list[Tensor]) -> Tensor:
-        return torch.cat(xs, 1)
+        return concat(xs)
+
+
+class Upsample(nn.Upsample):
+    """nn.Upsample, with our kernel for the nearest neighbour and a factor of 2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mode == "nearest" and self.scale_factor == 2:
+            return double(x)
+        y: Tensor = super().forward(x)
+        return y
 
 
 class Shortcut(nn.Module):
@@ -205,7 +238,7 @@ class Shortcut(nn.Module):
 
 LAYERS: dict[str, type[nn.Module]] = {
     layer.__name__: layer for layer in (Conv, RepConv, SPPCSPC, DownC, MP, SP, ReOrg, Concat, Shortcut)
-} | {"nn.Upsample": nn.Upsample}
+} | {"nn.Upsample": Upsample}
 WITH_CHANNELS = (Conv, RepConv, SPPCSPC, DownC)
 """Layers whose constructor takes the number of input channels."""
 
@@ -286,7 +319,7 @@ class Detect(nn.Module):
 
     def predict(self, level: int, x: Tensor) -> Tensor:
         """Raw outputs of a lead level, [B, A * O, Y, X]."""
-        return F.conv2d(x, *self.folded_weights(level))
+        return predict(x, *self.folded_weights(level))
 
     def folded_weights(self, level: int) -> tuple[Tensor, Tensor]:
         """Weight and bias of a lead level's convolution, with all linear operations around it folded in."""
@@ -307,6 +340,11 @@ class Detect(nn.Module):
             for level, (raw_BAYXO, stride) in enumerate(zip(raw, self.strides, strict=True))
         ]
         return torch.cat(levels, 1)
+
+
+def predict_by(conv: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(conv, nn.Conv2d) and conv.bias is not None
+    return predict(x, conv.weight, conv.bias)
 
 
 def prediction_convs(channels: tuple[int, ...], num_outputs: int) -> nn.ModuleList:
@@ -371,4 +409,4 @@ class IAuxDetect(IDetect):
         lead = super().forward(xs)
         if isinstance(lead, Predictions) or self.fused:
             return lead
-        return lead + [self.split_outputs(conv(x)) for conv, x in zip(self.m2, xs[self.nl :], strict=True)]
+        return lead + [self.split_outputs(predict_by(conv, x)) for conv, x in zip(self.m2, xs[self.nl :], strict=True)]

@@ -8,6 +8,7 @@ Dimension key:  B images   C channels   H, W height and width   K boxes   O = 5 
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.yolo.model.layers import Detect, IAuxDetect, IDetect, Predictions, make_layer
+from flatout.yolo.model.fused import continues, forked
+from flatout.yolo.model.layers import Detect, IAuxDetect, IDetect, Predictions, conv_pair, make_layer, suits_pair
 from flatout.yolo.model.module_specs import MODULE_SPECS
 from flatout.yolo.model.spec import IMAGE, Head, ModelSpec, Row, needed_rows, parse_model
 from flatout.yolo.multihead.head_config import HeadConfig
@@ -171,16 +173,33 @@ class Network(nn.Module):
             return self._run(x)
 
     def _run(self, x: Tensor) -> list[Tensor] | Predictions:
-        maps = {IMAGE: x}
+        maps: dict[int, list[Tensor]] = {}
         result = None
         for step in self._training_steps if self.training else self._lead_steps:
-            inputs = [maps[source] for source in step.sources]
-            for source in step.released:
-                del maps[source]
+            if step.row in maps:
+                continue
+            # Each reader takes its own reference, so that a map is released with the last one.
+            inputs = [x if source == IMAGE else maps[source].pop() for source in step.sources]
             # By name: a Sequential iterates up to an index, and torch.compile would trace every step of the iteration.
-            result = getattr(self.model, str(step.row))(inputs if step.joins else inputs[0])
-            maps[step.row] = result
+            layer = getattr(self.model, str(step.row))
+            if step.twin and suits_pair(inputs[0], layer, twin := getattr(self.model, str(step.twin.row))):
+                result, other = conv_pair(inputs[0], layer, twin)
+                maps[step.twin.row] = forked(other, step.twin.num_readers)
+                maps[step.sources[0]].pop()  # the twin's reference
+            elif step.narrower_k:
+                result = layer(*inputs, step.narrower_k)
+            else:
+                result = layer(inputs if step.joins else inputs[0])
+            if step.num_readers:
+                maps[step.row] = forked(result, step.num_readers)
         return result  # type: ignore[return-value]
+
+
+class _Twin(NamedTuple):
+    """A later 1 x 1 convolution of the same map."""
+
+    row: int
+    num_readers: int
 
 
 class _Step(NamedTuple):
@@ -188,23 +207,67 @@ class _Step(NamedTuple):
 
     row: int
     sources: tuple[int, ...]
-    released: tuple[int, ...]
-    """Maps that no later row reads."""
+    num_readers: int
+    """How often later rows read the result."""
     joins: bool
     """Whether the module takes the list of its inputs instead of a single one."""
+    narrower_k: int
+    """If not 0, the second source is the first one after max-pooling with this smaller kernel, to begin with."""
+    twin: _Twin | None
+    """The row that our kernels compute together with this one."""
 
 
 def _schedule(rows: Sequence[Row | Head]) -> tuple[_Step, ...]:
-    last_reader = {source: row.index for row in rows for source in row.sources}
+    narrower = {row.index: pool for row in rows if (pool := _narrower_pool(row, rows)) is not None}
+    sources = {
+        row.index: (*row.sources, narrower[row.index].index) if row.index in narrower else row.sources for row in rows
+    }
+    num_readers = Counter(source for each in sources.values() for source in each)
+    twins = _twins(rows)
     return tuple(
         _Step(
             row.index,
-            row.sources,
-            tuple(source for source in sorted(set(row.sources)) if last_reader[source] == row.index),
+            sources[row.index],
+            num_readers[row.index],
             joins=row.module not in MODULE_SPECS or MODULE_SPECS[row.module].inputs != "one",
+            narrower_k=_pool_kernel(narrower[row.index]) if row.index in narrower else 0,
+            twin=_Twin(twins[row.index], num_readers[twins[row.index]]) if row.index in twins else None,
         )
         for row in rows
     )
+
+
+def _twins(rows: Sequence[Row | Head]) -> dict[int, int]:
+    """Pairs of 1 x 1 convolutions of the same map: the row of the first -> that of the second."""
+    twins: dict[int, int] = {}
+    waiting: dict[int, int] = {}
+    for row in rows:
+        if not (isinstance(row, Row) and row.module == "Conv" and row.repeats == 1 and row.sources[0] != IMAGE):
+            continue
+        if (row.args["k"], row.args["s"], row.args["p"], row.args["g"]) not in ((1, 1, None, 1), (1, 1, 0, 1)):
+            continue
+        first = waiting.pop(row.sources[0], None)
+        if first is None:
+            waiting[row.sources[0]] = row.index
+        else:
+            twins[first] = row.index
+    return twins
+
+
+def _narrower_pool(row: Row | Head, rows: Sequence[Row | Head]) -> Row | None:
+    """The row before this one with the widest max-pool of the same map that this one can begin with."""
+    if not _pool_kernel(row):
+        return None
+    pools = [each for each in rows if isinstance(each, Row) and each.index < row.index and each.sources == row.sources]
+    usable = [each for each in pools if _pool_kernel(each) and continues(_pool_kernel(row), _pool_kernel(each))]
+    return max(usable, key=_pool_kernel, default=None)
+
+
+def _pool_kernel(row: Row | Head) -> int:
+    """The kernel of a single SP of stride 1; 0 for other rows."""
+    if not isinstance(row, Row) or row.module != "SP" or row.repeats != 1 or row.args["s"] != 1:
+        return 0
+    return int(row.args["k"])
 
 
 def _make_row(row: Row) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Our kernels for batch norm, activation and pooling agree with torch's, and are reproducible."""
+"""Our kernels agree with torch's, and are reproducible."""
 
 import copy
 
@@ -8,8 +8,19 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from flatout.yolo.model import fused
 from flatout.yolo.model.configs import load_config
-from flatout.yolo.model.fused import max_pool, max_pool_same, norm_act, row_stride, suits_kernels
+from flatout.yolo.model.convolutions import _Predict, _Stem, _StemNormAct, conv_norm_act, convolve, predict
+from flatout.yolo.model.fused import (
+    concat,
+    double,
+    forked,
+    max_pool,
+    max_pool_same,
+    norm_act,
+    row_stride,
+    suits_kernels,
+)
 from flatout.yolo.model.network import build_network
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -159,6 +170,101 @@ class TestPooling:
             assert float(mine.grad.float().sum()) == float(theirs.grad.float().sum())
 
 
+def outcome(run, x: torch.Tensor, module: nn.Module, gradient: torch.Tensor) -> list[torch.Tensor]:
+    """Output and gradients under autocast to bf16: of the map, if it has one, and of the parameters."""
+    module.zero_grad(set_to_none=True)
+    x = x.detach().requires_grad_(x.requires_grad)
+    with torch.autocast("cuda", torch.bfloat16):
+        z = run(x, module)
+    z.backward(gradient)
+    gradients = [x.grad, *(each.grad for each in module.parameters())]
+    return [z.detach(), *(each for each in gradients if each is not None)]
+
+
+class TestConvolutions:
+    pytestmark = needs_gpu
+
+    @pytest.mark.parametrize("stride", [1, 2])
+    @pytest.mark.parametrize("shape", [(3, 3, 33, 21), (16, 3, 320, 320)])
+    def test_the_first_convolution_is_that_of_torch(self, shape, stride):
+        x = random_map(*shape, dtype=torch.bfloat16)
+        conv = nn.Conv2d(3, 32, 3, stride, 1, bias=False).cuda().to(memory_format=torch.channels_last)
+        gradient = random_map(*conv(x.float()).shape, dtype=torch.bfloat16)
+        assert self.used(convolve, x, conv) is _Stem
+        found = outcome(convolve, x, conv, gradient)
+        expected = outcome(lambda x, conv: conv(x), x, conv, gradient)
+        assert len(found) == 2 and max(map(relative, found, expected)) < 5e-3
+        assert found[0].is_contiguous(memory_format=torch.channels_last)
+        assert all(map(torch.equal, outcome(convolve, x, conv, gradient), found))
+
+    @pytest.mark.parametrize("act", ACTIVATIONS, ids=str)
+    @pytest.mark.parametrize(("shape", "stride"), [((3, 3, 33, 21), 2), ((16, 3, 320, 320), 2), ((4, 3, 160, 160), 1)])
+    def test_the_first_convolution_with_norm_and_activation_is_that_of_torch(self, shape, stride, act):
+        x = random_map(*shape, dtype=torch.bfloat16)
+        module = nn.ModuleList([nn.Conv2d(3, 32, 3, stride, 1, bias=False), random_norm(32)]).cuda()
+        module.to(memory_format=torch.channels_last)
+        twin = copy.deepcopy(module)
+
+        def ours(x, module):
+            return conv_norm_act(x, *module, act)
+
+        gradient = as_slice(random_map(*module[0](x.float()).shape, dtype=torch.bfloat16))
+        assert self.used(ours, x, copy.deepcopy(module)) is _StemNormAct
+        found = outcome(ours, x, module, gradient)
+        # In float32 from the same rounded convolution on, as our kernels compute.
+        expected = outcome(lambda x, m: act(m[1](m[0](x).float())), x, twin, gradient.float())
+        assert len(found) == 4 and max(map(relative, found, expected)) < 1e-2
+        assert max(map(relative, module[1].buffers(), twin[1].buffers())) < 1e-3
+
+    @pytest.mark.parametrize("outputs", [255, 21])
+    @pytest.mark.parametrize("shape", [(3, 128, 13, 17), (16, 512, 20, 20)])
+    def test_predictions_are_those_of_torch(self, shape, outputs):
+        x = random_map(*shape, dtype=torch.bfloat16).requires_grad_()
+        conv = nn.Conv2d(shape[1], outputs, 1).cuda().to(memory_format=torch.channels_last)
+        gradient = random_map(shape[0], outputs, *shape[2:], dtype=torch.bfloat16)
+
+        def ours(x, conv):
+            return predict(x, conv.weight, conv.bias)
+
+        assert self.used(ours, x, conv) is _Predict
+        found = outcome(ours, x, conv, gradient)
+        expected = outcome(lambda x, conv: conv(x), x, conv, gradient)
+        assert len(found) == 4 and max(map(relative, found, expected)) < 5e-3
+        assert found[0].is_contiguous(memory_format=torch.channels_last)
+        assert all(map(torch.equal, outcome(ours, x, conv, gradient), found))
+
+    @staticmethod
+    def used(run, x: torch.Tensor, module: nn.Module) -> object:
+        """The autograd function of the output."""
+        with torch.autocast("cuda", torch.bfloat16):
+            return type(run(x, module).grad_fn)._forward_cls
+
+
+class TestCopies:
+    pytestmark = needs_gpu
+
+    @pytest.mark.parametrize("dtype", TOLERANCE)
+    def test_concatenation_and_upsampling_are_those_of_torch(self, dtype):
+        maps = [random_map(3, channels, 17, 13, dtype=dtype) for channels in (64, 128, 24, 64, 256)]
+        found, expected = concat(maps), torch.cat(maps, 1)
+        assert torch.equal(found, expected) and found.is_contiguous(memory_format=torch.channels_last)
+        mine, theirs = (maps[0].clone().requires_grad_() for _ in range(2))
+        found, expected = double(mine), F.interpolate(theirs, scale_factor=2.0, mode="nearest")
+        assert torch.equal(found, expected) and found.is_contiguous(memory_format=torch.channels_last)
+        gradient = as_slice(random_map(*expected.shape, dtype=dtype))
+        found.backward(gradient)
+        expected.backward(gradient)
+        assert relative(mine.grad, theirs.grad) < TOLERANCE[dtype]
+
+    @pytest.mark.parametrize("num", [2, 3, 4, 6])
+    def test_gradients_of_all_readers_are_added_up(self, num):
+        x = random_map(3, 40, 17, 13, dtype=torch.bfloat16).requires_grad_()
+        gradients = [random_map(3, 40 + index, 17, 13, dtype=torch.bfloat16)[:, index:] for index in range(num)]
+        total = torch.autograd.grad(forked(x, num), x, gradients)[0]
+        assert relative(total, sum(each.double() for each in gradients)) < 5e-3
+        assert total.is_contiguous(memory_format=torch.channels_last)
+
+
 class TestNetwork:
     pytestmark = needs_gpu
 
@@ -177,6 +283,26 @@ class TestNetwork:
         assert all(map(torch.equal, *results))
 
     @pytest.mark.parametrize("name", ["yolov7-tiny", "yolov7"])
+    def test_a_step_is_that_of_torch_within_half_precision(self, name, monkeypatch):
+        torch.manual_seed(0)
+        network = build_network(load_config(name)).cuda().to(memory_format=torch.channels_last).train()
+        twin, exact = copy.deepcopy(network), copy.deepcopy(network)
+        x = torch.rand(2, 3, 256, 256, device="cuda").to(memory_format=torch.channels_last)
+        runs = []
+        for each, ours, half in ((network, True, True), (twin, False, True), (exact, False, False)):
+            with monkeypatch.context() as patch:
+                if not ours:
+                    patch.setattr(fused, "suits_kernels", lambda x: False)
+                with torch.autocast("cuda", torch.bfloat16, enabled=half):
+                    outputs = each(x)
+            torch.stack([output.float().square().mean() for output in outputs]).sum().backward()
+            gradient = torch.cat([parameter.grad.flatten() for parameter in each.parameters()])
+            runs.append((torch.cat([output.detach().flatten() for output in outputs]), gradient))
+        # Our kernels are as close to float32 as torch's.
+        for ours, theirs, reference in zip(*runs, strict=True):
+            assert relative(ours, reference) < 1.2 * relative(theirs, reference)
+
+    @pytest.mark.parametrize("name", ["yolov7-tiny", "yolov7"])
     def test_compiled_equals_eager(self, name):
         torch.manual_seed(0)
         network = build_network(load_config(name)).cuda().to(memory_format=torch.channels_last).train()
@@ -189,8 +315,10 @@ class TestNetwork:
         for each in outputs:
             torch.stack([output.square().mean() for output in each]).sum().backward()
         torch.backends.cudnn.allow_tf32 = tf32
-        gradients = [[parameter.grad for parameter in each.parameters()] for each in (network, twin)]
-        assert max(map(relative, *gradients)) < 5e-2
+        # Not layer by layer: compiled code computes pairs of convolutions apart, and where LeakyReLU has its corner,
+        # rounding decides about gradients.
+        gradients = [[parameter.grad.flatten() for parameter in each.parameters()] for each in (network, twin)]
+        assert relative(*map(torch.cat, gradients)) < 2e-2
         assert (
             relative(twin.state_dict()["model.0.bn.running_var"], network.state_dict()["model.0.bn.running_var"]) < 1e-4
         )

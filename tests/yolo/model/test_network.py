@@ -39,6 +39,40 @@ def rows_that_run(network: Network, x: torch.Tensor) -> list[int]:
     return seen
 
 
+def test_poolings_begin_with_narrower_ones_and_pairs_of_convolutions_are_found():
+    # Rows 31 to 33 of yolov7-tiny pool row 30 with kernels of 5, 9 and 13; rows 2 and 3 are 1 x 1 of row 1.
+    steps = {step.row: step for step in narrow("yolov7-tiny")._training_steps}
+    assert [(steps[row].sources, steps[row].narrower_k) for row in (31, 32, 33)] == [
+        ((30,), 0), ((30, 31), 5), ((30, 32), 9)
+    ]  # fmt: skip
+    pairs = {row: step.twin.row for row, step in steps.items() if step.twin}
+    assert pairs == {2: 3, 9: 10, 16: 17, 23: 24, 29: 30, 42: 43, 52: 53, 60: 61, 68: 69}
+    assert steps[2].twin.num_readers == 2  # row 4 and the concatenation
+    read = [source for step in steps.values() for source in step.sources if source >= 0]
+    assert all(step.num_readers == read.count(row) for row, step in steps.items())
+
+
+def test_a_map_is_released_with_its_last_reader():
+    """Evaluation keeps no map that no later row reads."""
+    network = narrow("yolov7-tiny").eval()
+    maps: dict[int, weakref.ref[torch.Tensor]] = {}
+    kept: list[list[int]] = []
+
+    def keep(row: int, output: torch.Tensor) -> None:
+        maps[row] = weakref.ref(output)
+        kept.append([earlier for earlier, one in maps.items() if one() is not None])
+
+    for row, layer in enumerate(network.model[:-1]):
+        layer.register_forward_hook(lambda module, inputs, output, row=row: keep(row, output))
+    with torch.no_grad():
+        network(random_images())
+    readers = {step.row: step.sources for step in network._lead_steps}
+    for now, earlier in enumerate(kept):
+        assert [row for row in earlier if row < now] == [
+            row for row in range(now) if any(row in sources for at, sources in readers.items() if at >= now)
+        ]
+
+
 def test_a_seed_determines_the_weights():
     states = [narrow("yolov7-w6").state_dict() for _ in range(2)]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])

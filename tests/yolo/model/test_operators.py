@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.yolo.model import fused
+from flatout.yolo.model.convolutions import convolve, predict
 from flatout.yolo.model.layers import MP, SP, Conv
 
 EPS = 1e-3
@@ -37,13 +38,14 @@ def gradients_of(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], dz
 
 
 def window_forward(x):
-    # Our kernel stores which of 25 pixels it was. This one stores the whole input, and its number in place of `tap`.
+    # Our kernel stores which of 25 pixels it was. This one stores the whole input, and its number in place of the taps.
     seen_maps.append(x)
-    return F.max_pool2d(x, 5, 1, 2), torch.full_like(x, len(seen_maps) - 1, dtype=torch.uint8)
+    tap = torch.full_like(x, len(seen_maps) - 1, dtype=torch.uint8)
+    return F.max_pool2d(x, 5, 1, 2), tap, tap.clone()
 
 
-def window_backward(dz, tap):
-    return gradients_of(lambda x: F.max_pool2d(x, 5, 1, 2), (seen_maps[int(tap.flatten()[0])],), dz)[0]
+def window_backward(dz, tap_x, tap_y):
+    return gradients_of(lambda x: F.max_pool2d(x, 5, 1, 2), (seen_maps[int(tap_x.flatten()[0])],), dz)[0]
 
 
 seen_maps: list[Tensor] = []
@@ -54,6 +56,16 @@ FAKE_KERNELS: dict[str, Callable[..., object]] = {
     "max_pool_halve_backward": lambda dz, x: gradients_of(lambda x: F.max_pool2d(x, 2, 2), (x,), dz)[0],
     "max_pool_window_forward": window_forward,
     "max_pool_window_backward": window_backward,
+    "stem_forward": lambda x, weight, stride: F.conv2d(x, weight, None, stride, 1),
+    "stem_weight_gradient": lambda dy, x, stride: gradients_of(
+        lambda weight: F.conv2d(x, weight, None, stride, 1), (x.new_empty(dy.shape[1], 3, 3, 3),), dy
+    )[0].contiguous(memory_format=torch.channels_last),
+    "predictions": lambda x, weight, bias: F.conv2d(x, weight.to(x.dtype), bias.to(x.dtype)),
+    "predictions_backward": lambda dy, x, weight: gradients_of(
+        lambda x, weight, bias: F.conv2d(x, weight.to(x.dtype), bias.to(x.dtype)),
+        (x, weight, weight.new_zeros(len(weight))),
+        dy,
+    ),
 }
 
 
@@ -102,6 +114,30 @@ def test_compiled_training_steps_are_those_of_torch(fake_kernels, backend):
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-4, msg=name)
     for (name, one), other in zip(network.named_buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_convolutions_are_those_of_torch_too(fake_kernels, backend):
+    torch.manual_seed(0)
+    network = nn.ModuleList([nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.Conv2d(16, 21, 1)])
+    network.to(memory_format=torch.channels_last)
+    x = torch.rand(2, 3, 12, 10).to(memory_format=torch.channels_last)
+
+    def run(first: nn.Conv2d, last: nn.Conv2d) -> Tensor:
+        assert last.bias is not None
+        with torch.autocast("cpu", torch.bfloat16):
+            return predict(convolve(x, first), last.weight, last.bias)
+
+    gradients = []
+    for call in (run, torch.compile(run, fullgraph=True, backend=backend)):
+        network.zero_grad()
+        y = call(*network)
+        assert y.dtype == torch.bfloat16
+        y.float().square().sum().backward()
+        gradients.append([y.detach(), *(each.grad for each in network.parameters())])
+    for expected, found in zip(*gradients, strict=True):
+        torch.testing.assert_close(found.float(), expected.float(), rtol=2e-2, atol=2e-1)
+    assert fake_kernels == ["stem_forward", "predictions", "predictions_backward", "stem_weight_gradient"]
 
 
 def test_operators_in_compiled_code_have_no_derivative():

@@ -276,3 +276,23 @@ def test_compile_auto_decides_by_steps_without_one_off_costs(monkeypatch, settle
         used.append(decides(tick, steps))
     assert [each for each in used if each is not None] == (["compiled"] if compiles else [])
     assert used.index("compiled") == 2 if compiles else True
+
+
+@pytest.mark.parametrize(("compiled_ms", "is_kept"), [([230.0, 80.0], True), ([95.0, 91.0], False)])
+def test_compile_auto_goes_back_if_compiled_steps_are_no_faster(monkeypatch, caplog, compiled_ms, is_kept):
+    monkeypatch.setattr("flatout.engine.compile.Compiled", lambda network: "compiled")
+    caplog.set_level("INFO")
+    network = nn.Conv2d(3, 3, 1)
+    decides = CompileAuto(network)
+    durations = (900.0, 90.0, 91.0, 20_000.0, *compiled_ms, 1.0)
+    used = []
+    for steps, step_ms in zip(range(100, 800, 100), durations, strict=True):
+        tick = IntervalStats(0, steps, {}, 0.0, step_ms, 0.0, 1.0, steps_done=steps, steps_left=20_000)
+        used.append(decides(tick, steps))
+    # The interval in which it is compiled does not count.
+    assert used == [None, None, "compiled", None, None, None if is_kept else network, None]
+    assert caplog.messages[-1] == (
+        "compile auto: a step takes 80.0 ms compiled, 90.0 ms before: 11 % saved."
+        if is_kept
+        else "compile auto: a step takes 91.0 ms compiled, 90.0 ms before: training goes on uncompiled."
+    )
