@@ -35,7 +35,8 @@ from flatout.yolo.augment.gpu.batches import DeviceInput, FinishLabels, label_fi
 from flatout.yolo.augment.gpu.chroma import Subsampled, kept_shapes
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels
 from flatout.yolo.augment.gpu.source import TILES, ParameterSource, ValidationParameters, can_defer_labels
-from flatout.yolo.augment.layout import check_scanned_size, resized_wh
+from flatout.yolo.augment.layout import resized_wh
+from flatout.yolo.augment.samples import SizeCheckedImages
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import RectBatches
 
@@ -229,19 +230,6 @@ def image_store(
     return DeviceStore(
         images, device, budget_bytes=budget.device_bytes, batch_items=batch_items, pinned_bytes=budget.pinned_bytes
     )
-
-
-class SizeCheckedImages:
-    """Images that must have the sizes that follow from the scan; DecodeError for one that has changed since."""
-
-    def __init__(self, images: Arrays, wh_N2: np.ndarray) -> None:
-        self._images, self._wh_N2 = images, wh_N2
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return check_scanned_size(self._images[index], self._wh_N2[index])
 
 
 def _label_finisher(
