@@ -28,14 +28,17 @@ Advance = Callable[[int, int], None]
 
 
 @contextmanager
-def progress(title: str, total: int, *, shown: bool = True, unit: str = "items", begin: int = 0) -> Iterator[Advance]:
+def progress(
+    title: str, total: int, *, shown: bool = True, bar: bool = True, unit: str = "items", begin: int = 0
+) -> Iterator[Advance]:  # fmt: skip
     """Show the progress of `total` items while the block runs; gives `advance(items so far, bytes so far)`.
 
-    `unit` is what the items are, such as MB; `begin` of them were done earlier, and do not count for the speed.
+    `unit` is what the items are, such as MB; `begin` of them were done earlier, and do not count for the speed. Without
+    `bar`, there are log lines even on a terminal: for work beside other work that has a bar.
     """
     if not shown:
         yield lambda done, nbytes: None
-    elif sys.stderr.isatty():
+    elif bar and sys.stderr.isatty():
         with _bar(title, total) as advance:
             yield advance
     else:
@@ -119,12 +122,23 @@ class StepProgress:
         """Start with steps that earlier processes have done, which do not count for the speed."""
         self._pace = Pace(done, self._clock(), self._steps_per_epoch)
 
-    def update(self, done: int, *, steady_step_s: float | None = None, mean_step_s: float | None = None) -> float:
+    def update(
+        self,
+        done: int,
+        *,
+        steady_step_s: float | None = None,
+        mean_step_s: float | None = None,
+        waited_once_s: float = 0.0,
+        once_left_s: float = 0.0,
+    ) -> float:
         """Record that `done` steps are done; returns the expected seconds of the others.
 
         `steady_step_s` is the time of a step at the end of this interval, when one-off costs are over; `mean_step_s`
-        is the mean of all its steps, without a pause before them."""
-        self._pace.update(done, self._clock(), steady_step_s, mean_step_s)
+        is the mean of all its steps, without a pause before them. Neither includes waiting for what steps need only
+        once, such as decoded images: all steps so far have waited `waited_once_s` for it, and in `once_left_s` all of
+        it is there."""
+        self._pace.once_left_s = once_left_s
+        self._pace.update(done, self._clock() - waited_once_s, steady_step_s, mean_step_s)
         return self._pace.seconds_for(self._total - done) or 0.0
 
     def show(self, done: int, figures: Mapping[str, str] | None = None) -> None:
@@ -204,6 +218,8 @@ class Pace:
         self._between_s: list[float] = []
         """Pauses between epochs."""
         self._num_steps = 0
+        self.once_left_s = 0.0
+        """Seconds until what steps of this epoch need only once is there; the epoch takes at least as long."""
 
     def update(
         self, done: int, now_s: float, steady_step_s: float | None = None, mean_step_s: float | None = None
@@ -251,7 +267,11 @@ class Pace:
         """The expected time of this many steps, with the pauses after epochs; None before the first interval."""
         if self._first_step_s is None:
             return None
-        return max(0, num_steps) * self._per_step_s + self._num_ends(num_steps) * self._pause_s
+        steps_s, left_of_epoch = max(0, num_steps) * self._per_step_s, num_steps
+        if self._steps_per_epoch:
+            left_of_epoch = min(num_steps, -self._done % self._steps_per_epoch)
+        more_s = max(0.0, self.once_left_s - max(0, left_of_epoch) * self._per_step_s)
+        return steps_s + self._num_ends(num_steps) * self._pause_s + more_s
 
     @property
     def _per_step_s(self) -> float:

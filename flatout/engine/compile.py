@@ -111,7 +111,7 @@ class CompileAuto:
         is_steady, self._steps_before = self._steps_before >= WARMUP_STEPS, steps_here
         if self._is_decided or not is_steady:
             return None
-        self._steady_ms.append(stats.step_ms)
+        self._steady_ms.append(stats.step_ms - stats.fill_wait_ms)
         if len(self._steady_ms) < MIN_INTERVALS:
             return None
         self._is_decided = True

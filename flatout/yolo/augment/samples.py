@@ -91,6 +91,16 @@ class SizeCheckedImages:
         return check_scanned_size(self._images[index], self._wh_N2[index])
 
 
+class SizedImages(SizeCheckedImages):
+    """The same images, whose shapes are known without reading them."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, images: Arrays, wh_N2: np.ndarray) -> None:
+        super().__init__(images, wh_N2)
+        self.shapes_ND = np.concatenate((wh_N2[:, ::-1], np.full((len(wh_N2), 1), 3)), 1).astype(np.int64)
+
+
 class WholeImages:
     """Images of a data set in their own size as items of a `flatout.feed.Store`, for tiles: uint8 [H, W, 3], BGR."""
 
