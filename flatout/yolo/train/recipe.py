@@ -207,6 +207,8 @@ class YoloRecipe(Recipe):
         self._size, self._test_size = (round_up_img_size(size, self._grid) for size in options.img_size)
         first_epoch, epochs = prepare.start_epoch_of(start, epochs=options.epochs)
         self._more_epochs = epochs - options.epochs if saved is None else saved["run"]["more_epochs"]
+        position = {"epoch": first_epoch, "step": 0} if saved is None else saved["training"]["position"]
+        self._begin = position["epoch"], position["step"]
         if saved is None:
             if not options.noautoanchor:
                 prepare.fit_anchors(network, self._images.train, hyp, size=self._size, seed=self._seed)
@@ -506,6 +508,8 @@ class YoloRecipe(Recipe):
             persistent_workers=not options.no_persistent_workers,
             verify=options.verify_cache,
             label_ids=options.audit > 0,
+            begin=self._begin,
+            decode_first=_why_decode_first(options),
         )
         choices = input_choices(images, config, self.unresolved.asked, self._network, graphs=options.as_graphs)
         return open_input(images, config, choices)
@@ -605,6 +609,13 @@ def loggers_for(options: TrainOptions) -> list[Callback]:
     if options.bbox_interval != TrainOptions.bbox_interval:
         logger.info("--bbox_interval has no effect: images with boxes are sent once, after the last epoch.")
     return loggers
+
+
+def _why_decode_first(options: TrainOptions) -> str:
+    """Why all images are decoded before the training begins; empty if the options do not require it."""
+    if options.decode_first:
+        return "--decode-first"
+    return "with --image-weights their order depends on the scores" if options.image_weights else ""
 
 
 def keeps_checkpoint(epoch: int, epochs: int) -> bool:
