@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         OpenPass,
         Output,
         Render,
-        pin_slots,
+        pin_slots_of_fill,
     )
     from flatout.feed.device_store import (
         CHUNK_BYTES,

@@ -286,6 +286,12 @@ def pin_slots(runtime: FeedRuntime) -> None:
     runtime.before_close.append(lambda: cudart.cudaHostUnregister(memory.ctypes.data))
 
 
+def pin_slots_of_fill(device_index: int, runtime: FeedRuntime) -> None:
+    """Pin the slots of a fill in its thread, which uses this GPU from then on."""
+    torch.cuda.set_device(device_index)
+    pin_slots(runtime)
+
+
 def _device_batch(batch: Batch, tensors: dict[str, Tensor]) -> DeviceBatch:
     # Indices, positions and counts are copied: the slot is refilled while the step still runs.
     return DeviceBatch(
@@ -377,7 +383,7 @@ class DeviceFeed(DeviceBatches):
         if self._filling is None:
             return super()._open(epoch, start)
         if self.open_pass is not Feed.open or self.feed.plan.weights is not self._filled_weights:
-            # These are not the batches that the items are read for.
+            # These are not the batches for which the items are read in this order.
             self._wait_for_items(math.inf, 0)
             return super()._open(epoch, start)
         return _FilledPass(self, self._filling, epoch, start)

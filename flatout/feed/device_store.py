@@ -250,6 +250,11 @@ class DeviceStore:
         )
 
     @property
+    def device_index(self) -> int:
+        """Number of the GPU."""
+        return self._memory.get_device()
+
+    @property
     def num_streamed(self) -> int:
         """Number of items that are kept neither on the device nor in pinned RAM."""
         return len(self) - self.residence.num_kept

@@ -509,7 +509,7 @@ class YoloRecipe(Recipe):
             verify=options.verify_cache,
             label_ids=options.audit > 0,
             begin=self._begin,
-            decode_first=_why_decode_first(options),
+            decode_first="--decode-first" if options.decode_first else "",
         )
         choices = input_choices(images, config, self.unresolved.asked, self._network, graphs=options.as_graphs)
         return open_input(images, config, choices)
@@ -609,13 +609,6 @@ def loggers_for(options: TrainOptions) -> list[Callback]:
     if options.bbox_interval != TrainOptions.bbox_interval:
         logger.info("--bbox_interval has no effect: images with boxes are sent once, after the last epoch.")
     return loggers
-
-
-def _why_decode_first(options: TrainOptions) -> str:
-    """Why all images are decoded before the training begins; empty if the options do not require it."""
-    if options.decode_first:
-        return "--decode-first"
-    return "with --image-weights their order depends on the scores" if options.image_weights else ""
 
 
 def keeps_checkpoint(epoch: int, epochs: int) -> bool:

@@ -11,6 +11,7 @@ Dimension key:  N images
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from flatout.feed import (
     chunks_of,
     free_bytes,
     free_ram_bytes,
-    pin_slots,
+    pin_slots_of_fill,
     settle,
 )
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware
@@ -131,8 +132,9 @@ class DeviceInputConfig:
     """Finish labels with polygons on the device; False: in the workers, as labels with boxes are."""
     label_ids: bool = False
     """Deliver `label_ids` with training batches: the number of each target's label in the data set."""
-    decode_workers: int | str = "auto"
-    """Processes that decode images in the background, until all are decoded."""
+    decode_workers: int | str = "cpu*0.9"
+    """Processes that decode images in the background, until all are decoded; the training itself takes little until
+    then."""
 
     def __post_init__(self) -> None:
         if self.target_bucket is not None and self.target_bucket < 1:
@@ -194,7 +196,7 @@ def training_input(
             images_by_step(source, feed.plan, fill_from),
             begin=fill_from,
             workers=config.decode_workers,
-            before_reading=pin_slots if store.device.type == "cuda" else None,
+            before_reading=partial(pin_slots_of_fill, store.device_index) if store.device.type == "cuda" else None,
         )
         fill.start()
     return DeviceInput(
