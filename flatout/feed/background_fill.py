@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 BATCH_BYTES, MAX_PER_BATCH = 16 << 20, 256
 """Size of the batches in which items are read."""
-SEGMENT_ITEMS = 512
+SEGMENT_ITEMS = 256
 """Fewest items whose order is decided at a time, except the last."""
-FEW_NEW = 0.05
+FEW_NEW = 0.01
 """Share of a step's items that are new, below which the order of the rest makes no difference any more."""
 CLOSE_S = 10.0
 """How long `close` waits for the thread; a disk that hangs may keep it busy."""
