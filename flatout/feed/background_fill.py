@@ -20,6 +20,7 @@ from itertools import count
 
 import numpy as np
 
+from flatout.errors import ConfigError
 from flatout.feed.batch import Batch, ShapedArrays
 from flatout.feed.config import FeedConfig
 from flatout.feed.feed import Feed
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 BATCH_BYTES, MAX_PER_BATCH = 16 << 20, 256
 """Size of the batches in which items are read."""
+PER_TASK = 4
+"""Items in one task of a worker."""
 SEGMENT_ITEMS = 256
 """Fewest items whose order is decided at a time, except the last."""
 FEW_NEW = 0.01
@@ -102,7 +105,7 @@ class BackgroundFill:
         allowed. `before_reading` is called in the thread, with the runtime of its feed, once the workers run."""
         self._source = ItemBytes(items, names)
         self._put, self._uses, self._begin = put, uses, begin
-        self._config = FeedConfig(workers=workers, bad_share=1.0)
+        self._config = FeedConfig(workers=workers, micro_batch=PER_TASK, bad_share=1.0)
         self._before_reading = before_reading
         # Written by the thread only:
         self._is_ordered_N = np.zeros(len(items), bool)
@@ -174,7 +177,7 @@ class BackgroundFill:
         with self._changed:
             self._is_closing = True
             if self._error is None and not self._is_complete:
-                self._error = RuntimeError("the reading of items was ended")
+                self._error = ConfigError("The input was closed while its items were still being read. Open it again.")
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
