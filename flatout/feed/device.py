@@ -453,7 +453,8 @@ class _FilledPass:
         return self._pass.runtime
 
     def is_ready(self) -> bool:
-        return self._pass.is_ready() and (self._fill.is_ready(*self._next))
+        is_filled = self._owner._filling is None or self._fill.is_ready(*self._next)
+        return is_filled and self._pass.is_ready()
 
     def take(self) -> Lease | None:
         lease = self._pass.take()

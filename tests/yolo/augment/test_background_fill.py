@@ -192,6 +192,24 @@ def test_a_damaged_image_is_reported_once_with_its_file_and_cause(caplog: pytest
     assert replaced == ["File image 7 is replaced by a substitute: DecodeError: a damaged image"]
 
 
+def test_batches_are_ready_ahead_again_after_a_damaged_image():
+    image_set, resized = resized_set(1, augment=True, num=60)
+    images, config = SlowImages(resized, frozenset({7})), replace(CONFIG, workers=1)
+    plan = plan_of(image_set, batch_size=2)
+    with training_input(
+        image_set, images, PLAIN, plan, size=SIZE, device="cpu", config=config, fill_from=(0, 0)
+    ) as batches:
+        host_pass = batches._open(0, 0)
+        while batches._filling is not None:
+            lease = host_pass.take()
+            assert lease is not None, "the damaged image is part of no batch"
+            host_pass.give_back(lease)
+        deadline = time.monotonic() + 20
+        while not host_pass.is_ready() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert host_pass.is_ready()
+
+
 @pytest.mark.usefixtures("as_late_as_possible")
 def test_too_many_damaged_images_end_the_training():
     image_set, resized = resized_set(1, augment=True, num=60)
