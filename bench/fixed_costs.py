@@ -6,6 +6,9 @@ weights of both are compared. Every training is a process of its own. It is time
 first step, until its end, and its CPU time. Warm: modules are compiled to .pyc files already. New machine: there are
 none of Python's or torch's either, as when a machine has never imported them (its disk is not emptied of cached pages).
 The ledger is the one that a run records itself (times.jsonl), as `flatout profile --run FOLDER` shows it.
+With `--device 0` the training is `train.py --fast` on a GPU, 100 epochs at 320 px (--data: BCCD at 320 px): first, the
+very first training on a machine that has none of its kernels, modules or data in a cache, if this is run there first;
+then warm ones. Limits: 35 s and 18 s.
 Answer: bench/results/fixed_costs_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -33,6 +36,15 @@ FLAGS = (
     "--batch-size", "16", "--img-size", "64", "64", "--device", "cpu", "--workers", "0", "--adam", "--fast-dataloader",
     "--seed", "1",
 )  # fmt: skip
+
+GPU_FLAGS = (
+    "--weights", "", "--cfg", "cfg/training/yolov7-tiny.yaml", "--hyp", "data/hyp.scratch.tiny.yaml", "--epochs", "100",
+    "--batch-size", "16", "--img-size", "320", "320", "--device", "0", "--workers", "2", "--fast", "--noautoanchor",
+    "--seed", "1",
+)  # fmt: skip
+FIRST = "first ever"
+GPU_ROUNDS = {FIRST: 1, "warm": 3}
+GPU_LIMITS_S = {FIRST: 35.0, "warm": 18.0}
 
 
 class Training(NamedTuple):
@@ -100,14 +112,15 @@ def train_here(file: str, words: Sequence[str]) -> int:
 # In the process of the benchmark
 
 
-def run(checkout: Path, label: str, start: str, data: Path, project: Path) -> Training:
+def run(checkout: Path, label: str, start: str, data: Path, project: Path, flags: Sequence[str]) -> Training:
     """Train in a process of its own."""
     step_file = project / "first_step"
-    command = [sys.executable, str(HERE), "--train", str(step_file), *FLAGS, "--data", str(data)]
+    command = [sys.executable, str(HERE), "--train", str(step_file), *flags, "--data", str(data)]
     command += ["--project", str(project), "--name", "run", "--exist-ok", "--fresh"]
-    env = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    path = f"{checkout}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     with tempfile.TemporaryDirectory() as empty:
-        if start != "warm":
+        if start == "new machine":
             env["PYTHONPYCACHEPREFIX"] = empty
         cpu_s, began_s = _children_cpu_s(), time.time()
         subprocess.run(
@@ -148,7 +161,7 @@ def ledger(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 def table(trainings: Sequence[Training], labels: Sequence[str]) -> list[str]:
     lines = [f"{'':14}{'':18}{'first step, s':>22}{'whole, s':>22}{'CPU time, s':>22}"]
-    for start in ROUNDS:
+    for start in {**GPU_ROUNDS, **ROUNDS}:
         own = {label: [each for each in trainings if each[:2] == (label, start)] for label in labels}
         if not any(own.values()):
             continue
@@ -177,36 +190,50 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--data", type=Path, help="data.yaml of a small data set (default: generated images)")
     parser.add_argument("--code", type=Path, help="another checkout, to compare with")
+    parser.add_argument("--device", default="cpu", help="cpu, or the number of a GPU (default: %(default)s)")
     options: argparse.Namespace = parser.parse_args()
     print(facts_line(), flush=True)
     load = noise.listen().line()
     checkouts = ({"before": options.code.resolve()} if options.code else {}) | {"this checkout": THIS_CHECKOUT}
-    rounds = {"warm": 1} if options.quick else ROUNDS
-    trainings, ledgers = list[Training](), list[dict[str, Any]]()
+    on_gpu = options.device != "cpu"
+    all_rounds, flags = (GPU_ROUNDS, GPU_FLAGS) if on_gpu else (ROUNDS, FLAGS)
+    rounds = {"warm": 1} if options.quick else all_rounds
+    trainings, ledgers = list[Training](), {start: list[dict[str, Any]]() for start in rounds}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = options.data.resolve() if options.data else _generated(folder / "data")
         for start, num in rounds.items():
-            for number in range(num + (start == "warm")):
+            # Writes the .pyc files and the cache of labels, and is not counted.
+            discards = start == "warm" and FIRST not in rounds
+            for number in range(num + discards):
                 for label, checkout in checkouts.items():
                     project = folder / label.replace(" ", "-")
                     project.mkdir(exist_ok=True)
-                    done = run(checkout, label, start, data, project)
-                    if start == "warm" and number == 0:
-                        continue  # writes the .pyc files and the cache of labels
+                    done = run(checkout, label, start, data, project, flags)
+                    if discards and number == 0:
+                        continue
                     trainings.append(done)
                     print(done, flush=True)
-                if start == "warm" and number:
+                if not discards or number:
                     times = (folder / "this-checkout/run/times.jsonl").read_text()
-                    ledgers.append(json.loads(times.splitlines()[-1]))
-        equal = same_weights(*(folder / label.replace(" ", "-") for label in checkouts)) if options.code else None
+                    ledgers[start].append(json.loads(times.splitlines()[-1]))
+        compared = options.code and not on_gpu
+        equal = same_weights(*(folder / label.replace(" ", "-") for label in checkouts)) if compared else None
     lines = [load, f"data: {data.parent.name if options.data else 'generated'}", ""]
-    lines += [*table(trainings, list(checkouts)), "", "ledger of this checkout, warm, in s:", *ledger(ledgers)]
+    lines += table(trainings, list(checkouts))
+    for start in (FIRST, "warm"):
+        if ledgers.get(start):
+            lines += ["", f"ledger of this checkout, {start}, in s:", *ledger(ledgers[start])]
+    passed = equal is not False
+    for start, limit_s in GPU_LIMITS_S.items() if on_gpu and not options.quick else ():
+        whole_s = median(each.whole_s for each in trainings if each[:2] == ("this checkout", start))
+        passed &= whole_s <= limit_s
+        lines.append(f"{'PASS' if whole_s <= limit_s else 'FAIL'}  {start}: {whole_s:.1f} s <= {limit_s:g} s")
     if equal is not None:
         lines += ["", f"weights of both: {'equal, bit by bit' if equal else 'DIFFERENT'}"]
     numbers = {"trainings": [each._asdict() for each in trainings], "ledgers": ledgers, "equal_weights": equal}
     report("fixed_costs", "\n".join(lines), numbers, options)
-    return int(equal is False)
+    return int(not passed)
 
 
 def _generated(folder: Path) -> Path:

@@ -70,7 +70,7 @@ def main() -> int:
         tree = options.data
         if (tree / "rgb").is_dir():
             tree = folder / "tree"
-            _prepare(options.data, tree)
+            prepare(options.data, tree)
         steps = [] if options.is_stacked else [f"TRAIN.TOTAL_STEPS={STEPS}"]
         changes = [*steps, *(QUICK if options.quick else ()), *options.set, f"DATA.ROOT={tree}"]
         runs = {
@@ -103,10 +103,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prepare(data: Path, output: Path) -> None:
+def prepare(data: Path, output: Path) -> None:
     command = [sys.executable, "-m", "flatout", "spike", "prepare", "--use_symlinks", "--output", str(output)]
     command += ["--spike_root", str(data / "spike"), "--blur_root", str(data / "rgb")]
-    subprocess.run(command, check=True, env=_environment())
+    subprocess.run(command, check=True, env=environment())
 
 
 def _start(
@@ -119,11 +119,11 @@ def _start(
     for change in (f"SEED={seed}", "DATALOADER.TOTAL_WORKERS=2", f"LOG.SAVE_DIR={run}", *changes):
         command += ["--set", change]
     return subprocess.Popen(
-        command, stdout=run.with_suffix(".log").open("wb"), stderr=subprocess.STDOUT, env=_environment()
+        command, stdout=run.with_suffix(".log").open("wb"), stderr=subprocess.STDOUT, env=environment()
     )  # fmt: skip
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
 
 

@@ -30,7 +30,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,20 +121,21 @@ def write_set(folder: Path, setting: Setting) -> Path:
     yaml = folder / "scenes.yaml"
     if yaml.is_file():
         return yaml
-    for split, (name, count) in enumerate((("train", setting.train), ("val", setting.val))):
-        for number in range(count):
-            rng = np.random.default_rng([SEED, split, number])
-            image, rows_n5 = large_scene(setting.side, setting.cell, rng)
-            for kind, suffix in (("images", "jpg"), ("labels", "txt")):
+    with ProcessPoolExecutor() as pool:
+        for split, (name, count) in enumerate((("train", setting.train), ("val", setting.val))):
+            for kind in ("images", "labels"):
                 (folder / kind / name).mkdir(parents=True, exist_ok=True)
-                path = folder / kind / name / f"{number:03}.{suffix}"
-                if kind == "images":
-                    cv2.imwrite(str(path), image, [cv2.IMWRITE_JPEG_QUALITY, 92])
-                else:
-                    path.write_text(label_text(rows_n5))
+            list(pool.map(partial(write_scene, folder, name, split, setting), range(count)))
     paths = {name: (folder / "images" / name).resolve() for name in ("train", "val")}
     yaml.write_text(f"train: {paths['train']}\nval: {paths['val']}\nnames: [{', '.join(SHAPES)}]\n")
     return yaml
+
+
+def write_scene(folder: Path, name: str, split: int, setting: Setting, number: int) -> None:
+    rng = np.random.default_rng([SEED, split, number])
+    image, rows_n5 = large_scene(setting.side, setting.cell, rng)
+    cv2.imwrite(str(folder / f"images/{name}/{number:03}.jpg"), image, [cv2.IMWRITE_JPEG_QUALITY, 92])
+    (folder / f"labels/{name}/{number:03}.txt").write_text(label_text(rows_n5))
 
 
 def labels_of(image: Path) -> np.ndarray:

@@ -103,7 +103,7 @@ def main() -> int:
     for case in cases:
         rows.append(measure(case, "fast", device_input))
         if case == cases[0]:
-            rows.append(measure(case, "CPU input", classic_input))
+            rows.append(measure(case, "CPU input", plain_input))
     criteria = [criterion for case in cases for criterion in criteria_of(case, rows)]
     write(rows, criteria, options)
     return int(not all(each.passed for each in criteria))
@@ -127,7 +127,7 @@ def device_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
 
 
 @contextmanager
-def classic_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
+def plain_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
     """JPEG files, decoded and augmented by OpenCV in worker processes, as without new flags."""
     import cv2
 
@@ -140,7 +140,7 @@ def classic_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
             cv2.imwrite(paths[-1], cv2.GaussianBlur(pixels[number], (0, 0), 3))
         images = ImageSet(tuple(paths), drawn.size_wh_N2, drawn.labels, drawn.names)
         resized = ResizedImages(images, size=case.side_px, augment=True)
-        source = TrainingSource(images, resized, hyp.augment(), size=case.side_px, painter="classic")
+        source = TrainingSource(images, resized, hyp.augment(), size=case.side_px)
         plan = Plan(num_samples=len(images), batch_size=case.batch, order=np.arange(len(images)).repeat(100))
         with Feed(source, plan, FeedConfig(workers=16)) as feed:
             yield DeviceBatches(feed, "cuda")

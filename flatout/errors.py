@@ -18,8 +18,9 @@ def one_line(error: BaseException, max_characters: int = 10_000) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, for messages: '1 image', '2 classes'."""
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+    """A number with its noun, for messages: '1 image', '2 classes', '3 fixes'."""
+    plural = "es" if noun.endswith(("s", "x")) else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 class FlatoutError(Exception):

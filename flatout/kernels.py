@@ -45,11 +45,14 @@ def launch(kernel: Any, key: Hashable, grid: Grid, *args: Any, num_warps: int = 
 
 
 def start(kernel: Any, num_programs: int, *args: Any, num_warps: int = 4, **constants: Any) -> None:
-    """Run `num_programs` programs of `kernel(*args, **constants)`; `constants` are its last parameters, in order.
+    """Run `num_programs` programs of `kernel(*args, **constants)`; `constants` are its last parameters, in any order.
 
     For kernels that are not specialised for any integer: the key is derived from the arguments.
     """
-    values = tuple(constants.values())
+    names = kernel.arg_names[len(args) :]
+    if len(constants) != len(names):
+        raise TypeError(f"{kernel.__name__} takes the constants {', '.join(names)}, not {', '.join(constants)}")
+    values = tuple(constants[name] for name in names)
     kinds = tuple((each.dtype, is_aligned(each)) if isinstance(each, Tensor) else type(each) for each in args)
     launch(kernel, (values, kinds, num_warps), (num_programs, 1, 1), *args, *values, num_warps=num_warps)
 

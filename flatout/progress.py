@@ -39,7 +39,7 @@ def progress(
     if not shown:
         yield lambda done, nbytes: None
     elif bar and sys.stderr.isatty():
-        with _bar(title, total) as advance:
+        with _bar(title, total, unit) as advance:
             yield advance
     else:
         yield _LogLines(title, total, unit, begin)
@@ -48,11 +48,13 @@ def progress(
 def progress_line(
     title: str, done: int, total: int, nbytes: int, elapsed_s: float, *, unit: str = "items", begin: int = 0
 ) -> str:
-    """Progress as text: 'decoding: 300/1000 items, 280 MB, 150 items/s, 5 s left'; the size is not said twice."""
+    """Progress as text: 'decoding: 300/1000 items, 280 MB, 150 items/s, 5 s left'; no size if it is not known, or if it
+    is the unit."""
     rate = (done - begin) / max(elapsed_s, 1e-9)
     left = f"{(total - done) / rate:.0f} s left" if done > begin else "just started"
-    size = "" if unit == "MB" else f" {nbytes / 1e6:.0f} MB,"
-    return f"{title}: {done}/{total} {unit},{size} {rate:.0f} {unit}/s, {left}"
+    size = "" if unit == "MB" or not nbytes else f" {nbytes / 1e6:.0f} MB,"
+    speed = f"{rate:.0f}" if rate >= 10 or not rate else f"{rate:.1f}"
+    return f"{title}: {done}/{total} {unit},{size} {speed} {unit}/s, {left}"
 
 
 class _LogLines:
@@ -73,13 +75,17 @@ class _LogLines:
 
 
 @contextmanager
-def _bar(title: str, total: int) -> Iterator[Advance]:
+def _bar(title: str, total: int, unit: str) -> Iterator[Advance]:
     from rich.progress import TimeRemainingColumn
 
-    size = "{task.fields[mb]:.0f} MB"
-    bar, task = _open_bar(sys.stderr, title, total, size, TimeRemainingColumn(), redirect_stdout=True, mb=0.0)
+    def items(nbytes: int) -> str:
+        return unit if unit == "MB" or not nbytes else f"{unit}, {nbytes / 1e6:.0f} MB"
+
+    bar, task = _open_bar(
+        sys.stderr, title, total, "{task.fields[items]}", TimeRemainingColumn(), redirect_stdout=True, items=items(0)
+    )
     with bar:
-        yield lambda done, nbytes: bar.update(task, completed=done, mb=nbytes / 1e6)
+        yield lambda done, nbytes: bar.update(task, completed=done, items=items(nbytes))
 
 
 # Progress of a training
@@ -125,14 +131,14 @@ class StepProgress:
 
     def update(
         self,
-        done: int,
+        done: float,
         *,
         steady_step_s: float | None = None,
         mean_step_s: float | None = None,
         waited_once_s: float = 0.0,
         once_left_s: float = 0.0,
     ) -> float:
-        """Record that `done` steps are done; returns the expected seconds of the others.
+        """Record that `done` steps are done, the last one perhaps in part; returns the expected seconds of the others.
 
         `steady_step_s` is the time of a step at the end of this interval, when one-off costs are over; `mean_step_s`
         is the mean of all its steps, without a pause before them. Neither includes waiting for what steps need only
@@ -149,15 +155,17 @@ class StepProgress:
         A name that ends with an equals sign is shown without a space: 'loss=0.0413'.
         """
         now_s = self._clock()
+        reached = max(done, self._pace.done)  # with the part of a step that was recorded
+        left = self._pace.text(self._total - reached)
         texts = [
             f"{name}{'' if not name or name.endswith('=') else ' '}{value}" for name, value in (figures or {}).items()
         ]
         if self._bar is not None:
             progress, task = self._bar
-            progress.update(task, completed=done, figures="  ".join([*texts, self._pace.text(self._total - done)]))
+            progress.update(task, completed=reached, figures="  ".join([*texts, left]))
         elif self._logged_s is None or done >= self._total or now_s - self._logged_s >= self._every_s:
             self._logged_s = now_s
-            logger.info("%s", step_line(self._title, done, self._total, texts, self._pace))
+            logger.info("%s", step_line(self._title, done, self._total, texts, left))
 
     def advance(self, done: int, figures: Mapping[str, str] | None = None) -> None:
         """Record and show that `done` steps are done."""
@@ -189,7 +197,7 @@ class _Interval(NamedTuple):
     """Steps between two updates, with the pause before them."""
 
     seconds: float
-    num_steps: int
+    num_steps: float
     step_s: float
 
 
@@ -212,9 +220,9 @@ class Pace:
     lower bound is known.
     """
 
-    def __init__(self, done: int, now_s: float, steps_per_epoch: int = 0) -> None:
+    def __init__(self, done: float, now_s: float, steps_per_epoch: int = 0) -> None:
         """`steps_per_epoch` 0: there are no epochs."""
-        self._done, self._now_s, self._steps_per_epoch = done, now_s, steps_per_epoch
+        self.done, self._now_s, self._steps_per_epoch = done, now_s, steps_per_epoch
         self._first_step_s: float | None = None
         self._latest: deque[_Interval] = deque()
         """The latest intervals; the first one of the process only if it is known how long its steps take."""
@@ -222,7 +230,7 @@ class Pace:
         """The time of each interval after the first that its steps do not explain."""
         self._between_s: list[float] = []
         """Pauses between epochs."""
-        self._num_steps = 0
+        self._num_steps = 0.0
         self._is_hidden = False
         """Whether the last steps waited longer than they took."""
         self.once_left_s = 0.0
@@ -230,18 +238,18 @@ class Pace:
 
     def update(
         self,
-        done: int,
+        done: float,
         now_s: float,
         steady_step_s: float | None = None,
         mean_step_s: float | None = None,
         waited_s: float = 0.0,
     ) -> None:
         """`now_s` does not count the time `waited_s` for which these steps waited for what they need only once."""
-        num_steps, seconds = done - self._done, max(0.0, now_s - self._now_s)
+        num_steps, seconds = done - self.done, max(0.0, now_s - self._now_s)
         if num_steps <= 0:
             return
-        follows_epoch = self._is_end(self._done)
-        self._done, self._now_s = done, now_s
+        follows_epoch = self._is_end(self.done)
+        self.done, self._now_s = done, now_s
         in_steps_s = seconds if mean_step_s is None else min(seconds, num_steps * mean_step_s)
         step_s = in_steps_s / num_steps if steady_step_s is None else min(steady_step_s, in_steps_s / num_steps)
         self._is_hidden = waited_s > num_steps * step_s
@@ -276,18 +284,18 @@ class Pace:
             return False
         return not self._between_s or self._between_s[0] > _OUTLIER * self._epoch_s
 
-    def text(self, num_steps: int) -> str:
+    def text(self, num_steps: float) -> str:
         """The expected time of this many steps as text."""
         bound = "at most" if self.is_bound else "at least" if self.is_least else ""
         return eta_text(self.seconds_for(num_steps), bound)
 
-    def seconds_for(self, num_steps: int) -> float | None:
+    def seconds_for(self, num_steps: float) -> float | None:
         """The expected time of this many steps, with the pauses after epochs; None before the first interval."""
         if self._first_step_s is None:
             return None
         steps_s, left_of_epoch = max(0, num_steps) * self._per_step_s, num_steps
         if self._steps_per_epoch:
-            left_of_epoch = min(num_steps, -self._done % self._steps_per_epoch)
+            left_of_epoch = min(num_steps, -self.done % self._steps_per_epoch)
         more_s = max(0.0, self.once_left_s - max(0, left_of_epoch) * self._per_step_s)
         return steps_s + self._num_ends(num_steps) * self._pause_s + more_s
 
@@ -313,13 +321,13 @@ class Pace:
         epoch_s = self._epoch_s
         return math.sqrt(epoch_s * (epoch_s + sum(self._between_s))) - epoch_s
 
-    def _num_ends(self, num_steps: int) -> int:
+    def _num_ends(self, num_steps: float) -> int:
         """The pauses after epochs that are still to come: the one that follows the steps so far, too."""
         if not self._steps_per_epoch:
             return 0
-        return -(-max(0, num_steps) // self._steps_per_epoch) + self._is_end(self._done)
+        return math.ceil(max(0, num_steps) / self._steps_per_epoch) + self._is_end(self.done)
 
-    def _is_end(self, done: int) -> bool:
+    def _is_end(self, done: float) -> bool:
         """Whether so many steps are whole epochs."""
         return bool(self._steps_per_epoch and done) and done % self._steps_per_epoch == 0
 
@@ -327,7 +335,7 @@ class Pace:
     def _step_s(self) -> float:
         """The median, with as much weight for each interval as it has steps."""
         intervals = sorted(self._latest, key=lambda interval: interval.step_s)
-        half, done = sum(interval.num_steps for interval in intervals) / 2, 0
+        half, done = sum(interval.num_steps for interval in intervals) / 2, 0.0
         for interval, after in zip(intervals, [*intervals[1:], intervals[-1]], strict=True):
             done += interval.num_steps
             if done >= half:
@@ -344,11 +352,11 @@ class Pace:
         return sum(others) + (0.0 if is_one_time else longest)
 
 
-def step_line(title: str, done: int, total: int, figures: list[str], pace: Pace) -> str:
+def step_line(title: str, done: int, total: int, figures: list[str], left: str) -> str:
     """Progress as text, aligned from line to line: 'train  1200/5000   24 %  box 0.0413  lr 9.2e-03  10:26 left'."""
     width = len(str(total))
     head = f"{title}  {done:>{width}}/{total}  {100 * done / max(1, total):3.0f} %"
-    return "  ".join([head, *figures, pace.text(total - done)])
+    return "  ".join([head, *figures, left])
 
 
 def eta_text(seconds: float | None, bound: str = "") -> str:

@@ -4,12 +4,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flatout.kernels import HAS_TRITON
 
 ROOT = Path(__file__).parents[1]
+
+
+def launch_interpreted(kernel: Any, key: object, grid: tuple[int, ...], *args: Any, num_warps: int = 4) -> None:
+    """`flatout.kernels.launch` for the interpreter, which compiles nothing and has no device."""
+    kernel[grid](*args)
+
 
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 

@@ -11,7 +11,7 @@ Dimension key:  K tensors of a step   W words   R rows of words   C words of a r
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from flatout.engine.meter import DeviceRows
+from flatout.kernels import HAS_TRITON, start
 
 ROW_WORDS = 4096
 """Words whose weights are stored; the weight of a word is that of its place in the row times that of the row."""
@@ -29,6 +30,8 @@ ROWS_AT_ONCE = 1024
 
 def hash_inputs(inputs: Mapping[str, Tensor]) -> Tensor:
     """One hash per tensor, int64 [K] on their device, in the order of their names. The host does not wait."""
+    if HAS_TRITON and all(tensor.is_cuda for tensor in inputs.values()):
+        return _hash_by_kernels([inputs[name] for name in sorted(inputs)])
     return torch.stack([hash_tensor(inputs[name]) for name in sorted(inputs)])
 
 
@@ -38,9 +41,7 @@ def hash_tensor(tensor: Tensor) -> Tensor:
     Bytes are taken in memory order if it is contiguous or channels-last, else in logical order. dtype and shape do not
     count.
     """
-    flat = _flat(tensor.detach()).view(torch.uint8)
-    if flat.storage_offset() % 8:
-        flat = flat.clone()  # words are read at multiples of eight bytes
+    flat = _bytes(tensor)
     num_rows = flat.numel() // (8 * ROW_WORDS)
     rows, rest = flat[: 8 * ROW_WORDS * num_rows], flat[8 * ROW_WORDS * num_rows :]
     words, tail = rest[: rest.numel() // 8 * 8], rest[rest.numel() // 8 * 8 :]
@@ -54,6 +55,27 @@ def hash_tensor(tensor: Tensor) -> Tensor:
     if tail.numel():
         total = total + (tail.long() * column_C[: tail.numel()]).sum() * row_R[num_rows + 1]
     return total
+
+
+def _hash_by_kernels(tensors: Sequence[Tensor]) -> Tensor:
+    """`hash_tensor` of each, by a kernel: int64 [K]."""
+    from flatout.engine.step_hash_triton import add_words
+
+    device = tensors[0].device
+    hash_K = torch.zeros(len(tensors), dtype=torch.int64, device=device)
+    for number, flat in enumerate(map(_bytes, tensors)):
+        num_words, num_tail = divmod(flat.numel(), 8)
+        num_rows = max(1, -(-num_words // ROW_WORDS))
+        weights = _weights(ROW_WORDS, 1, device), _weights(_at_least(num_rows + 2), 2, device)
+        hash_1 = hash_K[number : number + 1]
+        start(add_words, num_rows, flat, *weights, hash_1, num_words, num_tail, COLUMNS=ROW_WORDS)
+    return hash_K
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """All bytes, uint8, in the order of `_flat`; the first one is at a multiple of eight."""
+    flat = _flat(tensor.detach()).view(torch.uint8)
+    return flat.clone() if flat.storage_offset() % 8 else flat
 
 
 def _flat(tensor: Tensor) -> Tensor:

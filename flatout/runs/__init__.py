@@ -67,7 +67,7 @@ if TYPE_CHECKING:
         ValidationResult,
         write_yaml,
     )
-    from flatout.runs.step_record import RecordedSteps, read_steps
+    from flatout.runs.step_record import STEPS_NAME, RecordedSteps, read_steps
     from flatout.runs.times import ledger_lines, read_times
 
 __getattr__, __dir__ = face(__name__)

@@ -123,6 +123,8 @@ def audit(
     device: str = "",
     workers: int = 8,
     mirrored: bool = False,
+    tiles: int | None = None,
+    tile_overlap: float = 0.2,
     out: str | Path | None = None,
     progress: bool = False,
 ) -> "AuditResult":
@@ -145,6 +147,8 @@ def audit(
         device=device,
         workers=workers,
         mirrored=mirrored,
+        tiles=tiles,
+        tile_overlap=tile_overlap,
         out=None if out is None else Path(out),
     )
     # Imported late, so that the error for a missing argument does not wait for torch.

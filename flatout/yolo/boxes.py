@@ -154,6 +154,14 @@ def first_per_list(member_P: Tensor, list_P: Tensor, num_lists: int, *, absent: 
     return member_P.new_full((num_lists,), absent).scatter_reduce_(0, list_P, member_P, "amin")
 
 
+def positions(mark: Tensor) -> Tensor:
+    """Positions in the flattened mask where it is set, ascending int64. On a GPU the host waits."""
+    if not mark.is_cpu:
+        return mark.reshape(-1).nonzero().flatten()
+    # Five times as fast as torch if few are set.
+    return torch.from_numpy(np.flatnonzero(mark.numpy()))
+
+
 # Sorting by group and score, which NMS, matching and average precision are based on
 
 SCORE_BITS = 32

@@ -183,7 +183,7 @@ class TrainOptions(RunOptions):
         "(--no-channels-last), bf16 (--amp fp16), torch.compile (--no-compile), CUDA graphs (--no-graphs)",
     )
     fast_dataloader: bool = option(
-        False, "decode every image only once and augment it in fewer passes; the pixels stay the same", change="exact"
+        False, "decode every image only once and keep it in memory; the pixels stay the same", change="exact"
     )
     persistent_workers: bool = option(
         False, "keep worker processes between epochs; no effect, because that is the default", change="exact"
@@ -214,9 +214,7 @@ class TrainOptions(RunOptions):
         "it)",
         change="rounding",
     )
-    no_fast_dataloader: bool = option(
-        False, "with --fast: decode images again in every epoch, and augment them step by step", change="exact"
-    )
+    no_fast_dataloader: bool = option(False, "with --fast: decode images again in every epoch", change="exact")
     no_persistent_workers: bool = option(
         False, "stop the worker processes after each epoch, and start new ones for the next", change="exact"
     )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flatout.engine import step_hash
 from flatout.engine.step_hash import ROW_WORDS, HashLog, hash_inputs, hash_tensor
+from tests.triton_interpreter import check_in_interpreter, needs_triton
 
 
 def reference(tensor: Tensor) -> int:
@@ -88,3 +89,8 @@ def test_a_log_without_steps_returns_none():
 def test_a_tensor_may_begin_anywhere_in_its_memory(begin: int):
     values = torch.rand(50)
     assert hashed(values[begin:]) == hashed(values[begin:].clone())
+
+
+@needs_triton
+def test_the_kernel_makes_the_same_hashes_in_the_interpreter():
+    check_in_interpreter("tests.engine.interpreted_hashes")

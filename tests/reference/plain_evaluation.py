@@ -1,15 +1,17 @@
-"""Reference implementations of matching and confusion, one image at a time: literal loops, and ordinary fast code.
+"""Reference implementations of matching, confusion and scores: literal loops, and ordinary fast code.
 
-Dimension key:  n detections, by descending score, and m labels of one image   K thresholds
+Dimension key:  n detections, by descending score, and m labels of one image   K thresholds   X points of a curve
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flatout.yolo.boxes import pairwise_iou
+from flatout.yolo.metrics import average_precision
 
 
 def matched_by_loops(found_n6: Tensor, label_m5: Tensor, thresholds_K: Sequence[float]) -> np.ndarray:
@@ -68,6 +70,28 @@ def confused_by_loops(found_n6: Tensor, label_m5: Tensor, num_classes: int) -> n
         if partner and n not in found:
             counts[class_id, num_classes] += 1
     return counts
+
+
+class PlainScores(NamedTuple):
+    """Scores of one class from every point of its curves."""
+
+    ap_K: list[float]
+    full_recall_K: np.ndarray
+    precision_X: np.ndarray
+    recall_X: np.ndarray
+    """Both at 1000 confidences from 0 to 1, at the first threshold."""
+
+
+def scores_by_loops(correct_nK: np.ndarray, score_n: np.ndarray, num_labels: int) -> PlainScores:
+    """Scores of one class with n detections in any order; of equal scores the first is the better one."""
+    order_n = np.argsort(-score_n, kind="stable")
+    true_nK, score_n = correct_nK[order_n].cumsum(0), score_n[order_n].astype(np.float64)
+    number_n = np.arange(1, len(score_n) + 1)
+    ap_K = [average_precision(true_n / (num_labels + 1e-16), true_n / number_n) for true_n in true_nK.T]
+    point_X = np.linspace(0, 1, 1000)
+    precision_X = np.interp(-point_X, -score_n, true_nK[:, 0] / number_n, left=1)
+    recall_X = np.interp(-point_X, -score_n, true_nK[:, 0] / num_labels, left=0)
+    return PlainScores(ap_K, true_nK[-1] / num_labels, precision_X, recall_X)
 
 
 def to_image_by_hand(box_n4: np.ndarray, shape_6: Sequence[float]) -> np.ndarray:

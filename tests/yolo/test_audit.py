@@ -2,28 +2,35 @@
 
 import json
 import re
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from bench import audit as bench
-from flatout.errors import ConfigError, DataError
+from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.yolo.commands.audit import main
 from flatout.yolo.data.find import Pair
 from flatout.yolo.data.label_text import label_line_numbers, parse_labels
+from flatout.yolo.evaluate.run import InferenceModel
+from flatout.yolo.evaluate.tiles import TileConfig
 from flatout.yolo.label_audit.fixes import Fix, fixed_text, place_below, read_fix_list, write_fixed
 from flatout.yolo.label_audit.page import SHOWN, page
+from flatout.yolo.label_audit.passes import PassConfig, passes_of
 from flatout.yolo.label_audit.rank import KINDS, NONE, assign, gather_evidence, probability, rank
 from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
-from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image, fuse, pairwise_iou
+from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image, fuse, labels_as_boxes, pairwise_iou
 from flatout.yolo.label_audit.statistics import (
     LabelStatistics,
     read_statistics,
     with_history,
     write_statistics,
 )
+from tests.yolo.tile_scenes import RectangleNetwork, random_boxes, tiled_set
 
 NUM_IMAGES, PER_IMAGE, NUM_CLASSES = 60, 6, 3
 NAMES = ("ant", "bee", "cat")
@@ -194,9 +201,11 @@ def test_statistics_are_read_as_they_were_written(tmp_path: Path):
     assert again is not None and again.fingerprint == "labels" and again.num_epochs == 1
     assert again.learned_T.tolist() == [1, 0] and again.confused_T.dtype == np.int32
     assert read_statistics(tmp_path / "absent.npz") is None
-    (tmp_path / "bad.npz").write_bytes(b"no")
-    with pytest.raises(DataError, match="is damaged"):
-        read_statistics(tmp_path / "bad.npz")
+    written = (tmp_path / "statistics.npz").read_bytes()
+    for damaged in (b"", b"no", written[: len(written) // 2], written[:200] + b"?" * 20 + written[220:]):
+        (tmp_path / "bad.npz").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"bad\.npz: is damaged or cannot be read\. Delete it"):
+            read_statistics(tmp_path / "bad.npz")
     np.savez(tmp_path / "old.npz", num_passes=3)
     assert read_statistics(tmp_path / "old.npz") is None
 
@@ -297,6 +306,33 @@ def test_nothing_is_overwritten_and_stale_lists_are_refused(tmp_path: Path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_copy_never_takes_the_place_of_a_label_file_or_leaves_its_folder(tmp_path: Path):
+    new = Fix(action="add", file=str(tmp_path / "labels/new.txt"), line=0, was="", text="1 0.5 0.5 0.1 0.1")
+    with pytest.raises(ConfigError, match=r"new\.txt: --out .* would put the corrected copy in its place"):
+        write_fixed([new], tmp_path)  # the file does not exist, so nothing would be overwritten
+    outside = Fix(action="add", file="labels/../../new.txt", line=0, was="", text="1 0.5 0.5 0.1 0.1")
+    with pytest.raises(ConfigError, match="is not the path of a label file"):
+        write_fixed([outside], tmp_path / "a/b")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match=r"file/labels cannot be created: Not a directory"):
+        write_fixed([new], tmp_path / "file")
+
+
+def test_a_label_is_not_added_to_a_file_that_has_changed_since(tmp_path: Path):
+    first = records(tmp_path, "missing")[0]
+    assert first.fix is not None and Path(first.fix.file).is_absolute()
+    file = Path(first.label_file)
+    num_lines = len(file.read_text().splitlines())
+    with file.open("a") as opened:  # somebody has added it
+        opened.write(first.fix.text + "\n")
+    with pytest.raises(DataError, match=rf"it had {num_lines} lines and has {num_lines + 1}\. Make a new list"):
+        write_fixed([first.fix], tmp_path / "out")
+    file.unlink()
+    with pytest.raises(DataError, match="does not exist any more"):
+        write_fixed([first.fix], tmp_path / "out")
+
+
 def test_an_image_without_a_label_file_gets_its_first_label(tmp_path: Path):
     fix = Fix(action="add", file=str(tmp_path / "none.txt"), line=0, was="", text="1 0.5 0.5 0.1 0.1")
     assert fixed_text(fix.file, [fix]) == "1 0.5 0.5 0.1 0.1\n"
@@ -312,6 +348,8 @@ def test_the_command_applies_a_fix_list(tmp_path: Path, capsys: pytest.CaptureFi
         main(["--fix-list", str(tmp_path / "fix-list.json")])
     assert main(["--fix-list", str(tmp_path / "fix-list.json"), "--out", str(tmp_path / "fixed")]) == 0
     assert "1 fix, 1 corrected label file in" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--fix-list applies a list that was saved and audits nothing"):
+        main(["runs/train/exp", "--fix-list", str(tmp_path / "fix-list.json"), "--out", str(tmp_path / "other")])
 
 
 @pytest.mark.parametrize(
@@ -319,6 +357,7 @@ def test_the_command_applies_a_fix_list(tmp_path: Path, capsys: pytest.CaptureFi
     [
         ("nope", "is not JSON"),
         ("[]", 'has no list "fixes"'),
+        ('{"fixes": []}', "has no fixes. Tick findings"),
         ('{"fixes": [1]}', r"fixes\[0\] is not an object"),
         ('{"fixes": [{"action": "delete", "file": "a", "line": "2", "was": "", "text": ""}]}', "line must be a whole"),
         ('{"fixes": [{"action": "burn", "file": "a", "line": 2, "was": "", "text": ""}]}', "must be one of delete"),
@@ -341,6 +380,47 @@ def test_the_page_needs_no_network_and_holds_the_fixes_of_what_it_shows(tmp_path
     fixes = json.loads(held[1])
     assert fixes[str(found[0].rank)] == found[0].fix.as_plain()  # type: ignore[union-attr]
     assert found[0].reason in html and f"{found[0].label_file}:{found[0].line}" in html
+
+
+def test_a_page_without_fixes_asks_for_none(tmp_path: Path):
+    found = [replace(each, fix=None) for each in records(tmp_path, "moved box")[:3]]
+    html = page("Audit", [], found)
+    assert "only labels in YOLO text files are corrected" in html
+    assert "checkbox" not in html and "Save fix list" not in html
+
+
+def test_the_page_of_a_run_names_the_command_that_shows_when_an_image_was_seen(tmp_path: Path):
+    found = records(tmp_path, "moved box")[:3]
+    assert "replay" not in page("Audit", [], found)
+    html = page("Audit", [], found, replay="flatout yolo replay 'my run'")
+    for record in found:
+        command = f"flatout yolo replay 'my run' --file {record.image}"
+        assert f"<code>{escape(command)}</code>" in html
+    # Cards keep the order of the findings, although every image is decoded once.
+    assert [int(number) for number in re.findall(r"<b>(\d+)\. ", html)] == [record.rank for record in found]
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_large_images_are_looked_at_in_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirrored: bool):
+    rng = np.random.default_rng(2)
+    sizes = [(200, 300), (130, 90)]
+    scenes = [random_boxes(rng, *size, count=8, sides=(8, 30), gap=8) for size in sizes]
+    images = tiled_set(tmp_path / "set", scenes, sizes)
+    model = InferenceModel(RectangleNetwork(), 2, 32, images.names)
+    monkeypatch.setattr("flatout.yolo.label_audit.passes.load_inference_model", lambda *_: model)
+    config = PassConfig(
+        size=64, batch_size=4, device=torch.device("cpu"), workers=0, mirrored=mirrored, tiles=TileConfig(tile=64)
+    )
+    passes = passes_of(["best.pt"], images, config, shown=False)
+    assert len(passes) == 1 + mirrored
+    labels = labels_as_boxes(images.labels)
+    for found in passes:
+        assert len(found.class_D) == len(labels.class_D)
+        for image in range(len(images)):
+            one, other = labels.rows(image), found.rows(image)
+            iou = pairwise_iou(labels.box_D4[one], found.box_D4[other])
+            assert (iou.max(1) > 0.99).all()
+            assert (found.class_D[other][iou.argmax(1)] == labels.class_D[one]).all()
 
 
 def test_csv_and_json_have_every_finding(tmp_path: Path):

@@ -1,5 +1,6 @@
 """An evaluation gives what its images give one by one; losses, modes, hybrid labels and plots are as documented."""
 
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.yolo.evaluate import Evaluate
+from flatout.yolo.evaluate.run import DeviceWatch
 from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
 from flatout.yolo.loss import LossConfig, LossParts, plain_loss
 from flatout.yolo.metrics import IOU_THRESHOLDS, score_classes
@@ -223,3 +225,26 @@ def test_plots_that_cannot_be_written_are_only_a_warning(batches, tmp_path, capl
     assert outcome.evaluation.map50 > 0
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "absent: plots cannot be written (No such file or directory)" in warning
+
+
+def test_a_watch_adds_up_blocks_on_the_host():
+    watch = DeviceWatch()
+    begin_s = time.perf_counter()
+    for _ in range(2):
+        with watch.timing(torch.device("cpu")):
+            time.sleep(0.01)
+    assert 0.02 <= watch.seconds <= time.perf_counter() - begin_s
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_watch_does_not_wait_for_a_gpu_until_it_is_read():
+    watch, device = DeviceWatch(), torch.device("cuda")
+    torch.cuda.synchronize()
+    begin_s = time.perf_counter()
+    for _ in range(2):
+        with watch.timing(device):
+            torch.cuda._sleep(200_000_000)  # cycles: about a tenth of a second
+    queued_s = time.perf_counter() - begin_s
+    assert queued_s < watch.seconds / 2
+    assert watch.seconds <= time.perf_counter() - begin_s

@@ -22,6 +22,7 @@ from flatout.yolo.loss import (
 from flatout.yolo.loss.losses import default_balance
 from flatout.yolo.loss.matches import pack_cells
 from tests.reference.ota_twin import twin_assign, twin_loss
+from tests.triton_interpreter import check_in_interpreter, needs_triton
 from tests.yolo.comparing_matches import list_matches
 from tests.yolo.detection_batch import DetectionBatch, awkward, make_batch
 
@@ -189,3 +190,8 @@ def test_rebalancing_keeps_stride_16_at_one():
 def test_an_invalid_config_is_refused(change: dict[str, float], message: str):
     with pytest.raises(ValueError, match=message):
         replace(PLAIN, **change)
+
+
+@needs_triton
+def test_the_kernels_compute_the_loss_in_the_interpreter():
+    check_in_interpreter("tests.yolo.interpreted_loss")

@@ -26,7 +26,12 @@ from flatout.yolo.metrics import (
 )
 from flatout.yolo.metrics.evaluation import mean_scores
 from flatout.yolo.nms import Detections
-from tests.reference.plain_evaluation import confused_by_loops, matched_by_loops, matched_per_image
+from tests.reference.plain_evaluation import (
+    confused_by_loops,
+    matched_by_loops,
+    matched_per_image,
+    scores_by_loops,
+)
 
 DOCS = Path(__file__).parents[2] / "docs/metrics.md"
 WHOLE = (100, 100)
@@ -193,6 +198,28 @@ def test_a_label_of_an_unknown_class_is_refused():
     evaluator.update(found, torch.tensor([[0.0, 7, 0.5, 0.5, 0.2, 0.2]]), Letterbox.centred(WHOLE, [WHOLE]), WHOLE)
     with pytest.raises(DataError, match=r"Labels have classes \[7\], but the network has 2 \(0\.\.1\)"):
         evaluator.result()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5])
+def test_the_scores_of_a_class_come_from_its_own_detections_in_the_order_of_their_scores(share):
+    """Class 0 has no detection, class 3 no correct one, class 4 no label, class 6 and its labels come last."""
+    rng = np.random.default_rng(2)
+    class_D = rng.integers(1, 6, 900)
+    score_D = (rng.random(900) * 40).round().astype(np.float32) / 40  # many are equal
+    correct_DK = (rng.random((900, 4)) < share) & (class_D != 3)[:, None]
+    label_class_L = rng.choice([0, 1, 2, 3, 5, 6], 300)
+    found = score_classes(correct_DK, score_D, class_D, label_class_L)
+    assert found.classes_C.tolist() == [0, 1, 2, 3, 5, 6]
+    for row, number in enumerate(found.classes_C):
+        own = class_D == number
+        if not own.any():
+            assert not found.ap_CK[row].any() and not found.curves.recall_CX[row].any()
+            continue
+        plain = scores_by_loops(correct_DK[own], score_D[own], int((label_class_L == number).sum()))
+        np.testing.assert_allclose(found.ap_CK[row], plain.ap_K, rtol=0, atol=1e-12)
+        np.testing.assert_array_equal(found.full_recall_CK[row], plain.full_recall_K)
+        np.testing.assert_allclose(found.curves.precision_CX[row], plain.precision_X, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found.curves.recall_CX[row], plain.recall_X, rtol=0, atol=1e-12)
 
 
 def test_leaving_out_points_between_corners_does_not_change_the_area():

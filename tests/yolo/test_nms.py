@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.errors import ConfigError
 from flatout.yolo.nms import NmsConfig, greedy, non_max_suppression, suppress
@@ -44,13 +45,49 @@ def test_boxes_of_different_classes_overlap_if_they_are_wider_than_the_class_shi
 
 @pytest.mark.parametrize("block", [1, 3, 1000])
 @pytest.mark.parametrize("pairs", [5, 1 << 20])
-def test_sizes_of_blocks_and_chunks_do_not_change_the_boxes(block, pairs, monkeypatch):
+def test_sizes_of_blocks_do_not_change_the_boxes(block, pairs, monkeypatch):
     prediction, config = draw(3, 50, 3, seed=3), NmsConfig(**VALIDATION)
     expected = plain_nms(prediction, config)
     monkeypatch.setattr(greedy, "BLOCK", block)
     monkeypatch.setattr(greedy, "PAIRS", pairs)
-    monkeypatch.setattr(suppress, "MAX_SCORES", 2 * prediction[0, :, 5:].numel())
     assert_same(non_max_suppression(prediction, config).per_image(), expected)
+
+
+@pytest.mark.parametrize("images_at_a_time", [0, 1, 2.5, 4])
+def test_images_processed_together_do_not_change_each_other(images_at_a_time, monkeypatch):
+    """Some have no box with enough objectness, the limit of candidates falls between equal scores, labels are added."""
+    prediction = draw(9, 50, 3, seed=3)
+    prediction[..., 4:] = (prediction[..., 4:] * 4).ceil() / 4
+    prediction[[0, 4, 5, 8], :, 4] = 0
+    config = NmsConfig(**VALIDATION, max_nms=60)
+    labels = [torch.full((image % 3, 5), 50.0 + image).index_fill_(1, torch.tensor([0]), 1) for image in range(9)]
+    monkeypatch.setattr(suppress, "MAX_SCORES", images_at_a_time * prediction[1, :, 5:].numel())
+    for extra in (None, labels):
+        found = non_max_suppression(prediction, config, labels=extra)
+        assert found.num_images == 9
+        assert_same(found.per_image(), plain_nms(prediction, config, extra))
+
+
+class CountsOperations(TorchDispatchMode):
+    """Counts torch's operations: on a GPU each is at least one launch."""
+
+    total = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.total += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def test_more_images_in_a_batch_take_no_more_operations():
+    """As long as no image has more candidates than the limit; with 36,000 scores each, they are counted."""
+    totals = []
+    for num_images in (2, 12):
+        prediction = draw(num_images, 450, 80, seed=11)
+        with CountsOperations() as counted:
+            found = non_max_suppression(prediction, NmsConfig(**VALIDATION))
+        assert len(found.row_D6) == 300 * num_images
+        totals.append(counted.total)
+    assert totals[0] == totals[1]
 
 
 def test_chains_copies_and_boxes_without_area_are_suppressed_greedily():
@@ -82,6 +119,30 @@ def test_too_many_candidates_are_limited_to_the_best_and_of_equal_scores_to_the_
     prediction[..., 4:] = (prediction[..., 4:] * 4).ceil() / 4
     config = NmsConfig(**VALIDATION, max_nms=1000)
     assert_same(non_max_suppression(prediction, config).per_image(), plain_nms(prediction, config))
+
+
+@pytest.mark.parametrize("options", [{}, {"classes": (1, 2, 77)}, {"conf_thres": 0.0}], ids=str)
+@pytest.mark.parametrize("levels", [4, 1_000_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_limit_of_a_gpu_leaves_the_same_candidates_as_that_of_the_host(options, levels, dtype, monkeypatch):
+    """Many scores are equal, or few; one image has no box, one is below the limit, one has the score 1 everywhere."""
+    prediction = draw(5, 400, 80, seed=5)
+    prediction[..., 4:] = (prediction[..., 4:] * levels).ceil() / levels
+    prediction[1, :, 4], prediction[2, 5:, 4], prediction[3, :, 4:] = 0, 0, 1
+    config = NmsConfig(**VALIDATION | {"max_nms": 1000, **options})
+    expected = non_max_suppression(prediction.to(dtype), config)
+    monkeypatch.setattr(suppress, "_unmark_on_host", suppress._unmark_on_device)
+    found = non_max_suppression(prediction.to(dtype), config)
+    assert torch.equal(found.row_D6, expected.row_D6) and torch.equal(found.image_D, expected.image_D)
+
+
+def test_the_limit_of_a_gpu_leaves_few_candidates_too_many():
+    score_RK = torch.rand(2000, 80, generator=torch.Generator().manual_seed(0)) ** 4
+    wanted_RK, rows = score_RK > 0.001, suppress.Rows(score_RK, torch.arange(2000) // 1000, [1000, 1000])
+    assert suppress._unmark_on_device(wanted_RK, score_RK, rows, 5000)
+    for first in (0, 1000):
+        assert 5000 <= int(wanted_RK[first : first + 1000].sum()) < 1.05 * 5000
+    assert score_RK[wanted_RK].min() > score_RK[~wanted_RK].max() * 0.98
 
 
 def test_thirty_thousand_candidates_per_image_are_handled():

@@ -22,6 +22,17 @@ def test_kernels_give_the_same_boxes_as_on_the_host(options, kernel):
         assert torch.equal(found.image_D.cpu(), expected.image_D)
 
 
+def test_too_many_candidates_of_some_images_are_limited_as_on_the_host():
+    prediction = draw(6, 400, 80, seed=5)
+    # Few distinct scores, so that the limit falls between equal ones; two images stay below it.
+    prediction[..., 4:] = (prediction[..., 4:] * 4).ceil() / 4
+    prediction[[1, 4], 10:, 4] = 0
+    config = NmsConfig(**VALIDATION, max_nms=1000)
+    expected, found = (non_max_suppression(each, config) for each in (prediction, prediction.cuda()))
+    assert torch.equal(found.row_D6.cpu(), expected.row_D6)
+    assert torch.equal(found.image_D.cpu(), expected.image_D)
+
+
 def test_half_precision_is_rounded_as_on_the_host():
     prediction = draw(4, 500, 10, seed=1).half()
     config = NmsConfig(**VALIDATION)

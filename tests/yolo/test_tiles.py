@@ -19,7 +19,7 @@ from flatout.feed import DecodeError
 from flatout.images import TileGrid, map_image, read_image, read_large, release
 from flatout.images.decoding import read_facts
 from flatout.progress import StepProgress
-from flatout.yolo.data.image_set import ImageSet, Labels
+from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.detector import Detector
 from flatout.yolo.evaluate import Evaluate
 from flatout.yolo.evaluate import test as run_test
@@ -35,7 +35,7 @@ from flatout.yolo.predict.results import predictor_for, results_of
 from flatout.yolo.weights import save_weights
 from tests.yolo.predict.small_sources import confident_network, weights_file
 from tests.yolo.test_load import weights_of
-from tests.yolo.tile_scenes import RectangleNetwork, find_rectangles, random_boxes, scene
+from tests.yolo.tile_scenes import RectangleNetwork, find_rectangles, random_boxes, scene, tiled_set
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -149,30 +149,6 @@ def test_results_are_those_of_whole_images_in_order(detector):
 # Scores on whole images
 
 
-def tiled_set(folder: Path, scenes, sizes) -> ImageSet:
-    folder.mkdir(parents=True, exist_ok=True)
-    labels, counts = [], []
-    for number, (boxes, (height, width)) in enumerate(zip(scenes, sizes, strict=True)):
-        cv2.imwrite(str(folder / f"{number}.png"), scene(height, width, boxes))
-        rows = [
-            [k, (a + c) / 2 / width, (b + d) / 2 / height, (c - a) / width, (d - b) / height] for a, b, c, d, k in boxes
-        ]
-        labels += rows
-        counts.append(len(rows))
-    first = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    return ImageSet(
-        tuple(str(folder / f"{number}.png") for number in range(len(sizes))),
-        np.array([(width, height) for height, width in sizes], np.int32),
-        Labels(
-            np.array(labels, np.float32).reshape(-1, 5),
-            first,
-            np.zeros((0, 2), np.float32),
-            np.zeros(len(labels) + 1, np.int64),
-        ),
-        ("dark", "light"),
-    )
-
-
 def test_scores_are_those_of_whole_images(tmp_path):
     rng = np.random.default_rng(0)
     sizes = [(200, 300), (64, 64), (130, 90)]
@@ -183,7 +159,8 @@ def test_scores_are_those_of_whole_images(tmp_path):
     evaluation = outcome.evaluation
     assert (evaluation.num_images, evaluation.num_labels) == (3, sum(map(len, scenes)))
     assert evaluation.map50_95 > 0.99 and evaluation.recall == 1.0
-    assert (tmp_path / "test_batch0_pred.jpg").is_file()
+    plotted = cv2.imread(str(tmp_path / "test_batch0_pred.jpg"))
+    assert plotted.shape[0] > 200 and plotted.shape[1] > 300, "an image of 200 x 300 px is not shrunk to a tile"
     # One missed object is missed in the score.
     fewer = tiled_set(tmp_path / "fewer", [scenes[0][1:], *scenes[1:]], sizes)
     missing = ImageSet(fewer.paths, images.size_wh_N2, images.labels, images.names)
@@ -415,6 +392,13 @@ def test_detect_shows_the_tiles_of_an_image_that_takes_long(detector, tmp_path, 
     with caplog.at_level("INFO"):
         run_detect(options)
     assert [f"tiles {done}/4" in caplog.text for done in (1, 2, 3, 4)] == [True] * 4
+    # The time that is left counts parts of an image: the first ones give a bound, the others an estimate.
+    monkeypatch.setattr("flatout.yolo.predict.detect.UPDATE_S", 0.0)
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        run_detect(options)
+    lines = [line for line in caplog.messages if "tiles" in line]
+    assert len(lines) == 4 and not any("just started" in line for line in lines)
 
 
 def test_a_stop_does_not_wait_for_the_other_tiles_of_an_image(detector):
@@ -444,7 +428,7 @@ def test_test_scores_whole_images_and_says_so(detector, tmp_path, monkeypatch):
         weights=(str(detector.weights),), data="data.yaml", img_size=64, tiles=64, batch_size=4, workers=0, device="cpu"
     )
     result = run_test(options)
-    assert "whole image, in tiles of 64 px" in result.text
+    assert "whole image, in tiles of 64 px, at batch-size 1" in result.text  # on a CPU, whatever --batch-size says
     assert (result.outcome.evaluation.num_images, result.outcome.evaluation.num_labels) == (1, 2)
 
 
@@ -476,3 +460,31 @@ def test_detection_in_a_large_uncompressed_image_takes_the_memory_of_a_row_of_ti
         tracemalloc.stop()
     assert len(found.row_n6) == 0
     assert peak_bytes < 3 * (3 * side * tile) < image.nbytes / 3
+
+
+def test_the_progress_of_a_test_counts_tiles(tmp_path, monkeypatch, caplog):
+    images = tiled_set(tmp_path / "set", [[], []], [(64, 200), (64, 64)])
+    monkeypatch.setattr("flatout.progress.LINE_INTERVAL_S", 0.0)
+    config = TileConfig(tile=64, full_view=True)
+    tiles = TiledInput(images, config, size=64, stride=32, device=torch.device("cpu"), threads=1)
+    with caplog.at_level("INFO"):
+        Evaluate(names=images.names).run(RectangleNetwork(), tiles, show_progress=True)
+    # Four tiles and the full view of the first image, one tile of the second; images may differ in size.
+    lines = [line for line in caplog.messages if line.startswith("evaluating: ")]
+    assert [line.split(",")[0] for line in lines] == [f"evaluating: {done}/6 tiles" for done in range(1, 7)]
+
+
+def test_a_stop_during_a_validation_does_not_wait_for_the_other_tiles_of_an_image(tmp_path):
+    images = tiled_set(tmp_path / "set", [[]], [(64, 2000)])
+    tiles = TiledInput(images, TileConfig(tile=64), size=64, stride=32, device=torch.device("cpu"), threads=1)
+    num_calls = 0
+
+    def stop_at_third() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Evaluate(names=images.names).run(RectangleNetwork(), tiles, watch=stop_at_third)
+    assert num_calls == 3

@@ -1,10 +1,13 @@
 """Scenes of rectangles, and a network that finds every rectangle of its input exactly: what is left is the tiling."""
 
+from pathlib import Path
+
 import cv2
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.model.layers import Predictions
 
 GREYS = (100, 200)
@@ -18,6 +21,31 @@ def scene(height: int, width: int, boxes: list[tuple[int, int, int, int, int]]) 
     for left, top, right, bottom, kind in boxes:
         image[top:bottom, left:right] = GREYS[kind]
     return image
+
+
+def tiled_set(folder: Path, scenes, sizes) -> ImageSet:
+    """Scenes as image files, with their rectangles as labels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    labels, counts = [], []
+    for number, (boxes, (height, width)) in enumerate(zip(scenes, sizes, strict=True)):
+        cv2.imwrite(str(folder / f"{number}.png"), scene(height, width, boxes))
+        rows = [
+            [k, (a + c) / 2 / width, (b + d) / 2 / height, (c - a) / width, (d - b) / height] for a, b, c, d, k in boxes
+        ]
+        labels += rows
+        counts.append(len(rows))
+    first = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return ImageSet(
+        tuple(str(folder / f"{number}.png") for number in range(len(sizes))),
+        np.array([(width, height) for height, width in sizes], np.int32),
+        Labels(
+            np.array(labels, np.float32).reshape(-1, 5),
+            first,
+            np.zeros((0, 2), np.float32),
+            np.zeros(len(labels) + 1, np.int64),
+        ),
+        ("dark", "light"),
+    )
 
 
 def random_boxes(

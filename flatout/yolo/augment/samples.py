@@ -132,9 +132,9 @@ class WholeImages:
 
 
 class TileImages:
-    """Tiles of a `TileSet`, cut from stored images: uint8 [h, w, 3], BGR, longer side `size`. Copies only the tile."""
+    """Tiles of a `TileSet`, cut from decoded images: uint8 [h, w, 3], BGR, longer side `size`. Copies only the tile."""
 
-    def __init__(self, tiles: TileSet, whole: Store, *, size: int) -> None:
+    def __init__(self, tiles: TileSet, whole: Store | Mapping[int, np.ndarray], *, size: int) -> None:
         self._tiles, self._whole, self._size = tiles, whole, size
 
     def __len__(self) -> int:

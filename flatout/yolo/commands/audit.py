@@ -33,10 +33,12 @@ FLAGS = (
 
 def main(argv: list[str]) -> int:
     """Audit labels, or apply a fix list; returns the exit code."""
-    parser = parser_of("flatout yolo audit", DESCRIPTION, EPILOG, FLAGS)
+    parser = parser_of("flatout yolo audit", DESCRIPTION, EPILOG, FLAGS, shortened=True)
     parser.set_defaults(**defaults_of(AuditConfig))
     given = vars(parser.parse_args(argv))
     if (fix_list := given.pop("fix_list")) is not None:
+        if given != defaults_of(AuditConfig) | {"out": given["out"]}:
+            raise ConfigError("--fix-list applies a list that was saved and audits nothing: give it with --out alone.")
         return _fix(fix_list, given["out"])
     config = AuditConfig(**given | {"weights": tuple(given["weights"])})
     # Imported late, so that help and usage errors do not wait for torch.

@@ -79,6 +79,8 @@ def _check(args: argparse.Namespace) -> None:
             raise ConfigError("--file lists steps: leave out --step and --sample.")
         if args.epoch is not None and args.epochs is not None:
             raise ConfigError("--epoch E means one epoch, --epochs N the first N: use one of them.")
+        if args.epochs is not None and args.epochs < 1:
+            raise ConfigError(f"--epochs {args.epochs}: give the number of epochs to search, 1 or more.")
         return
     if args.epoch is None or args.step is None:
         raise ConfigError("Give --epoch E and --step S, both counted from 0, or --file to search for a file.")
@@ -114,7 +116,7 @@ def _replay(args: argparse.Namespace) -> int:
 def sample_text(sample: "Sample") -> str:
     """Files, roles and drawn numbers of a sample, a line each."""
     lines = [f"\nsample {sample.number}, position {sample.position} of the epoch: {sample.kind}"]
-    lines += [f"  {file.role:<9} {file.path}{'' if file.visible else '  (not visible)'}" for file in sample.files]
+    lines += [f"  {file.role:<9} {file}{'' if file.visible else '  (not visible)'}" for file in sample.files]
     parameters = dict(sample.parameters)
     canvases = parameters.pop("canvases")
     lines.append("  " + "  ".join(f"{name} {_number(value)}" for name, value in parameters.items()))
@@ -151,9 +153,12 @@ def _list_file(args: argparse.Namespace) -> int:
 
 def appearances_text(found: "list[Appearance]") -> str:
     """A table of the steps in which a file was shown, and a line that counts them."""
+    from flatout.yolo.replays.step import where_in
+
     lines = [f"{'epoch':>5} {'step':>6} {'sample':>6} {'position':>8}  role"]
     for each in found:
-        notes = [*([] if each.visible else ["not visible"]), *([] if each.recorded else ["not recorded as trained"])]
+        notes = [f"tile{where_in(each.window)}"] if each.window else []
+        notes += [*([] if each.visible else ["not visible"]), *([] if each.recorded else ["not recorded as trained"])]
         about = f"  ({', '.join(notes)})" if notes else ""
         lines.append(f"{each.epoch:>5} {each.step:>6} {each.sample:>6} {each.position:>8}  {each.role}{about}")
     steps = len({(each.epoch, each.step) for each in found})

@@ -53,6 +53,11 @@ class TileSet(ImageSet):
         return f"{self.paths[tile]}, tile at {left}, {top}"
 
 
+def whole_images(images: ImageSet) -> ImageSet:
+    """The images that tiles are cut from; an image set without tiles itself."""
+    return images.whole if isinstance(images, TileSet) else images
+
+
 class _Cut(NamedTuple):
     """The tiles of one image."""
 

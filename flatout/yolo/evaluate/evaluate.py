@@ -20,6 +20,7 @@ from flatout.safefiles import write_error, write_file
 from flatout.yolo.boxes import xyxy_to_cxcywh
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.evaluate.run import BatchObserver, EvaluationRun, Outcome, Speed, open_evaluation_run
+from flatout.yolo.evaluate.tiles import AT_ONCE
 from flatout.yolo.evaluate.validation_input import ValidationBatch
 from flatout.yolo.find_file import weights_files
 from flatout.yolo.metrics import YOLOV7_RESULTS, Evaluation, headings, scores_by_class
@@ -73,7 +74,7 @@ def _class_rows(evaluation: Evaluation, names: Sequence[str]) -> Iterator[str]:
 def speed_line(speed_ms: Speed, *, size: int, batch_size: int, tiles: int | None = None) -> str:
     """Milliseconds per image: "Speed: 1.2/0.8/2.0 ms inference/NMS/total per 640x640 image at batch-size 32".
 
-    With `tiles`, their side, the image is a whole one.
+    With `tiles`, their side, the image is a whole one, and a batch has so many tiles.
     """
     parts = "/".join(f"{part:.1f}" for part in (speed_ms.inference, speed_ms.nms, speed_ms.total))
     image = f"{size}x{size} image" if tiles is None else f"whole image, in tiles of {tiles} px,"
@@ -294,7 +295,9 @@ def _table(run: EvaluationRun, outcome: Outcome) -> Iterator[str]:
 
 def _speed_line(run: EvaluationRun, outcome: Outcome, size: int) -> str:
     options = run.options
-    return speed_line(outcome.speed_ms, size=size, batch_size=options.batch_size, tiles=options.tiles)
+    is_one_by_one = options.tiles is not None and run.device.type == "cpu"
+    batch_size = AT_ONCE["cpu"] if is_one_by_one else options.batch_size
+    return speed_line(outcome.speed_ms, size=size, batch_size=batch_size, tiles=options.tiles)
 
 
 def _write_coco(

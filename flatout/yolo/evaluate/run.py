@@ -2,6 +2,8 @@
 
     batch -> network -> boxes -> NMS -> matched to the labels on the device -> ... -> scores at the end
 
+On a GPU the host waits for the counts of NMS and matching, a few times per batch, and at the end; never for a clock.
+
 Dimension key:  B images of a batch   C channels (classes in ClassCurves)   H W input   T targets   D detections
                 K IoU thresholds   X points of a curve   n boxes of one image
 """
@@ -174,6 +176,7 @@ class Evaluate:
         plots: Path | None = None,
         submit: Callable[[PlotCall], object] = lambda call: call(),
         observers: Sequence[BatchObserver] = (),
+        watch: Callable[[], object] = lambda: None,
         show_progress: bool = False,
         confusion: bool = False,
         gather: Gather | None = None,
@@ -183,32 +186,44 @@ class Evaluate:
         `amp` is the precision of autocast; without it the network runs in the precision of its weights. `hybrid` adds
         the labels to NMS as certain boxes. `plots` is the folder for plots of the first batches, curves and confusion
         matrix; `submit` makes them, by default at once; `confusion`: count that matrix even without plots. `loss`
-        computes validation losses; a `TiledInput` gives none. `observers` see every batch with its detections. `gather`
-        collects the partial results of several ranks, each of which evaluates some of the batches.
+        computes validation losses; a `TiledInput` gives none. `observers` see every batch with its detections. `watch`
+        is called after every batch, and after every tile of a `TiledInput`; what it raises ends the evaluation.
+        `gather` collects the partial results of several ranks, each of which evaluates some of the batches.
         """
         nms = NmsConfig(conf_thres=conf_thres, iou_thres=iou_thres, multi_label=True)
         evaluator = Evaluator(len(self.names), confusion=confusion or plots is not None, v5_metric=self.v5_metric)
         plotter = None if plots is None else EvaluationPlots(plots, self.names, submit)
         observers = [*observers, *([plotter.on_batch] if plotter else [])]
-        forward = Forward(network, amp)
-        suppress_s, losses, done, nbytes = 0.0, [], 0, 0
+        forward, suppression = Forward(network, amp), DeviceWatch()
+        losses, done, nbytes = [], 0, 0
+
+        def decoded(images_BCHW: Tensor) -> Tensor:
+            predictions = forward(images_BCHW)
+            if images_BCHW.is_cuda:
+                torch.cuda.synchronize(images_BCHW.device)  # tiles are timed by the clock of the host
+            return predictions.decoded
+
+        def on_tiles(done: int) -> None:
+            watch()
+            advance(done, 0)
 
         def detected() -> Iterator[tuple[ValidationBatch, Detections]]:
-            nonlocal suppress_s
             if isinstance(batches, TiledInput):
-                yield from batches.detected(lambda images: forward(images).decoded, nms)
-                suppress_s = batches.nms_s
+                yield from batches.detected(decoded, nms, on_tiles)
                 return
             for batch in batches.epoch(0):
                 predictions = forward(batch.images)
                 if loss is not None:
                     losses.append(loss(predictions.raw, batch.targets_T6).items)
-                begin_s = _now_s(batch.images.device)
-                found = non_max_suppression(predictions.decoded, nms, labels=labels_for_nms(batch) if hybrid else None)
-                suppress_s += _now_s(batch.images.device) - begin_s
+                with suppression.timing(batch.images.device):
+                    labels = labels_for_nms(batch) if hybrid else None
+                    found = non_max_suppression(predictions.decoded, nms, labels=labels)
                 yield batch, found
 
-        with eval_mode(network), progress("evaluating", batches.num_images, shown=show_progress) as advance:
+        total, unit = batches.num_images, "images"
+        if isinstance(batches, TiledInput):  # there are few images, and each may take minutes
+            total, unit = batches.num_tiles, "tiles"
+        with eval_mode(network), progress("evaluating", total, unit=unit, shown=show_progress) as advance:
             for batch, found in detected():
                 if self.single_cls:
                     found.row_D6[:, 5] = 0
@@ -216,15 +231,48 @@ class Evaluate:
                 for observe in observers:
                     observe(batch, found, native)
                 done, nbytes = done + len(batch.indices), nbytes + batch.images.nbytes
-                advance(done, nbytes)
+                watch()
+                if not isinstance(batches, TiledInput):
+                    advance(done, nbytes)
         if gather is not None:
             losses = merge_results(gather(partial_result(evaluator, losses)), evaluator)
         evaluation = evaluator.result()
         if plotter is not None:
             plotter.finish(evaluation)
         per_image_ms = 1e3 / max(1, done)
+        suppress_s = batches.nms_s if isinstance(batches, TiledInput) else suppression.seconds
         speed = Speed(forward.taken_s * per_image_ms, suppress_s * per_image_ms)
         return Outcome(evaluation, _mean_losses(losses), speed)
+
+
+class DeviceWatch:
+    """Adds up what blocks of work take: on a GPU by events there, for which the host does not wait."""
+
+    def __init__(self) -> None:
+        self._host_s = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def timing(self, device: torch.device) -> Iterator[None]:
+        """Time the work of the block, on the current stream of the device."""
+        if device.type != "cuda":
+            begin_s = time.perf_counter()
+            yield
+            self._host_s += time.perf_counter() - begin_s
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(torch.cuda.current_stream(device))
+        yield
+        end.record(torch.cuda.current_stream(device))
+        self._events.append((begin, end))
+
+    @property
+    def seconds(self) -> float:
+        """All blocks so far; waits until they are done."""
+        for _, end in self._events[-1:]:
+            end.synchronize()
+        device_ms = sum(float(begin.elapsed_time(end)) for begin, end in self._events)
+        return self._host_s + device_ms / 1e3
 
 
 class Forward:
@@ -234,14 +282,20 @@ class Forward:
         self._network = network
         self._amp = None if amp == torch.float32 else amp
         self._dtype = amp or next(network.parameters()).dtype
-        self.taken_s = 0.0
+        self._watch = DeviceWatch()
+
+    @property
+    def taken_s(self) -> float:
+        """Seconds of the network so far; waits for it."""
+        return self._watch.seconds
 
     def __call__(self, images_BCHW: Tensor) -> Predictions:
         x = images_BCHW.to(self._dtype).div_(255)
-        begin_s = _now_s(x.device)
-        with torch.autocast(x.device.type, dtype=self._amp, enabled=self._amp is not None):
+        with (
+            self._watch.timing(x.device),
+            torch.autocast(x.device.type, dtype=self._amp, enabled=self._amp is not None),
+        ):
             predictions: Predictions = self._network(x)
-        self.taken_s += _now_s(x.device) - begin_s
         return predictions
 
 
@@ -270,13 +324,6 @@ def _mean_losses(losses: list[Tensor]) -> dict[str, float]:
     all_items = torch.stack(losses)
     means = torch.stack([all_items[:, ITEM_NAMES.index(name)] for name in LOSSES], dim=1).mean(0).tolist()
     return dict(zip(LOSSES, means, strict=True))
-
-
-def _now_s(device: torch.device) -> float:
-    """The time after everything queued on the device is done; the host waits for that."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 # Plots

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -60,8 +60,16 @@ class TileConfig:
         full_view = " and the full view" if self.full_view else ""
         return f"tiles of {self.tile} px, overlap {self.overlap:g}{full_view}"
 
-    def grid(self, image_HWC: np.ndarray) -> TileGrid:
-        return TileGrid.overlapping((image_HWC.shape[0], image_HWC.shape[1]), self.tile, self.overlap)
+    def grid(self, height: int, width: int) -> TileGrid:
+        return TileGrid.overlapping((height, width), self.tile, self.overlap)
+
+    def num_views(self, grid: TileGrid) -> int:
+        """How often the network looks at an image: at its tiles, and at the full view if there are several."""
+        return grid.per_image + (self.full_view and grid.per_image > 1)
+
+    def views_of_all(self, size_wh_N2: np.ndarray) -> int:
+        """How often the network looks at images of these sizes together."""
+        return sum(self.num_views(self.grid(height, width)) for width, height in size_wh_N2.tolist())
 
 
 def tile_config(options: "PredictOptions | TestOptions", trained: int | None) -> TileConfig | None:
@@ -144,14 +152,15 @@ class TileDetector:
         self._at_once = at_once or AT_ONCE["cuda" if device.type == "cuda" else "cpu"]
         self._waiting: list[_Tile] = []
         self.nms_s = 0.0
+        self.num_done = 0
+        """Tiles and full views that the network has seen, of all images."""
 
     def add(self, key: int, image_HWC: np.ndarray) -> Iterator[WholeImage]:
         """Cut an image; yields the images that are complete now. `key` names it in the results."""
-        grid = self._config.grid(image_HWC)
-        has_full_view = self._config.full_view and grid.per_image > 1
-        image = _Image(key, image_HWC, grid, grid.per_image + has_full_view)
-        num_views = image.num_missing
-        for tile in self._tiles(image, has_full_view):
+        grid = self._config.grid(image_HWC.shape[0], image_HWC.shape[1])
+        num_views = self._config.num_views(grid)
+        image = _Image(key, image_HWC, grid, num_views)
+        for tile in self._tiles(image, has_full_view=num_views > grid.per_image):
             self._waiting.append(tile)
             yield from self._run(self._batch_like(tile))
             if self._watch is not None and not self._watch(num_views - image.num_missing, num_views):
@@ -174,7 +183,7 @@ class TileDetector:
         kind = tile.input_3hw.shape, tile.is_alone
         return [each for each in self._waiting if (each.input_3hw.shape, each.is_alone) == kind]
 
-    def _tiles(self, image: _Image, has_full_view: bool) -> Iterator[_Tile]:
+    def _tiles(self, image: _Image, *, has_full_view: bool) -> Iterator[_Tile]:
         """The tiles of an image, uploaded row by row: a row of tiles is one piece of the image's memory."""
         grid, pixels = image.grid, image.image
         height, width = grid.tile_hw
@@ -223,6 +232,7 @@ class TileDetector:
         rows = found._replace(row_D6=found.row_D6.cpu(), image_D=found.image_D.cpu()).per_image()
         self.nms_s += time.perf_counter() - nms_begin_s
         each_s = (time.perf_counter() - begin_s) / len(batch)
+        self.num_done += len(batch)
         for tile, row_n6 in zip(batch, rows, strict=True):
             image = tile.image
             image.rows.append(
@@ -251,6 +261,8 @@ class TileDetector:
 
 PLOTTED = 3
 """Images with pixels for plots; the others have none."""
+PLOT_PX = 1920
+"""Longest side of these plots: as large as a plot may be, so that small objects can be seen."""
 
 
 class TiledInput:
@@ -274,8 +286,8 @@ class TiledInput:
         num_ranks: int = 1,
     ) -> None:
         """`batch_size`: tiles per call of the network on a GPU; on a CPU there is one."""
-        self.image_set = image_set
-        self._size, self._device = size, device
+        self.image_set, self._config = image_set, config
+        self._device = device
         self._threads, self._single_cls = max(1, threads), single_cls
         at_once = batch_size if device.type == "cuda" else None
         self._make_detector = partial(
@@ -288,12 +300,25 @@ class TiledInput:
     def num_images(self) -> int:
         return len(self.image_set)
 
-    def detected(self, forward: Forward, nms: NmsConfig) -> Iterator[tuple[ValidationBatch, Detections]]:
+    @cached_property
+    def num_tiles(self) -> int:
+        """Tiles and full views of this rank's images."""
+        return self._config.views_of_all(self.image_set.size_wh_N2[self._own.start :: self._own.step])
+
+    def detected(
+        self, forward: Forward, nms: NmsConfig, on_tiles: Callable[[int], object] = lambda done: None
+    ) -> Iterator[tuple[ValidationBatch, Detections]]:
         """Every image as a batch of its own, with its detections in pixels of that batch's input.
 
-        The input of a batch is the image shrunk by a power of two: boxes are scaled without rounding.
+        The input of a batch is the image shrunk by a power of two: boxes are scaled without rounding. `on_tiles` is
+        called often, with the number of tiles that are done, of all images; what it raises ends the detection.
         """
-        detector = self._make_detector(forward, nms=nms)
+
+        def watch(of_image: int, in_image: int) -> bool:
+            on_tiles(detector.num_done)
+            return True
+
+        detector = self._make_detector(forward, nms=nms, watch=watch)
         calls = (partial(self._read, index) for index in self._own)
         views: dict[int, np.ndarray] = {}
         with Prefetcher(calls, threads=self._threads, depth=self._threads) as prefetched:
@@ -303,6 +328,7 @@ class TiledInput:
                 for found in detector.add(index, image_HWC):
                     yield self._batch(found, views.pop(found.key, None))
             for found in detector.rest():
+                on_tiles(detector.num_done)
                 yield self._batch(found, views.pop(found.key, None))
         self.nms_s = detector.nms_s
 
@@ -321,7 +347,7 @@ class TiledInput:
 
     def _gain(self, index: int) -> float:
         gain = 1.0
-        while self.image_set.size_wh_N2[index].max() * gain > self._size:
+        while self.image_set.size_wh_N2[index].max() * gain > PLOT_PX:
             gain /= 2
         return gain
 

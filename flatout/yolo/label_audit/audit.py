@@ -6,20 +6,23 @@
 """
 
 import logging
+import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.errors import ConfigError, MissingFileError, counted
 from flatout.ranks import choose_device, make_current
-from flatout.runs import new_run_folder
+from flatout.runs import STEPS_NAME, new_run_folder
 from flatout.safefiles import write_file
 from flatout.yolo.data.data_yaml import Split, require_valid
 from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import OpenedSplit, SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
+from flatout.yolo.evaluate.tiles import TileConfig
 from flatout.yolo.find_file import find_data, weights_files
 from flatout.yolo.label_audit.config import AuditConfig
 from flatout.yolo.label_audit.page import page
@@ -65,6 +68,7 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
 
     MissingFileError, ConfigError or DataError if run, weights or data cannot be used.
     """
+    replay = _replay_command(config)
     config, statistics = _resolved(config)
     weights = weights_files(config.weights)
     device = choose_device(config.device)
@@ -72,31 +76,29 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
     opened = _open(config)
     images = opened.images
     pairs = [pair for pair, used in zip(opened.pairs, opened.table.used_N.tolist(), strict=True) if used]
-    folder = _new_folder(config)
     labels = labels_as_boxes(images.labels)
     if statistics is not None and (config.split != "train" or statistics.fingerprint != fingerprint(labels)):
         if config.split == "train":
             logger.warning("%s: the labels have changed since the training: only its weights are used.", config.run)
         statistics = None
-    passes = passes_of(
-        weights,
-        images,
-        PassConfig(
-            size=config.img_size or 640,
-            batch_size=config.batch_size,
-            device=device,
-            workers=config.workers,
-            mirrored=config.mirrored,
-        ),
-        shown=show_progress,
+    pass_config = PassConfig(
+        size=config.img_size or config.tiles or 640,
+        batch_size=config.batch_size,
+        device=device,
+        workers=config.workers,
+        mirrored=config.mirrored,
+        tiles=None if config.tiles is None else TileConfig(tile=config.tiles, overlap=config.tile_overlap),
     )
-    found = fuse(passes)
-    evidence = gather_evidence(labels, found)
-    if statistics is not None:
-        evidence = with_history(evidence, statistics)
-    records = records_of(rank(labels, found, evidence), labels, found, evidence, pairs, images.names, statistics)
-    result = AuditResult(records=tuple(records), num_images=len(images), num_labels=len(labels.class_D), folder=folder)
-    _write_files(result, config, weights, statistics, show_progress=show_progress)
+    with _new_folder(config) as folder:
+        found = fuse(passes_of(weights, images, pass_config, shown=show_progress))
+        evidence = gather_evidence(labels, found)
+        if statistics is not None:
+            evidence = with_history(evidence, statistics)
+        records = records_of(rank(labels, found, evidence), labels, found, evidence, pairs, images.names, statistics)
+        result = AuditResult(
+            records=tuple(records), num_images=len(images), num_labels=len(labels.class_D), folder=folder
+        )
+        _write_files(result, config, weights, statistics, replay=replay, show_progress=show_progress)
     return result
 
 
@@ -111,12 +113,14 @@ def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelStatistics | None]
             "runs/train/exp."
         )
     options, _ = read_options(folder)
-    weights = config.weights or _weights_of(folder)
+    weights = tuple(_named(weights, folder) for weights in config.weights) or _weights_of(folder)
     values = vars(config) | {
         "weights": weights,
         "data": config.data or options.data,
         "img_size": config.img_size or options.img_size[1],
     }
+    if config.tiles is None:
+        values |= {"tiles": options.tiles, "tile_overlap": options.tile_overlap}
     if options.single_cls:
         raise ConfigError(
             f"{folder}: was trained with --single-cls, where classes cannot be audited. Give a run without it."
@@ -132,23 +136,46 @@ def _weights_of(folder: Path) -> tuple[str, ...]:
     return tuple(map(str, files))
 
 
+def _named(weights: str, folder: Path) -> str:
+    """The path of weights: as given, or by their name in the run folder."""
+    of_run = folder / "weights" / weights
+    return str(of_run) if not Path(weights).exists() and of_run.is_file() else weights
+
+
 def _open(config: AuditConfig) -> OpenedSplit:
     data = open_data_set(find_data(config.data))
     split: Split = config.split
     require_valid(data, [split])
-    return open_split(data, split, SplitConfig(scan=ScanConfig(), cache_folder=default_folder()))
+    return open_split(
+        data, split, SplitConfig(scan=ScanConfig(large=config.tiles is not None), cache_folder=default_folder())
+    )
 
 
-def _new_folder(config: AuditConfig) -> Path:
+@contextmanager
+def _new_folder(config: AuditConfig) -> Iterator[Path]:
+    """The folder for the files, created before the work begins; it does not stay behind if nothing is written."""
     if config.out is not None:
-        for name in ("audit.html", "audit.csv", "audit.json"):
-            if (config.out / name).exists():
-                raise ConfigError(f"{config.out / name} already exists. Choose another folder with --out.")
-        config.out.mkdir(parents=True, exist_ok=True)
-        return config.out
-    if config.run is not None:
-        return new_run_folder(config.run, "audit", False)
-    return new_run_folder(Path("runs/audit"), "exp", False)
+        yield _given_folder(config.out)
+        return
+    project, name = (config.run, "audit") if config.run is not None else (Path("runs/audit"), "exp")
+    folder = new_run_folder(project, name, False)
+    try:
+        yield folder
+    except BaseException:
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
+        raise
+
+
+def _given_folder(out: Path) -> Path:
+    for name in ("audit.html", "audit.csv", "audit.json"):
+        if (out / name).exists():
+            raise ConfigError(f"{out / name} already exists. Choose another folder with --out.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: is no folder and cannot become one: {error.strerror}.") from None
+    return out
 
 
 def _write_files(
@@ -157,6 +184,7 @@ def _write_files(
     weights: Sequence[str],
     statistics: LabelStatistics | None,
     *,
+    replay: str,
     show_progress: bool,
 ) -> None:
     num_epochs = 0 if statistics is None else statistics.num_epochs
@@ -164,6 +192,7 @@ def _write_files(
         "data": config.data,
         "split": config.split,
         "weights": list(weights),
+        "tiles": config.tiles,
         "training_epochs": num_epochs,
         "num_images": result.num_images,
         "num_labels": result.num_labels,
@@ -171,12 +200,21 @@ def _write_files(
     lines = [
         f"{config.data}, {config.split}: {counted(result.num_labels, 'label')} in "
         f"{counted(result.num_images, 'image')}; weights: {', '.join(weights)}"
+        + (f"; in tiles of {config.tiles} px" if config.tiles is not None else "")
         + (f"; and the steps of {counted(num_epochs, 'epoch')} of the training" if num_epochs else "")
     ]
     _write(result.folder / "audit.json", as_json(result.records, about))
     _write(result.folder / "audit.csv", as_csv(result.records))
-    html = page(f"Audit of {Path(config.data).name}", lines, result.records, shown=show_progress)
+    html = page(f"Audit of {Path(config.data).name}", lines, result.records, replay=replay, shown=show_progress)
     _write(result.folder / "audit.html", html)
+
+
+def _replay_command(config: AuditConfig) -> str:
+    """The command that replays the audited run; empty if it has not recorded what its network saw."""
+    if config.run is None or config.split != "train" or not (config.run / STEPS_NAME).is_file():
+        return ""
+    data = f" --data {shlex.quote(config.data)}" if config.data else ""
+    return f"flatout yolo replay {shlex.quote(str(config.run))}{data}"
 
 
 def _write(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from flatout.cli import option
 from flatout.errors import ConfigError
+from flatout.yolo.predict.options import tile_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,15 @@ class AuditConfig:
     weights: tuple[str, ...] = option((), "weights (default: best.pt and last.pt of the run)", metavar="FILE")
     data: str = option("", "data YAML (default: that of the run)")
     split: Literal["train", "val", "test"] = option("train", "images to audit (default: %(default)s)")
-    img_size: int = option(0, "longer side of the input (default: that of the run, or 640)", metavar="PX")
+    img_size: int = option(0, "longer side of the input (default: that of the run, --tiles, or 640)", metavar="PX")
+    tiles: int | None = option(
+        None, "for large images: look at them in tiles of this size (default: those of the run, if any)", metavar="PX"
+    )
+    tile_overlap: float = option(
+        0.2,
+        "with --tiles: part of its side that a tile shares with each neighbour (default: %(default)s)",
+        metavar="SHARE",
+    )
     batch_size: int = option(32, "images per step (default: %(default)s)")
     device: str = option("", "cpu, or the number of a GPU (default: a GPU if there is one)")
     workers: int = option(8, "most worker processes that read images (default: %(default)s)")
@@ -35,3 +44,5 @@ class AuditConfig:
             raise ConfigError("--data is missing: give the data YAML whose labels are to be audited.")
         if self.batch_size < 1 or self.workers < 0 or self.img_size < 0:
             raise ConfigError("--batch-size must be 1 or more; --workers and --img-size must not be negative.")
+        if problems := list(tile_problems(self.tiles, self.tile_overlap)):
+            raise ConfigError("; ".join(problems) + ".")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from flatout.errors import ConfigError, DataError
+from flatout.errors import ConfigError, DataError, ResourceError, counted
 from flatout.safefiles import write_file
 from flatout.yolo.data.label_text import decode_text
 
@@ -28,9 +28,9 @@ class Fix:
     file: str
     """The label file."""
     line: int
-    """Line number from 1; 0 to add a line at the end."""
+    """Line number from 1; to add a line at the end, the number of lines that the file had."""
     was: str
-    """The text of that line when it was audited; a file that has changed since is refused."""
+    """The text of that line when it was audited; a file that has changed since is refused. Empty to add a line."""
     text: str
     """The new text of the line; "" to delete it."""
 
@@ -56,6 +56,8 @@ def read_fix_list(path: Path) -> list[Fix]:
     entries = content.get("fixes") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise ConfigError(f'--fix-list {path}: has no list "fixes". Save it with the button of audit.html.')
+    if not entries:
+        raise ConfigError(f"--fix-list {path}: has no fixes. Tick findings in audit.html, and save the list again.")
     return [_parsed(path, number, entry) for number, entry in enumerate(entries)]
 
 
@@ -92,27 +94,48 @@ def write_fixed(fixes: Sequence[Fix], out: Path) -> list[Path]:
             )
         if target.exists():
             raise ConfigError(f"{target} already exists, and nothing is overwritten. Choose another folder with --out.")
+        if target.resolve() == Path(file).resolve():
+            raise ConfigError(
+                f"{file}: --out {out} would put the corrected copy in its place, and a data set is never changed. "
+                "Choose another folder."
+            )
         targets[target] = file
         contents.append((target, fixed_text(file, own)))
     for target, text in contents:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ResourceError(
+                f"--out {out}: {target.parent} cannot be created: {error.strerror}. Choose another folder."
+            ) from None
         write_file(target, text)
     return [target for target, _ in contents]
 
 
 def place_below(file: str) -> PurePath:
-    """The path of a copy: from the first folder `labels` on, as data sets are laid out; else the file's name."""
+    """The path of a copy: from the first folder `labels` on, as data sets are laid out; else the file's name.
+
+    ConfigError if it would lead out of the folder of the copies.
+    """
     parts = PurePath(file).parts
-    return PurePath(*parts[parts.index("labels") :]) if "labels" in parts[:-1] else PurePath(parts[-1])
+    place = parts[parts.index("labels") :] if "labels" in parts[:-1] else parts[-1:]
+    if not place or ".." in place:
+        raise ConfigError(f"--fix-list: {file!r} is not the path of a label file. {AGAIN}")
+    return PurePath(*place)
 
 
 def fixed_text(file: str, fixes: Sequence[Fix]) -> str:
     """The text of a label file with its fixes applied; DataError if a line is not what it was."""
-    lines = _lines_of(file, may_be_missing=all(fix.action == "add" for fix in fixes))
+    lines = _lines_of(file, may_be_missing=all(fix.action == "add" and not fix.line for fix in fixes))
     changed: dict[int, str | None] = {}
     added = []
     for fix in fixes:
         if fix.action == "add":
+            if fix.line != len(lines):
+                raise DataError(
+                    f"{file}: this file has changed since the audit: it had {counted(fix.line, 'line')} and has "
+                    f"{len(lines)}. {AGAIN}"
+                )
             added.append(fix.text)
             continue
         if not 1 <= fix.line <= len(lines) or lines[fix.line - 1].strip() != fix.was.strip():

@@ -5,15 +5,17 @@ Crops are JPEG data URIs. A short script in the page saves the fixes of the tick
 
 import base64
 import json
+import shlex
 from collections.abc import Sequence
 from html import escape
+from itertools import groupby
 
 import cv2
 import numpy as np
 
 from flatout.errors import counted
 from flatout.feed import DecodeError
-from flatout.images import decoder_messages, read_image
+from flatout.images import decoder_messages, read_large
 from flatout.progress import progress
 from flatout.yolo.label_audit.records import Record
 
@@ -29,9 +31,11 @@ LABEL_BGR, FOUND_BGR = (60, 60, 235), (70, 190, 30)
 """Label red, detection green."""
 
 CSS = """
-:root { --ink: #1c2024; --soft: #60646c; --line: #e4e4e9; --ground: #f7f7f9; --card: #fff; --accent: #3e63dd; }
+:root { --ink: #1c2024; --soft: #60646c; --line: #e4e4e9; --ground: #f7f7f9; --card: #fff; --accent: #3e63dd;
+  --on-accent: #fff; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #edeef0; --soft: #a4a8b0; --line: #2e3135; --ground: #111113; --card: #19191b; --accent: #8da4ef; }
+  :root { --ink: #edeef0; --soft: #a4a8b0; --line: #2e3135; --ground: #111113; --card: #19191b; --accent: #8da4ef;
+    --on-accent: #111113; }
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink);
@@ -50,10 +54,12 @@ p { margin: 4px 0; max-width: 60em; }
   overflow-wrap: anywhere; color: var(--soft); margin-top: 6px; }
 .card label { display: block; margin-top: 8px; padding: 6px 8px; border: 1px solid var(--line); border-radius: 8px;
   cursor: pointer; font-size: 14px; }
+.card details { margin-top: 8px; font-size: 14px; } .card summary { cursor: pointer; color: var(--soft); }
+.card code { font-size: 12px; overflow-wrap: anywhere; }
 .bar { position: fixed; left: 0; right: 0; bottom: 0; background: var(--card); border-top: 1px solid var(--line);
   padding: 12px 20px; display: flex; gap: 18px; align-items: center; justify-content: center; }
-button { font: inherit; padding: 7px 18px; border-radius: 8px; border: 0; background: var(--accent); color: #fff;
-  cursor: pointer; }
+button { font: inherit; padding: 7px 18px; border-radius: 8px; border: 0; background: var(--accent);
+  color: var(--on-accent); cursor: pointer; }
 """
 SCRIPT = """
 const fixes = JSON.parse(document.getElementById("fixes").textContent);
@@ -73,17 +79,23 @@ count();
 """
 
 
-def page(title: str, about: Sequence[str], records: Sequence[Record], *, shown: bool = False) -> str:
+def page(title: str, about: Sequence[str], records: Sequence[Record], *, replay: str = "", shown: bool = False) -> str:
     """The complete HTML document with the first SHOWN records; `about` are lines below the title.
 
+    `replay` is the command that replays the run, which every finding completes with its image; empty: there is none.
     `shown`: show the progress of cropping.
     """
     chosen = list(records[:SHOWN])
-    cards = []
-    with progress("cropping", len(chosen), shown=shown) as advance, decoder_messages():
-        for number, record in enumerate(chosen, 1):
-            cards.append(_card(record))
-            advance(number, 0)
+    cards = [""] * len(chosen)
+    # Every image is decoded once.
+    by_image = groupby(sorted(range(len(chosen)), key=lambda number: chosen[number].image), lambda n: chosen[n].image)
+    done = 0
+    with progress("cropping", len(chosen), unit="findings", shown=shown) as advance, decoder_messages():
+        for path, numbers in by_image:
+            image = _read(path)
+            for number in numbers:
+                cards[number] = _card(chosen[number], image, replay)
+                advance(done := done + 1, 0)
     fixes = {str(record.rank): record.fix.as_plain() for record in chosen if record.fix is not None}
     # A label file named "</script>" must not end the script element.
     data = json.dumps(fixes, ensure_ascii=True).replace("<", "\\u003c")
@@ -93,23 +105,38 @@ def page(title: str, about: Sequence[str], records: Sequence[Record], *, shown: 
         if len(chosen) < len(records)
         else f"{counted(len(records), 'finding')}. "
     )
+    todo = ""
+    if fixes:
+        todo = (
+            "Tick what should be fixed, save the list, then run: "
+            "<code>flatout yolo audit --fix-list fix-list.json --out fixed</code>"
+        )
+    elif chosen:
+        todo = "No fixes can be saved: only labels in YOLO text files are corrected."
+    bar = '<div class="bar"><span id="count"></span><button id="save">Save fix list</button></div>'
+    script = f'<script type="application/json" id="fixes">{data}</script><script>{SCRIPT}</script>'
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{CSS}</style></head>'
         f"<body><main><h1>{escape(title)}</h1>{lines}"
-        f'<p>{head}<b class="red">Red</b> is the label, <b class="green">green</b> what the network found. Tick what '
-        f"should be fixed, save the list, then run: "
-        f"<code>flatout yolo audit --fix-list fix-list.json --out fixed</code></p>"
+        f'<p>{head}<b class="red">Red</b> is the label, <b class="green">green</b> what the network found. {todo}</p>'
         f'<div class="cards">{"".join(cards)}</div></main>'
-        f'<div class="bar"><span id="count"></span><button id="save">Save fix list</button></div>'
-        f'<script type="application/json" id="fixes">{data}</script><script>{SCRIPT}</script></body></html>\n'
+        f"{bar + script if fixes else ''}</body></html>\n"
     )
 
 
 SUGGESTIONS = {"add": "add this label", "delete": "delete this label"}
 
 
-def _card(record: Record) -> str:
+def _read(path: str) -> np.ndarray | str:
+    """The pixels of an image, or why it cannot be read."""
+    try:
+        return read_large(path)
+    except (OSError, DecodeError) as error:
+        return str(error)
+
+
+def _card(record: Record, image: np.ndarray | str, replay: str) -> str:
     suggestion = ""
     if record.fix is not None:
         what = SUGGESTIONS.get(record.fix.action)
@@ -117,18 +144,20 @@ def _card(record: Record) -> str:
             is_class = record.kind == "wrong class"
             what = f"change the class to {record.found_class}" if is_class else "use the green box"
         suggestion = f'<label><input type="checkbox" value="{record.rank}"> Yes, {escape(what)}</label>'
+    shown = ""
+    if replay:
+        command = f"{replay} --file {shlex.quote(record.image)}"
+        shown = f"<details><summary>When was it shown?</summary><code>{escape(command)}</code></details>"
     return (
-        f'<div class="card">{_crop_tag(record)}<div><b>{record.rank}. {escape(record.kind)}</b> '
+        f'<div class="card">{_crop_tag(record, image)}<div><b>{record.rank}. {escape(record.kind)}</b> '
         f'<span class="soft">{record.score:.2f}</span><p>{escape(record.reason)}</p>'
-        f'<p class="where">{escape(record.place)}</p>{suggestion}</div></div>'
+        f'<p class="where">{escape(record.place)}</p>{suggestion}{shown}</div></div>'
     )
 
 
-def _crop_tag(record: Record) -> str:
-    try:
-        image = read_image(record.image)
-    except (OSError, DecodeError) as error:
-        return f'<p class="soft">{escape(record.image)}: {escape(str(error))}</p>'
+def _crop_tag(record: Record, image: np.ndarray | str) -> str:
+    if isinstance(image, str):
+        return f'<p class="soft">{escape(record.image)}: {escape(image)}</p>'
     encoded = cv2.imencode(".jpg", crop(image, record), [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1]
     content = base64.b64encode(encoded.tobytes()).decode()
     return f'<img alt="crop of {escape(record.image)}" src="data:image/jpeg;base64,{content}">'

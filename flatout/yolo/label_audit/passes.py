@@ -1,11 +1,12 @@
 """Passes of a network over an image set with a low threshold: what it finds, whatever the labels say.
 
-    weights, images -> plain and mirrored images -> network -> NMS -> boxes relative to the images
+    weights, images -> plain and mirrored images, or their tiles -> network -> NMS -> boxes relative to the images
 
 Dimension key:  B images of a batch   C channels   H W input   D detections
 """
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,14 +19,16 @@ from flatout.progress import progress
 from flatout.yolo.boxes import to_native
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import round_up_img_size
-from flatout.yolo.evaluate.run import Forward, load_inference_model, warm_up
+from flatout.yolo.evaluate.run import Forward, InferenceModel, load_inference_model, warm_up
+from flatout.yolo.evaluate.tiles import TileConfig, TiledInput
 from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
 from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image
 from flatout.yolo.nms import Detections, NmsConfig, non_max_suppression
 
-CONF_THRES, IOU_THRES = 0.02, 0.6
-MAX_DET = 200
-"""NMS of an audit: also doubtful detections count, because they support a label that the network is unsure about."""
+logger = logging.getLogger(__name__)
+
+NMS = NmsConfig(conf_thres=0.02, iou_thres=0.6, multi_label=True, max_det=200)
+"""Also doubtful detections count, because they support a label that the network is unsure about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,8 @@ class PassConfig:
     workers: int
     mirrored: bool = False
     """A second pass with mirrored images, which costs as much as the first."""
+    tiles: TileConfig | None = None
+    """Look at images in tiles, and merge what is found; None: images are shrunk to `size`."""
 
 
 def passes_of(weights: Sequence[str], images: ImageSet, config: PassConfig, *, shown: bool = True) -> list[SetBoxes]:
@@ -46,8 +51,10 @@ def passes_of(weights: Sequence[str], images: ImageSet, config: PassConfig, *, s
     ConfigError if a file was trained for another number of classes than the images have.
     """
     found: list[SetBoxes] = []
-    total = len(weights) * len(images)
-    with progress("auditing", total, shown=shown) as advance:
+    total, unit = len(images), "images"
+    if config.tiles is not None:
+        total, unit = (1 + config.mirrored) * config.tiles.views_of_all(images.size_wh_N2), "tiles"
+    with progress("auditing", len(weights) * total, unit=unit, shown=shown) as advance:
         for number, path in enumerate(weights):
             model = load_inference_model([path], config.device)
             if model.num_classes != len(images.names):
@@ -55,22 +62,75 @@ def passes_of(weights: Sequence[str], images: ImageSet, config: PassConfig, *, s
                     f"{path}: trained for {counted(model.num_classes, 'class')}, but the data set names "
                     f"{len(images.names)}. Use the data file that the weights were trained with."
                 )
-            size = round_up_img_size(config.size, model.stride)
-            batch_size = min(config.batch_size, len(images))
-            warm_up(model, batch_size=batch_size, size=size, device=config.device)
-            workers = min(config.workers, plan_workers("cpu*1.0").total, batch_size)
-            with open_validation(
-                images, size=size, batch_size=batch_size, stride=model.stride, workers=workers, device=config.device
-            ) as batches:
-                collectors = [_Collector(len(images)) for _ in range(1 + config.mirrored)]
-                done = number * len(images)
-                for batch, detections in detect(model.network, batches, mirrored=config.mirrored):
-                    for collector, each in zip(collectors, detections, strict=True):
-                        collector.add(batch, each)
-                    done += len(batch.indices)
-                    advance(done, 0)
+            if config.tiles is None and model.tiles is not None:
+                logger.warning(
+                    "%s: trained on tiles of %d px, but images are shrunk: use --tiles %d.",
+                    path, model.tiles, model.tiles,
+                )  # fmt: skip
+            collectors = [_Collector(len(images)) for _ in range(1 + config.mirrored)]
+            look = _at_whole_images if config.tiles is None else _at_tiles
+
+            def on_done(done: int, before: int = number * total) -> None:
+                advance(before + done, 0)
+
+            look(model, images, config, collectors, on_done)
             found += [collector.boxes() for collector in collectors]
     return found
+
+
+def _at_whole_images(
+    model: InferenceModel,
+    images: ImageSet,
+    config: PassConfig,
+    collectors: Sequence["_Collector"],
+    on_done: Callable[[int], None],
+) -> None:
+    """Collect what a network finds in images, and in mirrored ones; `on_done` is called with the images so far."""
+    size = round_up_img_size(config.size, model.stride)
+    batch_size = min(config.batch_size, len(images))
+    warm_up(model, batch_size=batch_size, size=size, device=config.device)
+    workers = min(config.workers, plan_workers("cpu*1.0").total, batch_size)
+    done = 0
+    with open_validation(
+        images, size=size, batch_size=batch_size, stride=model.stride, workers=workers, device=config.device
+    ) as batches:
+        for batch, detections in detect(model.network, batches, mirrored=config.mirrored):
+            for collector, each in zip(collectors, detections, strict=True):
+                collector.add(batch, each)
+            done += len(batch.indices)
+            on_done(done)
+
+
+def _at_tiles(
+    model: InferenceModel,
+    images: ImageSet,
+    config: PassConfig,
+    collectors: Sequence["_Collector"],
+    on_done: Callable[[int], None],
+) -> None:
+    """The same by tiles, whose detections are merged; `on_done` is called with the tiles so far."""
+    assert config.tiles is not None
+    size = round_up_img_size(config.size, model.stride)
+    warm_up(model, batch_size=config.batch_size, size=size, device=config.device)
+    threads = min(config.workers, plan_workers("cpu*1.0").total)
+    forward = Forward(model.network, None)
+    forwards = (lambda images: forward(images).decoded), (lambda images: _mirrored(forward, images))
+    for number, (collector, run) in enumerate(zip(collectors, forwards, strict=False)):
+        tiled = TiledInput(
+            images,
+            config.tiles,
+            size=size,
+            stride=model.stride,
+            device=config.device,
+            threads=threads,
+            batch_size=config.batch_size,
+        )
+
+        def on_tiles(done: int, before: int = number * tiled.num_tiles) -> None:
+            on_done(before + done)
+
+        for batch, found in tiled.detected(run, NMS, on_tiles):
+            collector.add(batch, found)
 
 
 @torch.no_grad()
@@ -78,15 +138,18 @@ def detect(
     network: nn.Module, batches: ValidationInput, *, mirrored: bool = False, amp: torch.dtype | None = None
 ) -> Iterator[tuple[ValidationBatch, list[Detections]]]:
     """Every batch with its detections in input pixels: of the images, and of the mirrored images."""
-    nms = NmsConfig(conf_thres=CONF_THRES, iou_thres=IOU_THRES, multi_label=True, max_det=MAX_DET)
     forward = Forward(network, amp)
     for batch in batches.epoch(0):
-        found = [non_max_suppression(forward(batch.images).decoded, nms)]
+        found = [non_max_suppression(forward(batch.images).decoded, NMS)]
         if mirrored:
-            decoded = forward(batch.images.flip(-1)).decoded
-            decoded = torch.cat((batch.images.shape[-1] - decoded[..., :1], decoded[..., 1:]), -1)
-            found.append(non_max_suppression(decoded, nms))
+            found.append(non_max_suppression(_mirrored(forward, batch.images), NMS))
         yield batch, found
+
+
+def _mirrored(forward: Forward, images_BCHW: Tensor) -> Tensor:
+    """The predictions for mirrored images, where they are in the images themselves."""
+    decoded = forward(images_BCHW.flip(-1)).decoded
+    return torch.cat((images_BCHW.shape[-1] - decoded[..., :1], decoded[..., 1:]), -1)
 
 
 def relative_rows(batch: ValidationBatch, found: Detections) -> Tensor:

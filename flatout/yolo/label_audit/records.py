@@ -114,6 +114,8 @@ def records_of(
 
 def _with_training(record: Record, training: TrainingRecord) -> Record:
     """The record, whose reason also says how the label was learned."""
+    if not training.epochs:
+        return replace(record, reason=f"{record.reason}; not seen in any epoch", training=training)
     text = f"learned in {training.learned} of {counted(training.epochs, 'epoch')}"
     text += f", forgotten {counted(training.forgotten, 'time')}" if training.forgotten else ""
     return replace(record, reason=f"{record.reason}; {text}", training=training)
@@ -217,20 +219,22 @@ def _fix(
 ) -> Fix | None:
     if lines is None:
         return None
+    # A fix list may be applied from another folder.
+    file = str(Path(pair.label).absolute())
     if finding.kind == "missing":
         text = label_text(int(found.class_D[finding.detection]), found.box_D4[finding.detection])
-        return Fix(action="add", file=pair.label, line=0, was="", text=text)
+        return Fix(action="add", file=file, line=len(lines.text), was="", text=text)
     if not line:
         return None
     was = lines.text[line - 1].strip()
     if finding.kind in ("spurious", "duplicate"):
-        return Fix(action="delete", file=pair.label, line=line, was=was, text="")
+        return Fix(action="delete", file=file, line=line, was=was, text="")
     if finding.kind == "wrong class":
         # Only the number changes: the box, or polygon, stays as the person drew it.
         text = " ".join([str(int(found.class_D[finding.detection])), *was.split()[1:]])
     else:
         text = label_text(int(labels.class_D[finding.label]), found.box_D4[finding.detection])
-    return Fix(action="replace", file=pair.label, line=line, was=was, text=text)
+    return Fix(action="replace", file=file, line=line, was=was, text=text)
 
 
 # Files

@@ -10,10 +10,12 @@ Dimension key:  T labels
 
 import hashlib
 import io
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -170,5 +172,5 @@ def read_statistics(path: Path) -> LabelStatistics | None:
         return None if "num_passes" in plain else LabelStatistics.from_plain(plain)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise DataError(f"{path}: is damaged ({error}). Delete it to audit the weights alone.") from None
+    except (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile, zlib.error):
+        raise DataError(f"{path}: is damaged or cannot be read. Delete it to audit the weights alone.") from None

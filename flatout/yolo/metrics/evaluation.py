@@ -1,10 +1,13 @@
 """Precision, recall and average precision of every class, the scores of an evaluation by name, and fitness.
 
+    all detections --sorted on their own device--> scores, and the few that are correct --host--> curves of each class
+
 `SCORES` lists all scores; the table of `test`, results.csv, log.jsonl, callbacks and loggers follow from it. NumPy
 computes them on the host in double precision, once per evaluation.
 
-Dimension key:  D detections   L labels   C classes that occur in the labels   K overlap thresholds
-                X points of a curve   n detections of one class
+Dimension key:  D detections   L labels   C classes that occur in the labels   G all classes   K overlap thresholds
+                H hits: detections that are correct at any threshold   X points of a curve   P recalls of an AP
+                n detections of one class   h its hits
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +16,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from flatout.yolo.boxes import best_first
+from flatout.yolo.boxes import best_first, positions
+
+# Detections in the order in which curves need them
+
+
+class RankedDetections(NamedTuple):
+    """Detections by class, best first in each class; arrays on the host."""
+
+    score_D: np.ndarray
+    end_G: np.ndarray
+    """int64: where each class ends."""
+    hit_H: np.ndarray
+    """int64: positions of the hits, ascending."""
+    correct_HK: np.ndarray
+
+
+def rank_detections(correct_DK: Tensor, score_D: Tensor, class_D: Tensor) -> RankedDetections:
+    """Sort detections on their device; of equal scores the first is the better one.
+
+    Few detections are correct, and the others are only counted: their rows of `correct_DK` stay on the device.
+    """
+    num_classes = int(class_D.max()) + 1 if len(class_D) else 0
+    order_D = best_first(class_D, score_D.float(), max(1, num_classes))
+    hit_H = positions(correct_DK.any(1).index_select(0, order_D))
+    correct_HK = correct_DK.index_select(0, order_D.index_select(0, hit_H))
+    every_G = torch.arange(num_classes, device=class_D.device)
+    end_G = torch.searchsorted(class_D.index_select(0, order_D), every_G, right=True)
+    columns = (score_D.index_select(0, order_D), end_G, hit_H, correct_HK)
+    return RankedDetections(*(column.cpu().numpy() for column in columns))
+
 
 # Scores of classes
 
@@ -80,17 +113,26 @@ def score_classes(
 
     A class without detections has scores of 0 and is included; a class without labels is not.
     """
+    detections = (torch.from_numpy(column) for column in (correct_DK, score_D, class_D.astype(np.int64)))
+    return score_ranked(rank_detections(*detections), label_class_L, v5_metric=v5_metric)
+
+
+def score_ranked(found: RankedDetections, label_class_L: np.ndarray, *, v5_metric: bool = False) -> ClassScores:
+    """`score_classes` for detections that are sorted already."""
     classes_C, num_labels_C = np.unique(label_class_L.astype(np.int64), return_counts=True)
-    order_D = _by_class(class_D, score_D)
-    begin_C = np.searchsorted(class_D[order_D], classes_C)
-    end_C = np.searchsorted(class_D[order_D], classes_C, side="right")
-    ap_CK, full_recall_CK = np.zeros((2, len(classes_C), correct_DK.shape[1]))
+    ap_CK, full_recall_CK = np.zeros((2, len(classes_C), found.correct_HK.shape[1]))
     curves_C3X = np.zeros((len(classes_C), 3, CURVE_POINTS))
-    for index, (begin, end, num_labels) in enumerate(zip(begin_C, end_C, num_labels_C, strict=True)):
+    end_G = found.end_G.tolist()
+    for index, (number, num_labels) in enumerate(zip(classes_C.tolist(), num_labels_C, strict=True)):
+        if number >= len(end_G):
+            break  # no detection has this class or a later one
+        begin, end = end_G[number - 1] if number else 0, end_G[number]
         if begin < end:
-            own_n = order_D[begin:end]
-            ap_CK[index], curves_C3X[index] = _score_class(correct_DK[own_n], score_D[own_n], num_labels, v5_metric)
-            full_recall_CK[index] = correct_DK[own_n].sum(0) / num_labels
+            hits = slice(*np.searchsorted(found.hit_H, (begin, end)))
+            hit_h, correct_hK = found.hit_H[hits] - begin, found.correct_HK[hits]
+            scores = _score_class(found.score_D[begin:end], hit_h, correct_hK, num_labels, v5_metric)
+            ap_CK[index], curves_C3X[index] = scores
+            full_recall_CK[index] = correct_hK.sum(0) / num_labels
     precision_CX, recall_CX, precision_at_recall_CX = curves_C3X.swapaxes(0, 1)
     curves = Curves(
         precision_CX=precision_CX,
@@ -103,38 +145,35 @@ def score_classes(
     )
 
 
-def _by_class(class_D: np.ndarray, score_D: np.ndarray) -> np.ndarray:
-    """Order of the detections by class, then by descending score."""
-    group_D = torch.from_numpy(class_D.astype(np.int64))
-    num_groups = int(group_D.max()) + 1 if len(class_D) else 1
-    return best_first(group_D, torch.from_numpy(score_D.astype(np.float32)), num_groups).numpy()
-
-
 def _score_class(
-    correct_nK: np.ndarray, score_n: np.ndarray, num_labels: int, v5_metric: bool
+    score_n: np.ndarray, hit_h: np.ndarray, correct_hK: np.ndarray, num_labels: int, v5_metric: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """AP [K], and [3, X]: precision and recall over confidence, precision over recall; best detections first."""
-    corner = _corners(np.asarray(correct_nK.any(1)))
-    true_nK = correct_nK[corner].cumsum(0, dtype=np.float64)
-    curves = [_envelope(true_n / (num_labels + 1e-16), true_n / (corner + 1), v5_metric) for true_n in true_nK.T]
+    corner = _corners(hit_h, len(score_n))
+    so_far_hK = np.vstack((np.zeros(correct_hK.shape[1]), correct_hK.cumsum(0, dtype=np.float64)))
+    true_Kn = np.ascontiguousarray(so_far_hK[np.searchsorted(hit_h, corner, side="right")].T)
+    recall_Kn, precision_Kn = _envelope(true_Kn / (num_labels + 1e-16), true_Kn / (corner + 1), v5_metric)
     points_X = np.linspace(0, 1, CURVE_POINTS)
-    true_n = correct_nK[:, 0].cumsum(dtype=np.float64)
+    true_n = np.zeros(len(score_n))
+    true_n[hit_h] = correct_hK[:, 0]
+    true_n = true_n.cumsum()
     # Above the highest confidence there are no detections: precision is 1 and recall is 0.
     precision_X = np.interp(-points_X, -score_n, true_n / np.arange(1, len(true_n) + 1), left=1)
     recall_X = np.interp(-points_X, -score_n, true_n / (num_labels + 1e-16), left=0)
-    ap_K = np.array([_area(*curve) for curve in curves])
-    return ap_K, np.stack((precision_X, recall_X, np.interp(points_X, *curves[0])))
+    precision_at_recall_X = np.interp(points_X, recall_Kn[0], precision_Kn[0])
+    return _area(recall_Kn, precision_Kn), np.stack((precision_X, recall_X, precision_at_recall_X))
 
 
-def _corners(correct_n: np.ndarray) -> np.ndarray:
-    """Corners of precision over recall: correct detections, those just before one, and the last.
+def _corners(hit_h: np.ndarray, num: int) -> np.ndarray:
+    """Corners of precision over recall among `num` detections: hits, those just before one, and the last.
 
-    Between two correct detections recall is constant and precision falls, so the others do not change the envelope.
+    Between two hits recall is constant and precision falls, so the others do not change the envelope.
     """
-    corner_n = correct_n.copy()
-    corner_n[:-1] |= correct_n[1:]
-    corner_n[-1] = True
-    return np.flatnonzero(corner_n)
+    is_corner_n = np.zeros(num, bool)
+    is_corner_n[hit_h] = True
+    is_corner_n[:-1] |= is_corner_n[1:]
+    is_corner_n[-1] = True
+    return np.flatnonzero(is_corner_n)
 
 
 def average_precision(recall_n: np.ndarray, precision_n: np.ndarray, *, v5_metric: bool = False) -> float:
@@ -142,19 +181,23 @@ def average_precision(recall_n: np.ndarray, precision_n: np.ndarray, *, v5_metri
 
     `recall_n` must be ascending. Otherwise the curve ends 0.01 after the last recall, as in YOLOv7.
     """
-    return _area(*_envelope(recall_n, precision_n, v5_metric))
+    return float(_area(*_envelope(recall_n[None], precision_n[None], v5_metric))[0])
 
 
-def _area(recall: np.ndarray, precision: np.ndarray) -> float:
-    height = np.interp(RECALL_POINTS, recall, precision)
-    return float(((height[1:] + height[:-1]) * np.diff(RECALL_POINTS)).sum() / 2)
+def _area(recall_Kn: np.ndarray, precision_Kn: np.ndarray) -> np.ndarray:
+    """Area under each curve, [K]."""
+    height_KP = np.array([np.interp(RECALL_POINTS, *curve) for curve in zip(recall_Kn, precision_Kn, strict=True)])
+    area_K: np.ndarray = ((height_KP[:, 1:] + height_KP[:, :-1]) * np.diff(RECALL_POINTS)).sum(1) / 2
+    return area_K
 
 
-def _envelope(recall_n: np.ndarray, precision_n: np.ndarray, v5_metric: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The curve with both end points, and with precision that does not rise with recall."""
-    end = 1.0 if v5_metric else recall_n[-1] + 0.01
-    precision = np.concatenate(([1.0], precision_n, [0.0]))
-    return np.concatenate(([0.0], recall_n, [end])), np.maximum.accumulate(precision[::-1])[::-1]
+def _envelope(recall_Kn: np.ndarray, precision_Kn: np.ndarray, v5_metric: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The curves with both end points, and with precision that does not rise with recall."""
+    one_K1 = np.ones((len(recall_Kn), 1))
+    end_K1 = one_K1 if v5_metric else recall_Kn[:, -1:] + 0.01
+    precision = np.concatenate((one_K1, precision_Kn, 0 * one_K1), 1)
+    falling = np.maximum.accumulate(precision[:, ::-1], 1)[:, ::-1]
+    return np.concatenate((0 * one_K1, recall_Kn, end_K1), 1), falling
 
 
 # Scores by name

@@ -1,7 +1,7 @@
 """Matching of detections with labels, and the evaluator that collects the matches of all batches.
 
     detections + targets of a batch -> pixels of the original images -> matched on the device: a few bytes per detection
-    all batches -> result(): one copy to the host, AP per class
+    all batches -> result(): sorted on the device, AP per class on the host
 
 A detection is compared only with the label of its image and class that it overlaps most. If several detections choose
 the same label, the most confident one matches it; the others are not offered another label. So the choice of one
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flatout.errors import DataError
 from flatout.yolo.boxes import Letterbox, cxcywh_to_xyxy, first_per_list, max_per_list, pairs_of_equal_key, to_native
-from flatout.yolo.metrics.evaluation import Evaluation, mean_scores, score_classes
+from flatout.yolo.metrics.evaluation import Evaluation, mean_scores, rank_detections, score_ranked
 from flatout.yolo.nms.suppress import Detections
 
 IOU_THRESHOLDS = tuple(torch.linspace(0.5, 0.95, 10).tolist())
@@ -78,26 +78,18 @@ class Evaluator:
         return found
 
     def matches(self) -> Matches:
-        """All batches so far, on the host, which waits for the device once."""
-        if not self.batches:
-            nothing = torch.zeros(0)
-            return Matches(torch.zeros(0, len(IOU_THRESHOLDS)).bool(), nothing, nothing.long(), nothing.long())
-        return Matches(*(torch.cat(column).cpu() for column in zip(*self.batches, strict=True)))
+        """All batches so far, on the host, which waits for the device."""
+        return Matches(*(column.cpu() for column in self._all()))
 
     def result(self) -> Evaluation:
-        """The evaluation of all batches so far; more may follow."""
-        matches = self.matches()
-        label_class_L = matches.label_class_L.numpy()
+        """The evaluation of all batches so far; more may follow. The host waits for the device."""
+        correct_DK, score_D, class_D, label_class = self._all()
+        found = rank_detections(correct_DK, score_D, class_D)
+        label_class_L = label_class.cpu().numpy()
         self._check(label_class_L)
         # YOLOv7 reports no class at all if no detection is correct at any threshold.
-        any_correct = bool(matches.correct_DK.any())
-        classes = score_classes(
-            matches.correct_DK.numpy(),
-            matches.score_D.numpy(),
-            matches.class_D.numpy(),
-            label_class_L if any_correct else label_class_L[:0],
-            v5_metric=self._v5_metric,
-        )
+        scored_L = label_class_L if len(found.hit_H) else label_class_L[:0]
+        classes = score_ranked(found, scored_L, v5_metric=self._v5_metric)
         return Evaluation(
             num_images=self.num_images,
             num_labels=len(label_class_L),
@@ -106,6 +98,12 @@ class Evaluator:
             classes=classes,
             confusion=None if self.confusion is None else self.confusion.counts().numpy(),
         )
+
+    def _all(self) -> Matches:
+        if not self.batches:
+            nothing = torch.zeros(0)
+            return Matches(torch.zeros(0, len(IOU_THRESHOLDS)).bool(), nothing, nothing.long(), nothing.long())
+        return Matches(*(torch.cat(column) for column in zip(*self.batches, strict=True)))
 
     def _check(self, label_class_L: np.ndarray) -> None:
         if len(label_class_L) and not 0 <= label_class_L.min() <= label_class_L.max() < self.num_classes:

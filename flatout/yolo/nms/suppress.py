@@ -1,9 +1,11 @@
 """Non-maximum suppression of a whole batch, exactly as YOLOv7 does it.
 
-    prediction -> candidates, best first -> boxes shifted by class -> kernel -> the first max_det of each image
+    prediction -> rows with enough objectness -> candidates, best first -> boxes shifted by class -> kernel -> the first
+    max_det of each image
 
 Every kernel gives the same boxes as a plain greedy loop. Memory is bounded by processing as many images at a time as
-have MAX_SCORES scores together; nothing is dropped for lack of time.
+have MAX_SCORES scores together; nothing is dropped for lack of time. On a GPU the host waits a few times per call and
+per such group of images, never per image.
 
 Dimension key:  B images   N boxes of an image   C classes   O = 5 + C outputs of a box: cx cy w h objectness classes
                 R rows with enough objectness   K = C or 1 scores of a row (in merging: boxes kept of one image)
@@ -12,17 +14,19 @@ Dimension key:  B images   N boxes of an image   C classes   O = 5 + C outputs o
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flatout.errors import ConfigError
-from flatout.yolo.boxes import best_first, cxcywh_to_xyxy, pairwise_iou
+from flatout.yolo.boxes import best_first, cxcywh_to_xyxy, pairwise_iou, positions
 from flatout.yolo.nms.greedy import float32_at_most, kernel_named
 
 logger = logging.getLogger(__name__)
@@ -106,7 +110,7 @@ class Detections(NamedTuple):
 
 CLASS_SHIFT_PX = 4096
 MAX_SCORES = 1 << 25
-"""Scores processed at a time: 128 MiB in float32 if every box of every image has enough objectness."""
+"""Scores of rows with enough objectness that are processed at a time: 128 MiB in float32."""
 SLOW_S = 10
 
 
@@ -117,16 +121,15 @@ def non_max_suppression(
     """Detections in input pixels, from decoded predictions: cx, cy, w, h in input pixels, objectness, classes.
 
     `labels`, for auto-labelling, are boxes added with score 1: per image [n, 5] of class, cx, cy, w, h in input pixels.
-    On a GPU the host waits a few times per call for the number of boxes.
     """
     begin_s = time.perf_counter()
     config = config or NmsConfig()
     num_images = len(prediction_BNO)
-    per_chunk = max(1, MAX_SCORES // max(1, prediction_BNO.shape[1] * (prediction_BNO.shape[2] - 5)))
     results = []
-    for first in range(0, max(1, num_images), per_chunk):
-        chunk = slice(first, first + per_chunk)
-        row_D6, image_D = _suppress(prediction_BNO[chunk], config, None if labels is None else labels[chunk])
+    for first, rows in _confident_rows(prediction_BNO, config.conf_thres):
+        if labels is not None:
+            rows = _with_labels(rows, labels[first : first + len(rows.counts)])
+        row_D6, image_D = _suppress(rows, config)
         results.append((row_D6, image_D + first))
     if (elapsed_s := time.perf_counter() - begin_s) > SLOW_S:
         logger.warning(
@@ -134,17 +137,17 @@ def non_max_suppression(
             num_images,
             elapsed_s,
         )
-    rows, images = zip(*results, strict=True)
-    return Detections(torch.cat(rows), torch.cat(images), num_images)
+    kept, images = zip(*results, strict=True)
+    return Detections(torch.cat(kept), torch.cat(images), num_images)
 
 
-def _suppress(prediction_BNO: Tensor, config: NmsConfig, labels: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
+def _suppress(rows: "Rows", config: NmsConfig) -> tuple[Tensor, Tensor]:
     """Kept rows, float32 [D, 6], and the image of each."""
-    found = find_candidates(prediction_BNO, config, labels)
+    found = find_candidates(rows, config)
     # Added in float32 as in YOLOv7: coordinates far from zero are coarse, and that decides close cases.
     shift_M = found.class_M.float() * (0 if config.agnostic else CLASS_SHIFT_PX)
     shifted_M4 = found.box_M4 + shift_M[:, None]
-    count_B = torch.bincount(found.image_M, minlength=len(prediction_BNO))
+    count_B = _begins(found.image_M, len(rows.counts)).diff()
     threshold = float32_at_most(config.iou_thres)
     suppress = kernel_named(config.kernel, shifted_M4.device)
     kept_D = suppress(shifted_M4, count_B, threshold, config.max_det)
@@ -174,33 +177,36 @@ class Candidates(NamedTuple):
     image_M: Tensor
 
 
-class _Rows(NamedTuple):
-    """Boxes with enough objectness, in input order."""
+class Rows(NamedTuple):
+    """Boxes with enough objectness of some images, in input order."""
 
     row_RO: Tensor
     image_R: Tensor
+    counts: list[int]
+    """Of each image, on the host."""
 
 
-def find_candidates(prediction_BNO: Tensor, config: NmsConfig, labels: Sequence[Tensor] | None = None) -> Candidates:
-    """At most `config.max_nms` candidates of each image; `labels` as in `non_max_suppression`."""
-    rows = _confident_rows(prediction_BNO, config.conf_thres)
-    if labels is not None:
-        rows = _with_labels(rows, labels)
-    row_RO, image_R = rows
+def find_candidates(rows: Rows, config: NmsConfig) -> Candidates:
+    """At most `config.max_nms` candidates of each image."""
+    row_RO, image_R, counts = rows
     score_RK, class_RK = _scores(row_RO, config.multi_label)
     wanted_RK = score_RK > config.conf_thres
     if config.classes is not None:
         wanted_RK &= torch.isin(class_RK, torch.tensor(config.classes, device=class_RK.device))
-    _limit_candidates(wanted_RK, score_RK, image_R, len(prediction_BNO), config.max_nms)
-    position_M = _positions(wanted_RK)
+    too_many = _limit_candidates(wanted_RK, score_RK, rows, config.max_nms)
+    position_M = positions(wanted_RK)
     score_M = score_RK.reshape(-1).index_select(0, position_M).float()
     image_M = image_R.index_select(0, position_M // score_RK.shape[1])
-    order_M = best_first(image_M, score_M, len(prediction_BNO))
+    order_M = best_first(image_M, score_M, len(counts))
+    if too_many:
+        # Sorting moves no candidate to another image, so image_M stays the same.
+        rank_M = torch.arange(len(order_M), device=order_M.device) - _begins(image_M, len(counts))[image_M]
+        first_M = positions(rank_M < config.max_nms)
+        order_M, image_M = order_M.index_select(0, first_M), image_M.index_select(0, first_M)
     position_M = position_M.index_select(0, order_M)
     row_M = position_M // score_RK.shape[1]
     class_M = position_M % score_RK.shape[1] if config.multi_label else class_RK[:, 0].index_select(0, row_M)
     box_R4 = cxcywh_to_xyxy(row_RO[:, :4]).float()
-    # Sorting moves no candidate to another image, so image_M stays the same.
     return Candidates(box_R4.index_select(0, row_M), score_M.index_select(0, order_M), class_M, image_M)
 
 
@@ -214,62 +220,103 @@ def _scores(row_RO: Tensor, multi_label: bool) -> tuple[Tensor, Tensor]:
     return score_R1, class_R1
 
 
-def _confident_rows(prediction_BNO: Tensor, conf_thres: float) -> _Rows:
-    position_R = _positions(prediction_BNO[..., 4] > conf_thres)
-    row_RO = prediction_BNO.reshape(-1, prediction_BNO.shape[2]).index_select(0, position_R)
-    return _Rows(row_RO, position_R // prediction_BNO.shape[1])
+def _confident_rows(prediction_BNO: Tensor, conf_thres: float) -> Iterator[tuple[int, Rows]]:
+    """Rows with enough objectness, of as many images at a time as have MAX_SCORES scores; with the first image."""
+    num_boxes, num_outputs = prediction_BNO.shape[1:]
+    confident_BN = prediction_BNO[..., 4] > conf_thres
+    counts = confident_BN.sum(1).tolist()
+    position_R = positions(confident_BN)
+    flat_PO = prediction_BNO.reshape(-1, num_outputs)
+    end_R = 0
+    for first, last in _groups([count * (num_outputs - 5) for count in counts], MAX_SCORES):
+        begin_R, end_R = end_R, end_R + sum(counts[first:last])
+        own_R = position_R[begin_R:end_R]
+        yield first, Rows(flat_PO.index_select(0, own_R), own_R // num_boxes - first, counts[first:last])
 
 
-def _with_labels(rows: _Rows, labels: Sequence[Tensor]) -> _Rows:
+def _groups(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of consecutive items whose sizes do not exceed the limit together, unless one does by itself."""
+    begin, size = 0, 0
+    for item, each in enumerate(sizes):
+        if size + each > limit and item > begin:
+            yield begin, item
+            begin, size = item, 0
+        size += each
+    yield begin, len(sizes)
+
+
+def _with_labels(rows: Rows, labels: Sequence[Tensor]) -> Rows:
     """Rows with each image's labels after its own rows, with objectness and class probability 1."""
     label_L5 = torch.cat([label.reshape(-1, 5) for label in labels]).to(rows.row_RO)
-    counts = torch.tensor([len(label) for label in labels])
-    image_L = torch.repeat_interleave(counts).to(rows.image_R)
+    counts = [len(label) for label in labels]
+    image_L = torch.repeat_interleave(torch.tensor(counts)).to(rows.image_R)
     row_LO = label_L5.new_zeros(len(label_L5), rows.row_RO.shape[1])
     row_LO[:, :4] = label_L5[:, 1:]
     row_LO[:, 4] = 1
     row_LO.scatter_(1, 5 + label_L5[:, :1].long(), 1)
     image_R, order_R = torch.sort(torch.cat((rows.image_R, image_L)), stable=True)
-    return _Rows(torch.cat((rows.row_RO, row_LO))[order_R], image_R)
+    return Rows(torch.cat((rows.row_RO, row_LO))[order_R], image_R, list(map(add, rows.counts, counts)))
 
 
-def _limit_candidates(wanted_RK: Tensor, score_RK: Tensor, image_R: Tensor, num_images: int, max_nms: int) -> None:
-    """Unmark all but the `max_nms` highest scores of each image.
+def _limit_candidates(wanted_RK: Tensor, score_RK: Tensor, rows: Rows, max_nms: int) -> bool:
+    """Unmark scores that are certainly not among the `max_nms` highest of their image.
 
-    This happens before positions are listed, because a position takes 8 bytes and a mark one.
+    Returns whether an image may still have more. This happens before positions are listed, because a position takes 8
+    bytes and a mark one.
     """
-    if wanted_RK.numel() <= max_nms or int(wanted_RK.count_nonzero()) <= max_nms:
-        return
-    begins = torch.searchsorted(image_R, torch.arange(num_images + 1, device=image_R.device)).tolist()
-    for begin, end in pairwise(begins):
-        _keep_highest(wanted_RK[begin:end].view(-1), score_RK[begin:end].reshape(-1), max_nms)
+    if max(rows.counts, default=0) * wanted_RK.shape[1] <= max_nms:
+        return False
+    unmark = _unmark_on_host if wanted_RK.is_cpu else _unmark_on_device
+    return unmark(wanted_RK, score_RK, rows, max_nms)
 
 
-def _keep_highest(wanted_E: Tensor, score_E: Tensor, limit: int) -> None:
-    """Unmark all but the `limit` highest scores; of equal scores the first are kept."""
-    if len(wanted_E) <= limit or int(wanted_E.count_nonzero()) <= limit:
-        return
-    score_E = score_E.float().masked_fill(~wanted_E, -1)
-    lowest = _nth_highest(score_E, limit)
-    torch.ge(score_E, lowest, out=wanted_E)
-    surplus = int(wanted_E.count_nonzero()) - limit
-    if surplus:
-        wanted_E[_positions(score_E == lowest)[-surplus:]] = False
+def _unmark_on_host(wanted_RK: Tensor, score_RK: Tensor, rows: Rows, max_nms: int) -> bool:
+    """Image by image: all below the `max_nms`-th highest score."""
+    too_many, wanted = False, wanted_RK.numpy()
+    for begin, end in pairwise([0, *accumulate(rows.counts)]):
+        if np.count_nonzero(wanted[begin:end]) > max_nms:
+            too_many = True
+            score_nK = score_RK[begin:end].float().masked_fill(~wanted_RK[begin:end], -1).numpy()
+            # Eight times as fast as torch's topk on the host.
+            lowest = np.partition(score_nK, score_nK.size - max_nms, axis=None)[score_nK.size - max_nms]
+            np.greater_equal(score_nK, lowest, out=wanted[begin:end])
+    return too_many
 
 
-def _nth_highest(score_E: Tensor, rank: int) -> float:
-    if not score_E.is_cpu:
-        return float(score_E.topk(rank, sorted=False).values.min())
-    # Eight times as fast as torch's topk on the host.
-    return float(np.partition(score_E.numpy(), len(score_E) - rank)[len(score_E) - rank])
+LOWEST, HIGHEST = 0, 0x3F800001
+"""Bits of the float32 numbers 0 and just above 1. Those of scores lie between them, and sort like the scores."""
+HALVINGS = 13
+"""Of that range: what remains is a sixty-fourth of a factor of two."""
 
 
-def _positions(mark: Tensor) -> Tensor:
-    """Positions in the flattened mask where it is set, ascending int64. On a GPU the host waits."""
-    if not mark.is_cpu:
-        return mark.reshape(-1).nonzero().flatten()
-    # Five times as fast as torch if few are set.
-    return torch.from_numpy(np.flatnonzero(mark.numpy()))
+def _unmark_on_device(wanted_RK: Tensor, score_RK: Tensor, rows: Rows, max_nms: int) -> bool:
+    """All images at once: all below a score that at least `max_nms` reach, found by halving the range of scores.
+
+    A few more than `max_nms` remain, and the host waits once. Selecting exactly takes several launches per image.
+    """
+    begin_B = torch.tensor([0, *accumulate(rows.counts)], device=wanted_RK.device)
+    if max(_num_set(wanted_RK, begin_B).tolist()) <= max_nms:
+        return False
+    score_RK = score_RK.float().masked_fill(~wanted_RK, -1)
+    low_B = torch.full((len(rows.counts),), LOWEST, dtype=torch.int32, device=wanted_RK.device)
+    high_B = torch.full_like(low_B, HIGHEST)
+    for _ in range(HALVINGS):
+        middle_B = (low_B + high_B) // 2
+        reach_RK = score_RK >= middle_B.view(torch.float32)[rows.image_R, None]
+        is_reached_B = _num_set(reach_RK, begin_B) >= max_nms
+        low_B, high_B = torch.where(is_reached_B, middle_B, low_B), torch.where(is_reached_B, high_B, middle_B)
+    wanted_RK &= score_RK >= low_B.view(torch.float32)[rows.image_R, None]
+    return True
+
+
+def _num_set(mark_RK: Tensor, begin_B: Tensor) -> Tensor:
+    """How many marks of each image are set, int64 [B]; `begin_B` is where its rows begin, then the end of all."""
+    return F.pad(mark_RK.sum(1).cumsum(0), (1, 0))[begin_B].diff()
+
+
+def _begins(image_M: Tensor, num_images: int) -> Tensor:
+    """Where each image begins in a list sorted by image, int64 [num_images + 1]; the last is the end of the list."""
+    return torch.searchsorted(image_M, torch.arange(num_images + 1, device=image_M.device))
 
 
 # Merging: a box becomes the mean of the candidates that overlap it

@@ -65,6 +65,9 @@ def _is_in_use(path: str) -> bool:
 
 # The command
 
+UPDATE_S = 0.5
+"""The time that is left is estimated so often within an image of several tiles."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DetectResult:
@@ -125,6 +128,7 @@ class _DetectionPass:
         self.unreadable: list[Unreadable] = []
         self._seconds = 0.0
         self._signal: str | None = None
+        self._updated_s = 0.0
 
     def run(self, frames: Iterable[ReadFrame], predictor: Predictor) -> None:
         """Process all frames, or until a signal comes; all results are on the disk afterwards."""
@@ -179,8 +183,13 @@ class _DetectionPass:
 
     def _show_tile(self, progress: StepProgress | None, done: int, total: int) -> None:
         """A large image takes minutes: show how much of it is done. Images of one tile need no such number."""
-        if progress is not None and total > 1:
-            progress.show(min(self.frames + len(self.unreadable), self._total), {"tiles": f"{done}/{total}"})
+        if progress is None or total == 1:
+            return
+        num_images, now_s = min(self.frames + len(self.unreadable), self._total), time.perf_counter()
+        if done and now_s - self._updated_s >= UPDATE_S and num_images < self._total:
+            self._updated_s = now_s
+            progress.update(num_images + done / total)
+        progress.show(num_images, {"tiles": f"{done}/{total}"})
 
     def _record(self, result: Result | Unreadable, outputs: Outputs, progress: StepProgress | None) -> None:
         log = partial(logger.info, "%s") if progress is None else progress.say

@@ -232,6 +232,11 @@ def _load(state: SavedState, run: ReplayRun) -> tuple[Network, bool]:
     if weights.kind == "deploy":
         raise CheckpointError(f"{state.path}: deployed weights have no losses. Use weights of a training.")
     network = network_of(weights, weights.for_training(), where=state.path).to(run.device).train()
+    if network.nc != len(run.names):
+        raise ConfigError(
+            f"{state.path}: trained for {counted(network.nc, 'class')}, but {run.folder} for {len(run.names)}. Its "
+            "losses would mean nothing: use weights of this run."
+        )
     return network, weights.kind in ("full", "model")
 
 

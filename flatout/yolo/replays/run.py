@@ -29,6 +29,7 @@ from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import open_split
 from flatout.yolo.data.recorded_files import Changes, changes_since, digest, read_files
+from flatout.yolo.data.tile_set import whole_images
 from flatout.yolo.find_file import find_file, find_run
 from flatout.yolo.load_network import network_of
 from flatout.yolo.model.network import Network
@@ -36,8 +37,8 @@ from flatout.yolo.multihead.training import class_aware
 from flatout.yolo.run_config import read_options
 from flatout.yolo.train.choose_input import InputSettings
 from flatout.yolo.train.input import InputConfig, open_single_steps, plan_of
-from flatout.yolo.train.prepare import grid_of
-from flatout.yolo.train.recipe import FIRST_SEED
+from flatout.yolo.train.prepare import class_names, grid_of
+from flatout.yolo.train.recipe import FIRST_SEED, tile_rules
 from flatout.yolo.train.step import StepConfig, StepInputs
 from flatout.yolo.weights import read_weights
 
@@ -71,7 +72,9 @@ class InputFacts:
 
     @property
     def input_settings(self) -> InputSettings:
-        return build_config({**self.settings, "workers": 0}, InputSettings, where="the record of the input")
+        # Records of older versions also name the painter, of which there were two with the same pixels.
+        settings = {name: value for name, value in self.settings.items() if name != "painter"}
+        return build_config({**settings, "workers": 0}, InputSettings, where="the record of the input")
 
 
 class ReplayRun:
@@ -85,11 +88,6 @@ class ReplayRun:
         """
         self.folder = find_run(run)
         self.options, self.hyp = read_options(self.folder)
-        if self.options.tiles is not None:
-            raise ConfigError(
-                f"{self.folder}: this run was trained on tiles (--tiles), of which there are no replays. Look at "
-                "train_batch0.jpg in that folder for what the network saw first."
-            )
         self.recorded: RecordedSteps = read_steps(self.folder)
         self.data = require_valid(open_data_set(_find_data(data, self.options.data, self.folder)))
         self.images = self._open_images()
@@ -100,6 +98,11 @@ class ReplayRun:
     @property
     def name(self) -> str:
         return self.folder.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the classes that were trained."""
+        return tuple(class_names(self.data, single_cls=self.options.single_cls))
 
     @property
     def is_recorded(self) -> bool:
@@ -114,6 +117,12 @@ class ReplayRun:
         facts = build_config(dict(recorded), InputFacts, where=f"{self.folder}/replay.jsonl")
         self._check_same_files(facts)
         return facts
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs of the training, as it was last continued."""
+        latest = self.recorded.inputs[-1] if self.recorded.inputs else None
+        return self._facts_of_old_run.epochs if latest is None else int(latest["epochs"])
 
     def plan(self, facts: InputFacts, rank: int = 0) -> Plan:
         """Which image goes into which step."""
@@ -179,7 +188,8 @@ class ReplayRun:
 
     def _open_images(self) -> ImageSet:
         config = replace(self.options.split_config(silent=True), needs_labels=False, allow_bad_labels=True)
-        return open_split(self.data, "train", config).images
+        images, tiles = open_split(self.data, "train", config).images, tile_rules(self.options)
+        return images if tiles is None else tiles.cut(images)
 
     def _changes(self, *, allowed: bool) -> Changes:
         """How the training images have changed since the run; DataError if their order or labels have."""
@@ -187,7 +197,7 @@ class ReplayRun:
         if recorded is None:
             return Changes({}, frozenset())
         self._digest = digest(recorded)
-        found = changes_since(recorded, self.images)
+        found = changes_since(recorded, whole_images(self.images))
         if found.files:
             shown = "; ".join(f"{path}: {what}" for path, what in sorted(found.files.items())[:MAX_NAMED])
             more = f"; and {len(found.files) - MAX_NAMED:,} more" if len(found.files) > MAX_NAMED else ""
@@ -230,7 +240,7 @@ class ReplayRun:
         options = self.options.resolved(cuda=False, bf16=False)
         grid = grid_of(self._any_network)
         settings = InputSettings(
-            keep="device" if options.device_augment else "off", workers=0, shrunk=options.decodes_scaled, painter="fast"
+            keep="device" if options.device_augment else "off", workers=0, shrunk=options.decodes_scaled
         )
         return InputFacts(
             size=round_up_img_size(options.img_size[0], grid),

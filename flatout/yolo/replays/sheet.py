@@ -16,11 +16,11 @@ import numpy as np
 from flatout.charts import INK, MUTED, PAPER, plot_batch, plot_boxes, shortened_file, write, write_image
 from flatout.errors import ResourceError
 from flatout.feed import DecodeError
-from flatout.images import read_image
+from flatout.images import read_image, read_large
 from flatout.safefiles import write_file
 from flatout.yolo.data.letterbox import fit, letterbox
 from flatout.yolo.replays.losses import Match
-from flatout.yolo.replays.step import PASTED, Replayed, Sample, ShownFile
+from flatout.yolo.replays.step import PASTED, Replayed, Sample, ShownFile, Window, where_in
 
 MOST_SAMPLES = 64
 """Samples on a sheet, at most; batch.npz has all of them."""
@@ -51,6 +51,9 @@ def save(replayed: Replayed, folder: Path, *, sample: int | None = None) -> list
         table = io.StringIO()
         csv.writer(table, lineterminator="\n").writerows([Match._fields, *replayed.losses.matches])
         contents |= {"matches.csv": table.getvalue().encode(), "losses.json": _json(replayed.losses.as_json())}
+    else:
+        for name in ("matches.csv", "losses.json"):  # of an earlier replay, with losses, into this folder
+            (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         write_file(folder / name, content)
         written.append(folder / name)
@@ -66,7 +69,7 @@ def _write_sheet(replayed: Replayed, path: Path, sample: Sample | None) -> Path:
         return write_image(path, sample_sheet(replayed, sample))
     images = replayed.images_uint8()
     # With --quad an image shows several samples.
-    paths = [f"{each.number}  {Path(each.path).name}" for each in replayed.samples]
+    paths = [f"{each.number}  {Path(each.path).name}{where_in(each.files[0].window)}" for each in replayed.samples]
     shown = paths if len(paths) == len(images) else []
     return plot_batch(images, replayed.targets, shown, replayed.names, path, most=MOST_SAMPLES)
 
@@ -112,11 +115,16 @@ def _plot_source(sheet: np.ndarray, file: ShownFile, left: int, top: int) -> Non
     """A source image with its role and name below it."""
     cell = sheet[top : top + CELL_PX, left : left + CELL_PX]
     try:
-        image = read_image(file.path)
+        image = read_image(file.path) if file.window is None else _read_part(file.path, file.window)
         cell[:] = letterbox(image, fit((image.shape[0], image.shape[1]), (CELL_PX, CELL_PX)))
     except (OSError, DecodeError) as error:
         write(cell, str(error)[:28], 4, CELL_PX // 2, 7, INK)
     role = file.role if file.visible else f"{file.role}, not visible"
     write(sheet, role, left, top + CELL_PX + CAPTION_PX - 5, 7, MUTED)
-    name = shortened_file(Path(file.path).name, CELL_PX // 8)
+    name = shortened_file(Path(file.path).name + where_in(file.window), CELL_PX // 8)
     write(sheet, name, left, top + CELL_PX + 2 * CAPTION_PX - 7, 8, INK)
+
+
+def _read_part(path: str, window: Window) -> np.ndarray:
+    left, top, right, bottom = window
+    return np.ascontiguousarray(read_large(path)[top:bottom, left:right])

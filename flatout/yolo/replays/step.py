@@ -22,9 +22,11 @@ from torch import Tensor
 from flatout.engine import hash_inputs
 from flatout.errors import ConfigError, counted
 from flatout.feed import DeviceBatches, Unreadable
+from flatout.runs import STEPS_NAME
 from flatout.yolo.augment.draw import FOUR, NINE, PLAIN
 from flatout.yolo.augment.paste import ENOUGH_OBJECTS
-from flatout.yolo.data.image_set import Labels
+from flatout.yolo.data.image_set import ImageSet, Labels
+from flatout.yolo.data.tile_set import TileSet
 from flatout.yolo.replays.run import InputFacts, ReplayRun
 
 if TYPE_CHECKING:
@@ -37,15 +39,34 @@ NUM_HASHES = 2
 WHAT_IS_HASHED = ("images", "targets")
 
 
+Window = tuple[int, int, int, int]
+"""Left, top, right and bottom of a tile of a run with --tiles, in pixels of its image."""
+
+
 class ShownFile(NamedTuple):
     """A file in a sample."""
 
     path: str
     role: str
     number: int
-    """Number of the image in the training set."""
+    """Number of the image, or of the tile in a run with --tiles, in the training set."""
     visible: bool
     """Whether any of its pixels can reach the sample; always for an image that objects are cut out of."""
+    window: Window | None = None
+    """The part of the file that is shown; None: all of it."""
+
+    def __str__(self) -> str:
+        return self.path + where_in(self.window)
+
+
+def where_in(window: Window | None) -> str:
+    """ " at (320, 640)" for a tile that begins there; empty for a whole image."""
+    return "" if window is None else f" at ({window[0]}, {window[1]})"
+
+
+def window_of(images: ImageSet, number: int) -> Window | None:
+    """The part of a file that is image `number` of a training set; None: all of it."""
+    return tuple(images.window_N4[number].tolist()) if isinstance(images, TileSet) else None
 
 
 @dataclass(frozen=True)
@@ -142,8 +163,8 @@ class Replayed:
 
 
 def _describe(sample: Sample) -> str:
-    others = [Path(file.path).name for file in sample.files[1:] if file.visible]
-    return f"{sample.path}  {sample.kind}{' with ' if others else ''}{', '.join(others)}"
+    others = [Path(file.path).name + where_in(file.window) for file in sample.files[1:] if file.visible]
+    return f"{sample.files[0]}  {sample.kind}{' with ' if others else ''}{', '.join(others)}"
 
 
 def replay_step(run: ReplayRun, epoch: int, step: int) -> tuple[Replayed, dict[int, dict[str, Tensor]], InputFacts]:
@@ -158,22 +179,25 @@ def replay_step(run: ReplayRun, epoch: int, step: int) -> tuple[Replayed, dict[i
         inputs[rank] = tensors
         samples += own
     images, targets = _joined(inputs)
-    names = ("item",) if run.options.single_cls and len(run.data.names) != 1 else tuple(run.data.names)
     comparison = _compare(run, facts, inputs, samples, epoch, step)
-    return Replayed(run.folder, epoch, step, images, targets, tuple(samples), names, comparison), inputs, facts
+    return Replayed(run.folder, epoch, step, images, targets, tuple(samples), run.names, comparison), inputs, facts
 
 
 def check_step(run: ReplayRun, facts: InputFacts, epoch: int, step: int) -> None:
     """ConfigError unless the run has this step."""
-    if not 0 <= epoch < facts.epochs:
-        raise ConfigError(
-            f"--epoch {epoch}: {run.folder} is a training of {counted(facts.epochs, 'epoch')}. Use 0 to "
-            f"{facts.epochs - 1}."
-        )
+    check_epoch(run, facts.epochs, epoch)
     num_steps = run.plan(facts).epoch(epoch).num_steps
     if not 0 <= step < num_steps:
         raise ConfigError(
             f"--step {step}: an epoch of {run.folder} has {counted(num_steps, 'step')}. Use 0 to {num_steps - 1}."
+        )
+
+
+def check_epoch(run: ReplayRun, num_epochs: int, epoch: int) -> None:
+    """ConfigError unless the run has this epoch."""
+    if not 0 <= epoch < num_epochs:
+        raise ConfigError(
+            f"--epoch {epoch}: {run.folder} is a training of {counted(num_epochs, 'epoch')}. Use 0 to {num_epochs - 1}."
         )
 
 
@@ -267,12 +291,18 @@ def _sample(
     run: ReplayRun, draws: Mapping[str, np.ndarray], is_read_M29: np.ndarray, m: int, number: int, position: int
 ) -> Sample:
     files = tuple(
-        ShownFile(run.images.paths[image], role, image, bool(role == PASTED or is_read_M29[m, *place]))
+        ShownFile(
+            run.images.paths[image],
+            role,
+            image,
+            bool(role == PASTED or is_read_M29[m, *place]),
+            window_of(run.images, image),
+        )
         for image, role, place in files_of(draws, m, run.images.labels)
     )
     kinds = draws["kind"][m].tolist()
     kind = _KINDS[kinds[0]] + (f", mixed with a {_KINDS[kinds[1]]}" if kinds[1] else "")
-    kind += ", objects pasted" if draws["paste"][m] else ""
+    kind += ", objects pasted" if any(file.role == PASTED for file in files) else ""
     return Sample(number, position, files, kind, _parameters(draws, m, num_canvases=1 + bool(kinds[1])))
 
 
@@ -336,7 +366,9 @@ def hashes_of(tensors: Mapping[str, Tensor]) -> list[int]:
 
 def _why_not_recorded(run: ReplayRun) -> str:
     if not run.is_recorded:
-        return f"{run.name} was trained by a version that did not record hashes"
+        damaged = (run.folder / STEPS_NAME).exists()
+        why = f"its {STEPS_NAME} is damaged" if damaged else "it was trained by a version that did not record hashes"
+        return f"{run.name} has no hashes: {why}"
     if not run.recorded.steps:
         return "the run has not recorded any step yet"
     first, last = min(run.recorded.steps), max(run.recorded.steps)

@@ -236,7 +236,6 @@ def sample_costs(
         resized,
         config.applied_augment,
         size=config.size,
-        painter="fast" if asked.decodes_once else "classic",
         class_aware=config.class_aware,
     )
     plan = Plan(num_samples=len(images), batch_size=min(SAMPLES_PER_BATCH, len(images)), seed=config.seed)

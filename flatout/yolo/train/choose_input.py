@@ -50,7 +50,7 @@ class Asked:
     """Keep and augment images on the device. With `fast`, True applies only if nothing is measured: a measurement
     decides for the fastest candidate."""
     fast_dataloader: bool | None = False
-    """Decode once and augment in fewer passes."""
+    """Decode once."""
     cache_images: bool = False
     store_420: bool = False
     """Images on the device may be kept with colours at half resolution."""
@@ -159,7 +159,6 @@ class InputSettings:
     gpu_decode: bool = False
     shrunk: bool = False
     """Decode large JPEG files at a part of their size."""
-    painter: Literal["fast", "classic"] = "classic"
     slots: int | None = None
     """Slots of the feed; None: the feed's own rule."""
 
@@ -363,7 +362,6 @@ class _Chooser(NamedTuple):
                     subsampled=subsampled,
                     gpu_decode=gpu_decode,
                     shrunk=self.asked.shrinks,
-                    painter="fast" if self.asked.decodes_once else "classic",
                 ),
                 why="; ".join([why, *decodes, self._gpu_memory(subsampled=subsampled)]),
                 img_s=img_s,
@@ -379,10 +377,9 @@ class _Chooser(NamedTuple):
         self, keep: ImagePlace, workers: int, why: str, *, slots: int | None = None, img_s: float | None = None
     ) -> Choice:
         where = "kept decoded in RAM" if keep == "ram" else "decoded each time"
-        painter: Literal["fast", "classic"] = "fast" if self.asked.decodes_once else "classic"
         return Choice(
             what=f"images {where}, augmented by {_workers(workers)}",
-            settings=InputSettings(keep=keep, workers=workers, shrunk=self.asked.shrinks, painter=painter, slots=slots),
+            settings=InputSettings(keep=keep, workers=workers, shrunk=self.asked.shrinks, slots=slots),
             why="; ".join([why, *([self._ram()] if keep == "ram" else [])]),
             img_s=img_s,
         )

@@ -1,7 +1,7 @@
 """The input of a training: images of a data set as augmented batches, made by workers or on the GPU.
 
-classic   files --decode every time--> worker: OpenCV, step by step --> slot --> device
-fast      files --decode once--> store --> worker: the same pixels, fewer passes --> slot --> device
+plain     files --decode every time--> worker: augment --> slot --> device
+fast      files --decode once--> store --> worker: augment --> slot --> device
 device    files --decode once--> store on the device; worker: draws and boxes --> slot --> device: one kernel
 """
 
@@ -120,7 +120,7 @@ class TrainingInput(AbstractContextManager["TrainingInput"]):
         self._stack.close()
 
 
-ImageProvider = Union[Store, ResizedImages, TileImages, DeviceDecoded, "NeededImages"]
+ImageProvider = Union[Store, ResizedImages, TileImages, DeviceDecoded, "NeededImages", "NeededTiles"]
 """Resized images: from a store, decoded on each read, cut from larger ones in a store, decoded by the GPU, or only
 those of a few steps."""
 MIN_IMAGES = 4096
@@ -196,13 +196,18 @@ class _Opener:
         There are no workers. `needed` tells which images those steps are made of, for a device that keeps images.
         """
         settings = replace(settings, workers=0, slots=2)
+        numbers = needed(self._plan)
+        if isinstance(self._images, TileSet):
+            provider: ResizedImages | NeededTiles = NeededTiles(self._images, size=self._config.size, needed=numbers)
+        else:
+            provider = self._resized(settings)
         if not settings.on_device:
-            return self._by_workers(self._resized(settings), settings)
+            return self._by_workers(provider, settings)
         if settings.gpu_decode and self._config.device.type == "cuda":
             batches = self.open(settings, ExitStack())
             if batches is not None:
                 return batches
-        images = NeededImages(self._resized(settings), self._images, self._config.size, needed(self._plan))
+        images = NeededImages(provider, self._images, self._config.size, numbers)
         # Room for the images of one batch, and for no others.
         wh_N2 = images.shapes_ND[:, :2]
         largest = np.sort(chunks_of(wh_N2.prod(1) * 3))[-self._plan.batch_size * TILES :]
@@ -300,7 +305,6 @@ class _Opener:
             provider,
             config.applied_augment,
             size=config.size,
-            painter=settings.painter,
             class_aware=config.class_aware,
             label_ids=config.label_ids,
         )
@@ -322,7 +326,9 @@ class NeededImages:
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, images: ResizedImages, image_set: ImageSet, size: int, needed: np.ndarray) -> None:
+    def __init__(
+        self, images: "ResizedImages | NeededTiles", image_set: ImageSet, size: int, needed: np.ndarray
+    ) -> None:
         self._images, self._needed = images, frozenset(needed.tolist())
         wh_N2 = resized_wh(image_set.size_wh_N2, size)
         self._wh_N2 = wh_N2
@@ -335,6 +341,27 @@ class NeededImages:
         if index not in self._needed:
             return np.zeros(self.shapes_ND[index], self.dtype)
         return check_scanned_size(self._images[index], self._wh_N2[index])
+
+
+class NeededTiles:
+    """Tiles of which only some will be looked at. Each image is decoded once, for all of them that are cut from it."""
+
+    def __init__(self, tiles: TileSet, *, size: int, needed: np.ndarray) -> None:
+        self._tiles, self._size, self._needed = tiles, size, needed
+        self._whole = WholeImages(tiles.whole)
+        self._cut: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self._tiles)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if index not in self._cut:
+            image = int(self._tiles.image_N[index])
+            cut = TileImages(self._tiles, {image: self._whole.decode(image)}, size=self._size)
+            of_image = self._needed[self._tiles.image_N[self._needed] == image].tolist()
+            # A substitute of an unreadable image is not among the tiles that are known to be needed.
+            self._cut |= {each: cut[each] for each in {index, *of_image}}
+        return self._cut[index]
 
 
 def open_single_steps(
@@ -425,6 +452,9 @@ class TileRules:
     min_visible: float
     """Least visible part of its area for a label to be in a tile."""
 
+    def cut(self, images: ImageSet) -> TileSet:
+        return cut_into_tiles(images, tile=self.tile, overlap=self.overlap, min_visible=self.min_visible)
+
 
 def open_images(data: DataSet, config: SplitConfig, world: World, tiles: TileRules | None = None) -> TrainingImages:
     """Training and validation images, scanned or from the cache of an earlier scan. Ranks wait for each other here.
@@ -435,6 +465,6 @@ def open_images(data: DataSet, config: SplitConfig, world: World, tiles: TileRul
     with world.first_rank_first():
         train, val = open_training_splits(data, config)
     if tiles is not None:
-        train = cut_into_tiles(train, tile=tiles.tile, overlap=tiles.overlap, min_visible=tiles.min_visible)
+        train = tiles.cut(train)
         logger.info("train: %s", train)
     return TrainingImages(train, val)

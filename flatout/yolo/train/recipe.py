@@ -48,6 +48,7 @@ from flatout.yolo.data.image_set import ImageWeights
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.recorded_files import write_files
+from flatout.yolo.data.tile_set import whole_images
 from flatout.yolo.evaluate import Outcome, test
 from flatout.yolo.evaluate.tiles import TileConfig
 from flatout.yolo.find_file import find_data, find_file
@@ -362,8 +363,6 @@ class YoloRecipe(Recipe):
     """mAP of each class in the last validation; saved, because the image weights are computed from it."""
 
     def input_facts(self) -> dict[str, Any] | None:
-        if self.options.tiles is not None:
-            return None  # replays know images, not tiles
         settings = self._input.settings
         return {
             "size": self._size,
@@ -383,8 +382,6 @@ class YoloRecipe(Recipe):
         }
 
     def replay_command(self, folder: Path, epoch: int, step: int) -> str:
-        if self.options.tiles is not None:
-            return ""
         return f"flatout yolo replay {shlex.quote(str(folder))} --epoch {epoch} --step {step}"
 
     _label_sums: LabelSums | None = None
@@ -516,10 +513,8 @@ class YoloRecipe(Recipe):
 
     def _record_files(self) -> str:
         """Write train_files.csv, by which a replay names files that have changed; only a warning if it cannot be."""
-        if self.options.tiles is not None:
-            return ""
         try:
-            return write_files(self._run.folder, self._images.train, continues=self._run.continues)
+            return write_files(self._run.folder, whole_images(self._images.train), continues=self._run.continues)
         except ResourceError as error:
             logger.warning("%s Training goes on; a replay of its steps cannot name changed files.", error)
             return ""
@@ -646,8 +641,8 @@ def _check(options: TrainOptions) -> None:
         )
     if options.audit and options.tiles is not None:
         raise ConfigError(
-            "--audit looks at whole images, not at tiles: train without it, and audit the finished weights with "
-            "`flatout yolo audit --weights`."
+            "--audit looks at whole images, not at tiles: train without it, and audit the finished run with "
+            "`flatout yolo audit RUN`, which detects by tiles."
         )
     if options.audit and options.single_cls:
         raise ConfigError("--single-cls treats all classes as one, so that --audit cannot judge them: use one of them.")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from flatout.clock import clock, span
+from flatout.engine import without_tuning
 from flatout.feed import Store, StoreConfig
 from flatout.runs import RunContext
 from flatout.yolo.augment.samples import ResizedImages
@@ -73,12 +74,13 @@ class Validation(AbstractContextManager["Validation"]):
     def __call__(self, network: nn.Module, last: bool) -> Outcome | None:
         """Evaluate a network; returns None on all ranks but the first.
 
-        Plots and the table of classes are made only with `last`. Raises Interrupted if a signal asks for the end.
+        Plots and the table of classes are made only with `last`. Raises Interrupted if a signal asks for the end. cuDNN
+        tries out no kernels: batches have several shapes, and it would do so for each of them.
         """
         world = self._run.world
         world.broadcast_weights(network)
         evaluate = Evaluate(names=self._names, v5_metric=self._config.v5_metric, single_cls=self._config.single_cls)
-        with clock.stage("train.validate"):
+        with clock.stage("train.validate"), without_tuning():
             outcome = evaluate.run(
                 network,
                 self._opened(),
@@ -88,7 +90,7 @@ class Validation(AbstractContextManager["Validation"]):
                 loss=self._loss.validation,
                 plots=self._run.folder if last and self._run.plots else None,
                 submit=self._run.plotter.submit,
-                observers=[lambda batch, found, native: self._run.stop_if_asked()],
+                watch=self._run.stop_if_asked,
                 confusion=last,
                 gather=(lambda partial: world.gather(partial) or []) if world.size > 1 else None,
             )

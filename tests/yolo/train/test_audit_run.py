@@ -116,6 +116,29 @@ def test_weights_are_audited_without_their_run(audited: TrainResult, options: Tr
         flatout.yolo.audit(weights=weights, data=options.data, out=tmp_path / "out")
 
 
+def test_weights_may_be_named_as_in_the_run_folder_and_their_page_shows_how_to_replay(
+    audited: TrainResult, tmp_path: Path
+) -> None:
+    flatout.yolo.audit(audited.folder, weights="last.pt", workers=0, device="cpu", out=tmp_path / "out")
+    about = json.loads((tmp_path / "out/audit.json").read_text())
+    assert about["weights"] == [str(audited.folder / "weights/last.pt")]
+    with pytest.raises(ConfigError, match=r"--out .*audit\.json: is no folder and cannot become one"):
+        flatout.yolo.audit(audited.folder, workers=0, device="cpu", out=tmp_path / "out/audit.json")
+
+
+def test_an_audit_that_is_interrupted_leaves_no_empty_folder(
+    audited: TrainResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    before = set(audited.folder.iterdir())
+    monkeypatch.setattr("flatout.yolo.label_audit.audit.passes_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        flatout.yolo.audit(audited.folder, workers=0, device="cpu")
+    assert set(audited.folder.iterdir()) == before
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--data is missing"):
         flatout.yolo.audit(weights="best.pt")

@@ -125,7 +125,7 @@ def test_workers_auto_leaves_everything_else_as_the_command_says(images, config,
     settings = choice.settings
     assert 0 <= settings.workers <= min(machine.cores().usable, config.batch_size)
     assert settings.keep == ("ram" if keeps else "off")
-    assert (settings.painter, settings.shrunk, settings.gpu_decode) == ("classic", False, False)
+    assert (settings.shrunk, settings.gpu_decode) == (False, False)
 
 
 def test_workers_auto_may_use_every_core_and_a_number_is_the_most(images, config, options, monkeypatch):

@@ -77,7 +77,7 @@ def seen_in(choice: Choice) -> dict[str, Any]:
         seen |= {"where": "device", "format": "4:2:0" if settings.subsampled else "decoded"}
         seen |= {"store": not settings.gpu_decode}
     else:
-        seen |= {"where": "workers", "slots": settings.slots, "painter": settings.painter}
+        seen |= {"where": "workers", "slots": settings.slots}
         seen |= {"store": settings.keep != "off"}
     return seen if settings.gpu_decode else seen | {"shrunk": settings.shrunk}
 
@@ -123,13 +123,12 @@ def test_the_gpu_decodes_only_what_fits_into_its_memory(set_gb: float, decodes: 
     [
         ("no_scaled_decode", {"shrunk": False}),
         ("no_gpu_decode", {"gpu_decode": False}),
-        ("no_fast_dataloader", {"painter": "classic"}),
     ],
 )
 def test_a_part_that_is_left_out_changes_only_its_own_setting(left_out: str, setting: dict[str, Any]) -> None:
     machine, costs = machine_of(8, 2), costs_of(3, None)
     all_parts = choose_input(FAST, machine, costs)[0].settings
-    assert (all_parts.shrunk, all_parts.gpu_decode, all_parts.painter) == (True, True, "fast")
+    assert (all_parts.shrunk, all_parts.gpu_decode) == (True, True)
     options: dict[str, Any] = {"fast": True, left_out: True}
     asked = TrainOptions(**options).asked
     assert choose_input(asked, machine, costs)[0].settings == replace(all_parts, **setting)

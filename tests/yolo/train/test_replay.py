@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -230,9 +231,29 @@ def test_a_run_without_a_record_is_replayed_but_not_called_identical(small_run: 
     (old / "train_files.csv").unlink()
     found, expected = replayed_pixels(old, 1, 1), replayed_pixels(small_run, 1, 1)
     assert found.identical is None
-    assert found.comparison.text == "cannot be compared: old was trained by a version that did not record hashes"
+    why = "it was trained by a version that did not record hashes"
+    assert found.comparison.text == f"cannot be compared: old has no hashes: {why}"
+    (old / "replay.jsonl").write_text('{"inp')
+    assert replayed_pixels(old, 0, 0).comparison.text.endswith("old has no hashes: its replay.jsonl is damaged")
     assert np.array_equal(found.images, expected.images)
     assert np.array_equal(found.targets, expected.targets)
+
+
+def test_a_run_of_a_gpu_that_is_replayed_without_one_is_not_called_bit_equal(small_run: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    shutil.copytree(small_run, run)
+    text = (run / "replay.jsonl").read_text().replace('"device": "cpu"', '"device": "cuda"')
+    (run / "replay.jsonl").write_text(text)
+    assert replayed_pixels(run, 0, 0).identical, "workers make the same images with and without a GPU"
+    facts, first = text.splitlines()[:2]
+    first = re.sub('"[0-9a-f]{16}"', '"0123456789abcdef"', first, count=1)  # the images of the first step
+    (run / "replay.jsonl").write_text(f"{facts}\n{first}\n")
+    found = replayed_pixels(run, 0, 0)
+    assert found.identical is False
+    assert found.comparison.text == (
+        "NOT what the network saw: other images. The run made it on a GPU and this replay on the CPU: without a GPU it "
+        "is not bit-equal."
+    )
 
 
 def test_a_run_that_an_older_version_began_is_recorded_from_its_next_step_on(options: TrainOptions):
@@ -294,6 +315,14 @@ def test_weights_of_another_step_are_named_and_not_called_exact(small_run: Path)
     assert found.about_weights.startswith("averaged or rounded weights")
 
 
+def test_weights_for_other_classes_are_refused(small_run: Path):
+    other = Path(__file__).parents[3] / "weights/yolov7-tiny.safetensors"
+    with pytest.raises(
+        ConfigError, match=r"yolov7-tiny\.safetensors: trained for 80 classes, but .* for \d\. Its losses"
+    ):
+        flatout.yolo.replay(small_run, epoch=0, step=0, weights=str(other))
+
+
 def test_costs_are_what_ota_minimises(small_run: Path):
     """In each sample a cell goes to the target for which it is cheapest, by class error + 3 * -ln(IoU)."""
     found = flatout.yolo.replay(small_run, epoch=1, step=0).losses
@@ -316,10 +345,10 @@ def test_appearances_agree_with_a_search_sample_by_sample(small_run: Path):
                     searched[file.path].append((epoch, step, sample.number, sample.position, file.role, file.visible))
     for path in paths[::7]:
         found = flatout.yolo.appearances(run, path)
-        assert [tuple(each)[:-1] for each in found] == searched[path]
+        assert [tuple(each)[:6] for each in found] == searched[path]
         assert all(each.recorded for each in found)
     only = flatout.yolo.appearances(run, paths[0], epochs=range(1, 2))
-    assert [tuple(each)[:-1] for each in only] == [row for row in searched[paths[0]] if row[0] == 1]
+    assert [tuple(each)[:6] for each in only] == [row for row in searched[paths[0]] if row[0] == 1]
 
 
 def test_a_file_is_found_by_the_end_of_its_path(small_run: Path):
@@ -406,6 +435,13 @@ def test_the_command_writes_a_sheet_and_arrays(small_run: Path, tmp_path: Path, 
     assert [each["position"] for each in samples["samples"]] == list(range(2 * BATCH, 70))
 
 
+def test_a_replay_without_losses_leaves_none_of_another_replay_beside_it(small_run: Path, tmp_path: Path):
+    flatout.yolo.replay(small_run, epoch=0, step=1).save(tmp_path)
+    assert (tmp_path / "losses.json").is_file() and (tmp_path / "matches.csv").is_file()
+    replayed_pixels(small_run, 0, 2).save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"sheet.jpg", "batch.npz", "samples.json"}
+
+
 def test_a_sample_is_shown_with_its_sources(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     words = ["yolo", "replay", str(small_run), "--epoch", "0", "--step", "0", "--no-losses", "--out", str(tmp_path)]
     assert main([*words, "--sample", "3"]) == 0
@@ -438,6 +474,8 @@ def test_the_command_lists_the_steps_of_a_file(small_run: Path, capsys: pytest.C
         (["--epoch", "1", "--step", "3"], "--step 3: an epoch of {run} has 3 steps. Use 0 to 2."),
         (["--epoch", "1"], "Give --epoch E and --step S"),
         (["--file", "a.jpg", "--step", "1"], "--file lists steps: leave out --step and --sample."),
+        (["--file", "0000.jpg", "--epoch", "2"], "--epoch 2: {run} is a training of 2 epochs. Use 0 to 1."),
+        (["--file", "0000.jpg", "--epochs", "0"], "--epochs 0: give the number of epochs to search, 1 or more."),
         (["--epoch", "0", "--step", "0", "--weights", "none.pt"], "--weights none.pt: no such file"),
         (
             ["--epoch", "0", "--step", "0", "--data", "none.yaml"],

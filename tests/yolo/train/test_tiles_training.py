@@ -1,5 +1,6 @@
 """Training on tiles: which labels and empty tiles are used, that pixels and labels agree, and that runs repeat."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import flatout.yolo
 from flatout.errors import ConfigError, DataError
 from flatout.feed import Store, StoreConfig
 from flatout.images import read_image
@@ -167,6 +169,20 @@ def test_a_training_on_tiles_repeats_bit_for_bit_and_resumes(files: Path, large:
         assert read_weights(ended.folder / "weights" / name).tiles == {"tile": 128, "overlap": 0.2}
 
 
+def test_images_that_do_not_fit_into_memory_are_decoded_into_a_file_and_train_the_same(
+    files: Path, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
+):
+    options = replace(tile_options(files, large, tmp_path), epochs=1)
+    in_memory = trained(replace(options, name="memory"))
+    monkeypatch.setattr("flatout.yolo.train.input.TILE_STORE_SHARE", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with caplog.at_level("INFO"):
+        on_disk = trained(replace(options, name="disk", workers=2))
+    assert "Images for tiles, in a file: 6 items" in caplog.text
+    assert_same_end(in_memory.folder, on_disk.folder)
+    assert flatout.yolo.replay(on_disk.folder, epoch=0, step=1, losses=False).identical
+
+
 def test_a_run_on_tiles_is_another_training_than_one_without(files: Path, large: Path, tmp_path: Path):
     options = tile_options(files, large, tmp_path)
     folder = trained(replace(options, stop_after=1)).folder
@@ -189,6 +205,58 @@ def test_the_recipe_trains_on_tiles_and_validates_whole_images(files: Path, larg
     assert images.train.whole.size_wh_N2.tolist() == [[320, 240]] * 6
     assert read_image(images.train.paths[0]).shape == (240, 320, 3)
     assert open_data_set(large).names == images.train.names
+
+
+@pytest.mark.parametrize("way", ["classic", "device"])
+def test_a_run_on_tiles_is_replayed_bit_for_bit(way: str, files: Path, large: Path, tmp_path: Path):
+    options = replace(tile_options(files, large, tmp_path), epochs=1, device_augment=way == "device")
+    run = trained(options).folder
+    for step in (0, 2):
+        again = flatout.yolo.replay(run, epoch=0, step=step)
+        assert again.identical and again.losses is not None and again.losses.is_exact == (step == 0)
+        for file in (file for sample in again.samples for file in sample.files):
+            left, top, right, bottom = file.window
+            assert (right - left, bottom - top) == (128, 128) and left >= 0 and right <= 320 and 0 <= top <= 240 - 128
+    again.save(tmp_path / "sheet", sample=0)
+    # A file is found by its name, with the tiles that were shown.
+    shown = flatout.yolo.appearances(run, "0003.jpg")
+    in_step = {each for each in shown if each.step == 2}
+    files_of_step = [(sample.number, file) for sample in again.samples for file in sample.files]
+    expected = {(n, f.role, f.window) for n, f in files_of_step if f.path.endswith("0003.jpg")}
+    assert {(each.sample, each.role, each.window) for each in in_step} == expected
+    assert all(each.recorded for each in shown)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("way", ["classic", "fast", "device"])
+def test_a_run_on_tiles_on_a_gpu_is_replayed_on_it_bit_for_bit(way: str, files: Path, large: Path, tmp_path: Path):
+    options = replace(tile_options(files, large, tmp_path), epochs=1, device="0")
+    run = trained(replace(options, fast=way == "fast", device_augment=way == "device", workers=2)).folder
+    for step in (0, 2):
+        assert flatout.yolo.replay(run, epoch=0, step=step).identical
+
+
+def test_the_audit_of_a_run_on_tiles_looks_at_tiles(files: Path, large: Path, tmp_path: Path, caplog):
+    run = trained(replace(tile_options(files, large, tmp_path), epochs=1)).folder
+    found = flatout.yolo.audit(run, workers=0, device="cpu")
+    about = json.loads((found.folder / "audit.json").read_text())
+    assert (about["tiles"], about["num_images"]) == (128, 6)
+    assert "in tiles of 128 px" in (found.folder / "audit.html").read_text()
+    assert "trained on tiles" not in caplog.text
+    # Without the run, its weights say that shrunk images are not what they know.
+    data = large.parent / "demo.yaml"
+    flatout.yolo.audit(weights=run / "weights/last.pt", data=data, workers=0, device="cpu", out=tmp_path / "shrunk")
+    assert "last.pt: trained on tiles of 128 px, but images are shrunk: use --tiles 128." in caplog.text
+
+
+def test_a_changed_label_ends_the_replay_of_a_run_on_tiles_with_the_name_of_the_image(files: Path, tmp_path: Path):
+    own = write_demo_data(tmp_path / "own", DemoDataConfig(images=6, val=2, seed=3))
+    run = trained(replace(tile_options(files, own, tmp_path), epochs=1)).folder
+    label = own.parent / "labels/train/0003.txt"
+    label.write_text("".join(label.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(DataError, match=r"1 file changed since .*0003\.jpg: other labels"):
+        flatout.yolo.replay(run, epoch=0, step=0)
 
 
 @pytest.mark.parametrize(

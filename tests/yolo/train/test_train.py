@@ -22,6 +22,7 @@ from flatout.errors import CheckpointError, ConfigError, DataError, ResourceErro
 from flatout.runs.folder import RunFolder
 from flatout.safefiles import atomic
 from flatout.yolo.load_network import load_network
+from flatout.yolo.model.network import Network
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import TrainResult, YoloRecipe, prepare, train
 from flatout.yolo.weights import read_weights
@@ -530,3 +531,23 @@ def test_a_run_that_is_killed_after_it_was_marked_as_finished_gets_its_last_file
     assert read_weights(weights / "last.pt").kind == "stripped"
     assert files_in(result.folder) == {"init.pt", "last.pt", "best.pt", "epoch_000.pt"}
     assert [path.name for path in Path(options.project).iterdir()] == ["exp"]
+
+
+def test_cudnn_tries_out_kernels_for_the_steps_of_a_long_training_and_not_for_its_validations(
+    options: TrainOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr("flatout.yolo.train.recipe.LONG_RUN_PIXELS", 0)
+    seen: list[tuple[bool, bool]] = []
+    forward = Network.forward
+
+    def watched(network: Network, x: torch.Tensor) -> Any:
+        seen.append((network.training, torch.backends.cudnn.benchmark))
+        return forward(network, x)
+
+    monkeypatch.setattr(Network, "forward", watched)
+    trained(replace(options, epochs=1))
+    steps = [tries for training, tries in seen if training]
+    validations = [tries for training, tries in seen if not training]
+    assert steps[: STEPS - 1] == [True] * (STEPS - 1), "the last batch is short"
+    assert validations and not any(validations)
