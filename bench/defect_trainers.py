@@ -224,7 +224,7 @@ class LoopTrainer:
 class RepeatedBatch:
     """Batches of a loop: always the same one."""
 
-    device_wait_s = 0.0
+    device_wait_s = fill_wait_s = 0.0
 
     def __init__(self, batch: DeviceBatch) -> None:
         fields: dict[str, Any] = {name: tensor.clone() for name, tensor in batch.fields.items()}

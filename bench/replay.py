@@ -44,6 +44,10 @@ class Watched:
     def device_wait_s(self) -> float:
         return self._batches.device_wait_s
 
+    @property
+    def fill_wait_s(self) -> float:
+        return self._batches.fill_wait_s
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
         for batch in self._batches.epoch(epoch, start):
             self.began_s.append(time.perf_counter())

@@ -28,14 +28,17 @@ Advance = Callable[[int, int], None]
 
 
 @contextmanager
-def progress(title: str, total: int, *, shown: bool = True, unit: str = "items", begin: int = 0) -> Iterator[Advance]:
+def progress(
+    title: str, total: int, *, shown: bool = True, bar: bool = True, unit: str = "items", begin: int = 0
+) -> Iterator[Advance]:  # fmt: skip
     """Show the progress of `total` items while the block runs; gives `advance(items so far, bytes so far)`.
 
-    `unit` is what the items are, such as MB; `begin` of them were done earlier, and do not count for the speed.
+    `unit` is what the items are, such as MB; `begin` of them were done earlier, and do not count for the speed. Without
+    `bar`, there are log lines even on a terminal: for work beside other work that has a bar.
     """
     if not shown:
         yield lambda done, nbytes: None
-    elif sys.stderr.isatty():
+    elif bar and sys.stderr.isatty():
         with _bar(title, total, unit) as advance:
             yield advance
     else:
@@ -118,6 +121,7 @@ class StepProgress:
         self._steps_per_epoch = steps_per_epoch
         self._stream = stream or sys.stderr
         self._pace = Pace(0, clock(), steps_per_epoch)
+        self._waited_once_s = 0.0
         self._logged_s: float | None = None
         self._bar: tuple[Progress, TaskID] | None = None
 
@@ -125,12 +129,24 @@ class StepProgress:
         """Start with steps that earlier processes have done, which do not count for the speed."""
         self._pace = Pace(done, self._clock(), self._steps_per_epoch)
 
-    def update(self, done: float, *, steady_step_s: float | None = None, mean_step_s: float | None = None) -> float:
+    def update(
+        self,
+        done: float,
+        *,
+        steady_step_s: float | None = None,
+        mean_step_s: float | None = None,
+        waited_once_s: float = 0.0,
+        once_left_s: float = 0.0,
+    ) -> float:
         """Record that `done` steps are done, the last one perhaps in part; returns the expected seconds of the others.
 
         `steady_step_s` is the time of a step at the end of this interval, when one-off costs are over; `mean_step_s`
-        is the mean of all its steps, without a pause before them."""
-        self._pace.update(done, self._clock(), steady_step_s, mean_step_s)
+        is the mean of all its steps, without a pause before them. Neither includes waiting for what steps need only
+        once, such as decoded images: all steps so far have waited `waited_once_s` for it, and in `once_left_s` all of
+        it is there."""
+        waited_s, self._waited_once_s = waited_once_s - self._waited_once_s, waited_once_s
+        self._pace.once_left_s = once_left_s
+        self._pace.update(done, self._clock() - waited_once_s, steady_step_s, mean_step_s, waited_s)
         return self._pace.seconds_for(self._total - done) or 0.0
 
     def show(self, done: int, figures: Mapping[str, str] | None = None) -> None:
@@ -199,6 +215,9 @@ class Pace:
     because of what happens only once, so of one alone neither all nor nothing is extrapolated, but what makes an epoch
     the geometric mean of both: whatever it was, that is off by no more than a factor of two, if the pause is no longer
     than three times the steps of an epoch.
+
+    Where steps wait for what they need only once, the device works meanwhile: how long it takes is hidden, and only a
+    lower bound is known.
     """
 
     def __init__(self, done: float, now_s: float, steps_per_epoch: int = 0) -> None:
@@ -212,10 +231,20 @@ class Pace:
         self._between_s: list[float] = []
         """Pauses between epochs."""
         self._num_steps = 0.0
+        self._is_hidden = False
+        """Whether the last steps waited longer than they took."""
+        self.once_left_s = 0.0
+        """Seconds until what steps of this epoch need only once is there; the epoch takes at least as long."""
 
     def update(
-        self, done: float, now_s: float, steady_step_s: float | None = None, mean_step_s: float | None = None
+        self,
+        done: float,
+        now_s: float,
+        steady_step_s: float | None = None,
+        mean_step_s: float | None = None,
+        waited_s: float = 0.0,
     ) -> None:
+        """`now_s` does not count the time `waited_s` for which these steps waited for what they need only once."""
         num_steps, seconds = done - self.done, max(0.0, now_s - self._now_s)
         if num_steps <= 0:
             return
@@ -223,10 +252,13 @@ class Pace:
         self.done, self._now_s = done, now_s
         in_steps_s = seconds if mean_step_s is None else min(seconds, num_steps * mean_step_s)
         step_s = in_steps_s / num_steps if steady_step_s is None else min(steady_step_s, in_steps_s / num_steps)
-        if self._first_step_s is None:
+        self._is_hidden = waited_s > num_steps * step_s
+        if self._first_step_s is None or (self._is_hidden and not self._latest):
             self._first_step_s = step_s
-            if steady_step_s is not None:
+            if not self._is_hidden and steady_step_s is not None:
                 self._latest.append(_Interval(num_steps * step_s, num_steps, step_s))
+            return
+        if self._is_hidden:
             return
         self._latest.append(_Interval(seconds, num_steps, step_s))
         while len(self._latest) > _MIN_INTERVALS and sum(interval.seconds for interval in self._latest) > _WINDOW_S:
@@ -241,11 +273,13 @@ class Pace:
     @property
     def is_bound(self) -> bool:
         """Whether `seconds_for` is an upper bound rather than an estimate."""
-        return not self._latest
+        return not self._latest and not self._is_hidden
 
     @property
     def is_least(self) -> bool:
         """Whether `seconds_for` is a lower bound rather than an estimate."""
+        if self._is_hidden:
+            return True
         if not self._steps_per_epoch or self.is_bound or len(self._between_s) > 1:
             return False
         return not self._between_s or self._between_s[0] > _OUTLIER * self._epoch_s
@@ -259,7 +293,11 @@ class Pace:
         """The expected time of this many steps, with the pauses after epochs; None before the first interval."""
         if self._first_step_s is None:
             return None
-        return max(0, num_steps) * self._per_step_s + self._num_ends(num_steps) * self._pause_s
+        steps_s, left_of_epoch = max(0, num_steps) * self._per_step_s, num_steps
+        if self._steps_per_epoch:
+            left_of_epoch = min(num_steps, -self.done % self._steps_per_epoch)
+        more_s = max(0.0, self.once_left_s - max(0, left_of_epoch) * self._per_step_s)
+        return steps_s + self._num_ends(num_steps) * self._pause_s + more_s
 
     @property
     def _per_step_s(self) -> float:

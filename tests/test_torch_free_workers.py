@@ -18,6 +18,7 @@ from flatout.defect.data.items import Strips
 from flatout.defect.input import open_input
 from flatout.defect.train import input_config, sample_recipe, training_images
 from flatout.feed import Source
+from flatout.feed.background_fill import ItemBytes
 from flatout.ranks.world import World
 from flatout.spike.config import load_config
 from flatout.spike.data.clip_set import ClipSet, open_training
@@ -25,7 +26,9 @@ from flatout.spike.data.frames import FrameItems
 from flatout.spike.input import FeedSettings, open_resident_feed, open_scoring_feed, open_store, open_training_feed
 from flatout.spike.step import plan_steps
 from flatout.yolo.augment.draw import AugmentConfig
-from flatout.yolo.augment.samples import ResizedImages
+from flatout.yolo.augment.gpu.chroma import Subsampled
+from flatout.yolo.augment.layout import resized_wh
+from flatout.yolo.augment.samples import ResizedImages, SizedImages
 from flatout.yolo.augment.source import ValidationSource
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import input as yolo_input
@@ -166,6 +169,13 @@ def test_a_validation_source_of_yolo_needs_no_torch(tmp_path: Path):
     images = files_of(tmp_path)
     resized = ResizedImages(images, size=64, augment=False)
     check_is_light(ValidationSource(images, resized, size=64, largest_hw=(128, 128)))
+
+
+@pytest.mark.parametrize("kept", [SizedImages, Subsampled])
+def test_images_that_are_decoded_while_yolo_trains_need_no_torch(kept: Any, tmp_path: Path):
+    images = files_of(tmp_path)
+    resized = ResizedImages(images, size=64, augment=True)
+    check_is_light(ItemBytes(kept(resized, resized_wh(images.size_wh_N2, 64)), images.paths))
 
 
 def test_the_probe_notices_torch():

@@ -21,6 +21,8 @@ COST_PER_LAYER_S = 0.5
 """Approximate time to compile, fixed and per convolution, on the machine of that benchmark."""
 WARMUP_STEPS = 60
 """Steps in which kernels are chosen, compiled and captured; intervals that contain any of them are not used."""
+FEW_WAITS = 0.01
+"""Share of an interval that may be spent waiting for items that are read only once, at the start."""
 MIN_INTERVALS = 2
 """Intervals needed after warm-up. The fastest is used, since any of them may contain a pause."""
 
@@ -117,7 +119,7 @@ class CompileAuto:
     def __call__(self, stats: IntervalStats, steps_here: int) -> nn.Module | None:
         """The network to call from now on, compiled or again as it is; None: no change."""
         is_settled, self._steps_before = self._steps_before >= self._warm_from, steps_here
-        if self._is_decided or not is_settled:
+        if self._is_decided or not is_settled or stats.fill_wait_ms > FEW_WAITS * stats.step_ms:
             return None
         self._settled_ms.append(stats.step_ms)
         if len(self._settled_ms) < MIN_INTERVALS:

@@ -64,7 +64,9 @@ class GraphedStep:
         self._load(inputs)
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, pool=pool, stream=torch.cuda.current_stream()):
+        # Of this thread alone: another one may be copying items to the device meanwhile (feed/background_fill.py).
+        mode = "thread_local"
+        with torch.cuda.graph(self._graph, pool, torch.cuda.current_stream(), capture_error_mode=mode):
             self._result = step(self._inputs)
 
     @property

@@ -16,6 +16,10 @@ class Batches(Protocol):
     def device_wait_s(self) -> float:
         """Total seconds for which `next()` has waited for the device rather than for data."""
 
+    @property
+    def fill_wait_s(self) -> float:
+        """Total seconds for which `next()` has waited for items that are read only once."""
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
 
 
@@ -37,7 +41,10 @@ class IntervalStats(NamedTuple):
     """Steps left in the whole training."""
     steady_ms: float = 0.0
     """Mean time of a full batch in the second half of this interval: without the one-off costs of a start, such as
-    compiling kernels and capturing graphs, and without the short last batch of an epoch."""
+    compiling kernels, capturing graphs and waiting for items that are read once, and without the short last batch of an
+    epoch."""
+    fill_wait_ms: float = 0.0
+    """The part of `wait_ms` spent waiting for items that are read only once, at the start."""
 
 
 class EpochReport(NamedTuple):

@@ -250,9 +250,13 @@ class Loop:
     def _take_step(self, batches: Iterator[Any]) -> None:
         """Train on the next batch."""
         began, device_wait_s = time.perf_counter(), self.batches.device_wait_s
+        fill_wait_s = self.batches.fill_wait_s
         batch = self._next_batch(batches)
         # A host that is ahead of its device also waits here, but not for data.
-        self._meter.waited(time.perf_counter() - began - (self.batches.device_wait_s - device_wait_s))
+        self._meter.waited(
+            time.perf_counter() - began - (self.batches.device_wait_s - device_wait_s),
+            once=self.batches.fill_wait_s - fill_wait_s,
+        )
         self._train_step(batch)
 
     def _next_batch(self, batches: Iterator[Any]) -> Any:

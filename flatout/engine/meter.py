@@ -43,6 +43,7 @@ class Meter:
         self._names = names
         self.lrs: tuple[float, ...] = ()
         self._speed = (0.0, 0.0, 0.0)
+        self._fill_wait_ms = 0.0
         self._steady_ms = 0.0
         self._most_samples = 0
         """Samples of a full batch."""
@@ -56,17 +57,20 @@ class Meter:
     def begin_interval(self) -> None:
         self._began = time.perf_counter()
         self._samples = 0
-        self._waited = 0.0
+        self._waited = self._waited_once = 0.0
         self._steps: list[tuple[float, int]] = []
-        """When each step ended, and its samples."""
+        """When each step ended, by a clock that stands still while a step waits for what is read only once, and its
+        samples."""
 
-    def waited(self, seconds: float) -> None:
+    def waited(self, seconds: float, *, once: float = 0.0) -> None:
+        """Count time spent waiting for a batch, of which `once` was spent on items that are read only once."""
+        self._waited_once += once
         self._waited += seconds
         self._epoch.waited_s += seconds
 
     def count(self, num_samples: int) -> None:
         """Count a step whose work has been queued on the device."""
-        self._steps.append((time.perf_counter(), num_samples))
+        self._steps.append((time.perf_counter() - self._waited_once, num_samples))
         self._most_samples = max(self._most_samples, num_samples)
         self._epoch.num_steps += 1
         self._samples += num_samples
@@ -90,10 +94,13 @@ class Meter:
         if steps := self._steps:
             per_step_ms = 1e3 / len(steps)
             self._speed = (seconds * per_step_ms, self._waited * per_step_ms, self._samples / seconds)
-            self._steady_ms = self._steady(now) or self._steady_ms or self._speed[0]
+            self._fill_wait_ms = self._waited_once * per_step_ms
+            self._steady_ms = self._steady(now - self._waited_once) or self._steady_ms or self._speed[0]
         self.begin_interval()
         lr = self.lrs[0] if self.lrs else 0.0
-        return IntervalStats(epoch, step, self.means(), lr, *self._speed, steps_done, steps_left, self._steady_ms)
+        return IntervalStats(
+            epoch, step, self.means(), lr, *self._speed, steps_done, steps_left, self._steady_ms, self._fill_wait_ms
+        )
 
     def _steady(self, now: float) -> float:
         """Mean time of the full batches in the second half of the interval, in milliseconds; 0: there are none.

@@ -2,6 +2,7 @@
 
 Files:
 
+    background_fill Items read in the background, in the order in which a training needs them
     batch           The host batch that a feed yields, and how ragged rows of many workers become one array
     config          Settings of a feed, none of which changes the batches it yields, and how many workers each GPU gets
     device          Batches on the GPU: copied one batch ahead on a separate stream, without a host-device wait
@@ -25,9 +26,19 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
+    from flatout.feed.background_fill import BackgroundFill
     from flatout.feed.batch import Arrays, Batch, ShapedArrays
     from flatout.feed.config import FeedConfig, WorkerPlan, plan_workers
-    from flatout.feed.device import DeviceBatch, DeviceBatches, DeviceFeed, HostPass, OpenPass, Output, Render
+    from flatout.feed.device import (
+        DeviceBatch,
+        DeviceBatches,
+        DeviceFeed,
+        HostPass,
+        OpenPass,
+        Output,
+        Render,
+        pin_slots_of_fill,
+    )
     from flatout.feed.device_store import (
         CHUNK_BYTES,
         DeviceStore,

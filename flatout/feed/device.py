@@ -28,6 +28,7 @@ from torch import Tensor
 
 from flatout.clock import clock
 from flatout.errors import ConfigError, ResourceError
+from flatout.feed.background_fill import BackgroundFill
 from flatout.feed.batch import Batch, RowsBuffer, StepBatch
 from flatout.feed.device_store import DeviceStore, Sources, StreamedChunks
 from flatout.feed.feed import Feed
@@ -80,6 +81,8 @@ class DeviceBatches:
         """Opens the host passes; may be replaced before the first epoch, to copy from a different pass."""
         self.device_wait_s = 0.0
         """Seconds that the host spent waiting for a device that was behind when it requested a batch; not data time."""
+        self.fill_wait_s = 0.0
+        """Seconds that it spent waiting for items that were still being read: they are read only once."""
         self._position: tuple[int, int] | None = None
         # Weak, because a cycle would live until a garbage collection; in a forked child torch's events do not survive
         # one.
@@ -96,7 +99,7 @@ class DeviceBatches:
         """The batches of an epoch, from step `start` on."""
         if self._pass is not None and (unfinished := self._pass()) is not None:
             unfinished.close()  # its copies must end before the slots they read are filled again
-        host_pass = self.open_pass(self.feed, epoch, start)
+        host_pass = self._open(epoch, start)
         self._position = (epoch, start)
         batches = self._copied_ahead(host_pass) if self.device.type == "cuda" else self._wrapped(host_pass)
         tracked = self._tracked(host_pass, batches)
@@ -110,6 +113,14 @@ class DeviceBatches:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.feed.load_state_dict(state)
         self._position = None
+
+    @property
+    def fill_left_s(self) -> float:
+        """Expected seconds until all items are read; 0 if no steps wait for that."""
+        return 0.0
+
+    def _open(self, epoch: int, start: int) -> HostPass:
+        return self.open_pass(self.feed, epoch, start)
 
     def _finish(self, turn: int, batch: Batch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Process a batch on the device before it is yielded, on the copy stream; for subclasses.
@@ -275,6 +286,12 @@ def pin_slots(runtime: FeedRuntime) -> None:
     runtime.before_close.append(lambda: cudart.cudaHostUnregister(memory.ctypes.data))
 
 
+def pin_slots_of_fill(device_index: int, runtime: FeedRuntime) -> None:
+    """Pin the slots of a fill in its thread, which uses this GPU from then on."""
+    torch.cuda.set_device(device_index)
+    pin_slots(runtime)
+
+
 def _device_batch(batch: Batch, tensors: dict[str, Tensor]) -> DeviceBatch:
     # Indices, positions and counts are copied: the slot is refilled while the step still runs.
     return DeviceBatch(
@@ -323,8 +340,12 @@ class DeviceFeed(DeviceBatches):
         outputs: Mapping[str, Output | tuple[tuple[int, ...], torch.dtype]],
         *,
         items: str = "items",
+        fill: BackgroundFill | None = None,
     ) -> None:
+        """`fill` is still putting items into the store: every batch waits for those that it is rendered from."""
         super().__init__(feed, store.device)
+        self._filling, self._has_waited = fill, False
+        self._filled_weights = feed.plan.weights
         if items not in feed.source.fields:
             raise ConfigError(
                 f"The source has no field '{items}'. Give it one with the item numbers of each sample, "
@@ -354,6 +375,51 @@ class DeviceFeed(DeviceBatches):
         """Per-sample shape of an output in this batch, no larger than declared; for subclasses that vary it."""
         return self._outputs[name].shape
 
+    @property
+    def fill_left_s(self) -> float:
+        return 0.0 if self._filling is None else self._filling.seconds_left
+
+    def _open(self, epoch: int, start: int) -> HostPass:
+        if self._filling is None:
+            return super()._open(epoch, start)
+        if self.open_pass is not Feed.open or self.feed.plan.weights is not self._filled_weights:
+            # These are not the batches for which the items are read in this order.
+            self._wait_for_items(math.inf, 0)
+            return super()._open(epoch, start)
+        return _FilledPass(self, self._filling, epoch, start)
+
+    def close_fill(self) -> None:
+        """End the reading of items for the store, if it is still going on; batches cannot be taken any more then."""
+        if self._filling is not None:
+            self._filling.close()
+
+    def _wait_for_items(self, epoch: float, step: int) -> bool:
+        """Wait until a step can begin. False if unreadable items were found meanwhile, which are replaced from now on:
+        the step is to be drawn again."""
+        fill = self._filling
+        if fill is None:
+            return True
+        began = time.perf_counter()
+        with clock.stage("feed.wait"):
+            is_usable = fill.wait_for(epoch, step)
+        self.fill_wait_s += time.perf_counter() - began
+        if not self._has_waited and (num_left := fill.num_left):
+            logger.info(
+                "Training begins while %d of %d images are still to be decoded: it waits for those that it needs next.",
+                num_left,
+                len(fill),
+            )
+        self._has_waited = True
+        if not is_usable:
+            if self.device.type == "cuda":
+                # Copies from the slots must end before these are filled again.
+                torch.cuda.synchronize(self.device)
+            self.feed.exclude(fill.unreadable)
+            self._filling = None
+        elif fill.is_over and not fill.unreadable:
+            self._filling = None
+        return is_usable
+
     def _finish(self, turn: int, batch: Batch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         sources = self._store.sources_of(batch[self._items], tensors[self._items], self._streamed(batch, tensors))
         out = {
@@ -367,6 +433,49 @@ class DeviceFeed(DeviceBatches):
     def _streamed(self, batch: Batch, tensors: Mapping[str, Tensor]) -> StreamedChunks | None:
         """The items that were streamed with this batch; None if its source streams none."""
         return StreamedChunks(batch[NUMBERS][:, 0], tensors[CHUNKS]) if NUMBERS in batch.fields else None
+
+
+class _FilledPass:
+    """A pass whose batches are handed out when the items that they are rendered from are in the store.
+
+    Batches that were drawn before it was known that an item is unreadable are drawn again.
+    """
+
+    def __init__(self, owner: DeviceFeed, fill: BackgroundFill, epoch: int, start: int) -> None:
+        self._owner, self._fill = owner, fill
+        self._pass = owner.open_pass(owner.feed, epoch, start)
+        self._next = epoch, start
+        self._leases: dict[int, Lease] = {}
+        """Leases of the present pass, by identity: the slots of an earlier one are in use again."""
+
+    @property
+    def runtime(self) -> FeedRuntime:
+        return self._pass.runtime
+
+    def is_ready(self) -> bool:
+        is_filled = self._owner._filling is None or self._fill.is_ready(*self._next)
+        return is_filled and self._pass.is_ready()
+
+    def take(self) -> Lease | None:
+        lease = self._pass.take()
+        if lease is None:
+            return None
+        epoch, step = lease.batch.epoch, lease.batch.step
+        if not self._owner._wait_for_items(epoch, step):
+            self._leases.clear()
+            self._pass = self._owner.open_pass(self._owner.feed, epoch, step)
+            lease = self._pass.take()
+            assert lease is not None  # it is the same step
+        self._leases[id(lease)] = lease
+        self._next = self._pass.position_after(step)
+        return lease
+
+    def give_back(self, lease: Lease) -> None:
+        if self._leases.pop(id(lease), None) is not None:
+            self._pass.give_back(lease)
+
+    def position_after(self, step: int) -> tuple[int, int]:
+        return self._pass.position_after(step)
 
 
 def _shaped(memory: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:

@@ -170,6 +170,7 @@ class DeviceStore:
         budget_bytes: int | None = None,
         batch_items: int = 0,
         pinned_bytes: int | None = None,
+        filled: bool = True,
     ) -> None:
         """Upload `items`.
 
@@ -180,6 +181,9 @@ class DeviceStore:
 
         An item that cannot be read (OSError, DecodeError) is blank; pass `unreadable` to the feed, which then replaces
         it.
+
+        With `filled=False` nothing is read: `put` writes each item before a batch needs it. The items must know their
+        shapes, and all must fit into the budget.
         """
         self.device = torch.device(device)
         self.unreadable: dict[int, str] = {}
@@ -202,6 +206,11 @@ class DeviceStore:
                 f"A batch of {batch_items} items takes {_size(staging)}, but the budget on {self.device} is only "
                 f"{_size(budget)}. Use a smaller batch or a larger budget."
             )
+        if not filled and self.residence.num_resident < len(items):
+            raise ConfigError(
+                f"Items can only be written later if all of them fit into the {_size(budget)} that they may take on "
+                f"{self.device}."
+            )
         self._memory = _chunk_rows(self.residence.device_chunks + staging, device=self.device)
         host, self._host_device_view = _host_chunks(self.residence.host_chunks, self.device)
         resident = range(self.residence.num_resident)
@@ -210,13 +219,20 @@ class DeviceStore:
             item = None if index in self.unreadable else _item_or_none(items, index, self.unreadable)
             return np.zeros(shapes_ND[index], self._dtype) if item is None else item
 
-        upload(item_or_blank, resident, self.residence.begin_N, self._chunks_N, self._memory, "to the device")
-        pinned_items = range(self.residence.num_resident, self.residence.num_kept)
-        upload(item_or_blank, pinned_items, self.residence.begin_N, self._chunks_N, host, "to pinned memory")
+        if filled:
+            upload(item_or_blank, resident, self.residence.begin_N, self._chunks_N, self._memory, "to the device")
+            pinned_items = range(self.residence.num_resident, self.residence.num_kept)
+            upload(item_or_blank, pinned_items, self.residence.begin_N, self._chunks_N, host, "to pinned memory")
         # Also on the device: a batch gathers them there, instead of copying 32 bytes per item from the host.
         self._offset_N = torch.from_numpy(self.residence.begin_N * (CHUNK_BYTES // self._dtype.itemsize)).to(device)
         self._shape_ND = torch.from_numpy(shapes_ND).to(device)
-        logger.info("%s", self)
+        self._item_bytes_N = shapes_ND.prod(axis=1) * self._dtype.itemsize
+        self._put_stream: torch.cuda.Stream | None = None
+        if not filled and self.device.type == "cuda":
+            self._put_stream = torch.cuda.Stream(self.device)
+            # The allocator may return memory that queued work still uses.
+            self._put_stream.wait_stream(torch.cuda.current_stream(self.device))
+        logger.info("%s%s", self, "" if filled else ", as they are decoded")
 
     def __len__(self) -> int:
         return len(self._chunks_N)
@@ -234,9 +250,27 @@ class DeviceStore:
         )
 
     @property
+    def device_index(self) -> int:
+        """Number of the GPU."""
+        return self._memory.get_device()
+
+    @property
     def num_streamed(self) -> int:
         """Number of items that are kept neither on the device nor in pinned RAM."""
         return len(self) - self.residence.num_kept
+
+    def put(self, number_K: np.ndarray, row_KW: np.ndarray) -> None:
+        """Write items, each from the beginning of its row of bytes; they are there when this returns.
+
+        May be called by one other thread, while kernels read other items. Rows in pinned memory are copied faster.
+        """
+        memory = self._memory.view(torch.uint8).view(-1)
+        begins, sizes = self.residence.begin_N[number_K] * CHUNK_BYTES, self._item_bytes_N[number_K]
+        with torch.cuda.stream(self._put_stream):
+            for row, begin, size in zip(torch.from_numpy(row_KW), begins.tolist(), sizes.tolist(), strict=True):
+                memory[begin : begin + size].copy_(row[:size], non_blocking=True)
+        if self._put_stream is not None:
+            self._put_stream.synchronize()
 
     def streamed_items(self) -> StreamedItems | None:
         """For the source: writes the items that must be streamed; None if all items are kept here."""

@@ -187,6 +187,17 @@ class Feed:
         if self._runtime is not None:
             self._runtime.stream.follow(iter(()))
 
+    def exclude(self, unreadable: Mapping[int, str]) -> None:
+        """Replace these items, which turned out to be unreadable, from the next pass on. Ends the current pass.
+
+        DataError if there are too many of them.
+        """
+        self._unreadable |= unreadable
+        if self._runtime is not None:
+            # What was read ahead does not know of them.
+            self._runtime.stream.follow(iter(()))
+            self._runtime.supervisor.exclude(unreadable, deadly=False)
+
     def to_device(self, device: "str | Any") -> "DeviceBatches":
         """The same stream as torch tensors on `device`, copied one batch ahead on a separate CUDA stream."""
         from flatout.feed.device import DeviceBatches

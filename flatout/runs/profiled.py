@@ -70,6 +70,10 @@ class ObservedBatches:
     def device_wait_s(self) -> float:
         return self._batches.device_wait_s
 
+    @property
+    def fill_wait_s(self) -> float:
+        return self._batches.fill_wait_s
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
         for batch in self._batches.epoch(epoch, start):
             self._on_batch(len(batch))
@@ -83,7 +87,7 @@ class RepeatedBatch:
     run thus gives two limits; with a flag switched on, it is a trial of the network's part of the step.
     """
 
-    device_wait_s = 0.0
+    device_wait_s = fill_wait_s = 0.0
 
     def __init__(self, num_batches: int = 0, *, traced: bool = False) -> None:
         """`num_batches`: fewest batches to take from the real feed first; `traced`: also trace their kernels."""

@@ -365,7 +365,11 @@ class _Training:
 
         def on_interval(stats: IntervalStats) -> None:
             left_s = progress.update(
-                stats.steps_done, steady_step_s=stats.steady_ms / 1e3, mean_step_s=stats.step_ms / 1e3
+                stats.steps_done,
+                steady_step_s=stats.steady_ms / 1e3,
+                mean_step_s=(stats.step_ms - stats.fill_wait_ms) / 1e3,
+                waited_once_s=batches.fill_wait_s,
+                once_left_s=batches.fill_left_s,
             )
             progress.show(stats.steps_done, recipe.figures(stats) | self.spending.figures(left_s))
             recipe.hint(stats)

@@ -177,7 +177,8 @@ class TrainOptions(RunOptions):
         False,
         "use whatever is faster on this machine, and report what was chosen and why (flags in parentheses turn a part "
         "off): decode images once "
-        "(--no-fast-dataloader), keep and augment them on the GPU (--no-device-augment), decode JPEG on the GPU "
+        "(--no-fast-dataloader), keep and augment them on the GPU (--no-device-augment), train while they are decoded "
+        "(--decode-first), decode JPEG on the GPU "
         "(--no-gpu-decode), or large JPEG at reduced size (--no-scaled-decode), channels-last layout "
         "(--no-channels-last), bf16 (--amp fp16), torch.compile (--no-compile), CUDA graphs (--no-graphs)",
     )
@@ -222,6 +223,11 @@ class TrainOptions(RunOptions):
     no_compile: bool = option(False, "same as --compile off: compile nothing, even with --fast", change="rounding")
     no_graphs: bool = option(
         False, "with --fast or --compile on: launch each step normally instead of as a CUDA graph", change="exact"
+    )
+    decode_first: bool = option(
+        False,
+        "with --device-augment or --fast: decode all images before the first step, not only those that it needs",
+        change="exact",
     )
     no_scaled_decode: bool = option(False, "with --fast: decode large JPEG files at full size")
     no_gpu_decode: bool = option(

@@ -64,7 +64,8 @@ class YoloTraining(ProfiledTraining):
     def brief(self, folder: Path, num_steps: int) -> Any:
         # At least as many epochs as requested, because whether kernels and input are tuned first depends on it.
         epochs = max(self.options.epochs, num_steps)
-        return replace(super().brief(folder, num_steps), epochs=epochs, nosave=True, notest=True)
+        # Steps that wait for images which are decoded only once would say nothing about the others.
+        return replace(super().brief(folder, num_steps), epochs=epochs, nosave=True, notest=True, decode_first=True)
 
 
 def _flag(item: tuple[str, Any]) -> str:

@@ -224,6 +224,25 @@ class TestLogAndMeter:
         meter.count(1)  # alone: nothing new is known about full batches
         assert meter.end_interval(1, 1, steps_done=num_full + 2, steps_left=0).steady_ms == pytest.approx(10)
 
+    def test_waiting_for_what_is_read_once_does_not_count_for_steady_steps(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now_s = 100.0
+        monkeypatch.setattr("flatout.engine.meter.time.perf_counter", lambda: now_s)
+        meter = Meter(("loss",))
+        for _ in range(6):
+            now_s += 0.31
+            meter.waited(0.302, once=0.3)
+            now_s += 0.01
+            meter.count(4)
+        stats = meter.end_interval(0, 6, steps_done=6, steps_left=94)
+        assert stats.step_ms == pytest.approx(320) and stats.wait_ms == pytest.approx(302)
+        assert stats.steady_ms == pytest.approx(20) and stats.fill_wait_ms == pytest.approx(300)
+        now_s += 0.02
+        meter.count(4)
+        stats = meter.end_interval(0, 7, steps_done=7, steps_left=93)
+        assert stats.steady_ms == pytest.approx(20) and stats.fill_wait_ms == 0
+
 
 class TestCompiling:
     def test_auto_compiles_only_when_the_run_is_long_enough(self) -> None:

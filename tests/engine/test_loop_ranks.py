@@ -52,7 +52,7 @@ class ConstantJob:
 
     item_names = ("loss",)
     paddings: Mapping[str, Any] = {}
-    device_wait_s = 0.0
+    device_wait_s = fill_wait_s = 0.0
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         return (Batch() for _ in range(start, STEPS))

@@ -1,5 +1,6 @@
 """Batches rendered on the device equal those cropped by NumPy, with resident or staged items, resumed or not."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from examples.gpu_crops import Crops, generate_images, render_crops
+from flatout.engine.graphs import GraphedStep, Inputs
 from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device import DeviceFeed
@@ -161,3 +163,84 @@ def test_wrong_names_are_refused():
             DeviceFeed(feed, new_store("cpu"), render_crops, OUTPUTS, items="images")
         with pytest.raises(ConfigError, match="'crop' has the same name as a field"):
             DeviceFeed(feed, new_store("cpu"), render_crops, {"crop": ((1,), torch.float32)})
+
+
+class Noise:
+    """Items of known shapes."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, num: int) -> None:
+        self._items = np.random.default_rng(0).integers(0, 256, (num, 40, 30, 3)).astype(np.uint8)
+        self.shapes_ND = np.tile(np.array([[40, 30, 3]]), (num, 1))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self._items[index]
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Items at the beginning of wider rows."""
+        return np.pad(self._items[numbers].reshape(len(numbers), -1), ((0, 0), (0, 77)))
+
+
+def gathered(store: DeviceStore, number: int) -> np.ndarray:
+    sources = store.sources_of(np.array([number]))
+    begin, shape = int(sources.offsets[0]), sources.shapes[0].tolist()
+    return sources.data[begin : begin + int(np.prod(shape))].view(shape).cpu().numpy()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_items_that_are_written_later_are_those_of_a_store_that_was_filled(device):
+    items = Noise(9)
+    later, filled = DeviceStore(items, device, filled=False), DeviceStore(items, device)
+    for numbers in ([4, 0, 8], [2], [1, 3, 5, 6, 7]):
+        later.put(np.array(numbers), items.rows(np.array(numbers)))
+    for number in range(9):
+        np.testing.assert_array_equal(gathered(later, number), items[number])
+        np.testing.assert_array_equal(gathered(filled, number), items[number])
+
+
+def test_items_can_only_be_written_later_if_all_of_them_fit():
+    with pytest.raises(ConfigError, match="only be written later if all of them fit"):
+        DeviceStore(Noise(9), "cpu", filled=False, budget_bytes=8 * 4096, batch_items=1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_steps_are_captured_while_another_thread_writes_items():
+    """In CUDA's usual mode, whatever another thread does meanwhile can make a capture fail."""
+    items = Noise(200)
+    store, numbers, over, errors = DeviceStore(items, "cuda", filled=False), np.arange(200), threading.Event(), []
+
+    def write() -> None:
+        try:
+            rows = torch.from_numpy(items.rows(numbers)).pin_memory().numpy()
+            while not over.is_set():
+                store.put(numbers, rows)
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = torch.randn(64, 64, device="cuda", requires_grad=True)
+
+            def step(inputs: Inputs) -> torch.Tensor:
+                x.grad = None
+                (x @ inputs["y"]).sin().sum().backward()
+                assert x.grad is not None
+                return x.grad
+
+            for number in range(30):
+                given = {"y": torch.randn(64, 64 + number % 3, device="cuda")}
+                expected = step(given).clone()
+                assert torch.equal(GraphedStep(step, given, {})(given), expected)
+    finally:
+        over.set()
+        thread.join()
+    assert not errors
+    for number in range(200):
+        np.testing.assert_array_equal(gathered(store, number), items[number])

@@ -170,6 +170,8 @@ class Simulated:
     """Times of the short last batch of each epoch, the last number for all others; empty: it is a full batch."""
     validation_s: tuple[float, ...] = (0.0,)
     log_every: int = 50
+    fill: tuple[float, float] = (0.0, 0.0)
+    """Seconds in which all images are decoded, and images of the set that a step is made of, as a share."""
 
     def lines(self, clock: Clock, *, ahead: int) -> Iterator[tuple[int, float]]:
         """Train, and show progress as a run does; gives the steps done and the time of every line. The host is up to
@@ -179,11 +181,19 @@ class Simulated:
         )
         meter, done, device = Meter(("loss",)), 0, deque([clock.now_s], maxlen=ahead + 1)
         progress.start_at(0)
+        fill_s, used_share = self.fill
+        began_s, waited_s = clock.now_s, 0.0
         for epoch in range(self.epochs):
             meter.begin_epoch()
             meter.begin_interval()
             for step in range(1, self.steps + 1):
                 is_odd = bool(self.odd_s) and step == self.steps
+                # Images are decoded in the order of first use: a step needs a share of all, most of which came before.
+                needed_at_s = began_s + fill_s * (1 - (1 - used_share) ** (done + 1))
+                if (wait_s := needed_at_s - clock.now_s) > 0:
+                    clock.now_s += wait_s
+                    waited_s += wait_s
+                    meter.waited(wait_s, once=wait_s)
                 device.append(max(device[-1], clock.now_s) + self._seconds(done, epoch, is_odd=is_odd))
                 clock.now_s = max(clock.now_s, device[0] if len(device) == ahead + 1 else 0.0)
                 meter.count(15 if is_odd else 384)
@@ -192,8 +202,13 @@ class Simulated:
                     clock.now_s = max(clock.now_s, device[-1])
                 if step % min(self.log_every, self.steps) == 0 or step == self.steps:
                     stats = meter.end_interval(epoch, step, steps_done=done, steps_left=0)
-                    steady_s, mean_s = stats.steady_ms / 1e3, stats.step_ms / 1e3
-                    progress.update(done, steady_step_s=steady_s, mean_step_s=mean_s)
+                    progress.update(
+                        done,
+                        steady_step_s=stats.steady_ms / 1e3,
+                        mean_step_s=(stats.step_ms - stats.fill_wait_ms) / 1e3,
+                        waited_once_s=waited_s,
+                        once_left_s=max(0.0, began_s + fill_s - clock.now_s),
+                    )
                     progress.show(done)
                     yield done, clock.now_s
             clock.now_s += self.validation_s[min(epoch, len(self.validation_s) - 1)]
@@ -219,6 +234,15 @@ SIMULATED = {
     "a CPU": Simulated(epochs=6, steps=24, step_s=0.3, start_s=(1.0,), validation_s=(2.0, 1.5), log_every=10),
     "no validation, a slow start": Simulated(epochs=50, steps=60, step_s=0.02, start_s=(20.0, 5.0, 5.0, 5.0)),
     "validations longer than epochs": Simulated(epochs=50, steps=60, step_s=0.02, validation_s=(8.0, 6.0)),
+    "images are decoded meanwhile": Simulated(
+        epochs=3, steps=309, step_s=0.039, validation_s=(3.0, 1.5), log_every=20, fill=(25.0, 4.5 / 309)
+    ),
+    "images are decoded slowly meanwhile": Simulated(
+        epochs=10, steps=309, step_s=0.039, validation_s=(3.0, 1.5), log_every=20, fill=(120.0, 4.5 / 309)
+    ),
+    "images are decoded fast meanwhile": Simulated(
+        epochs=10, steps=309, step_s=0.3, validation_s=(3.0, 1.5), log_every=20, fill=(30.0, 1 / 309)
+    ),
     "epochs of five steps": Simulated(
         epochs=200, steps=5, step_s=0.02, odd_s=(1.5, 1.5, 1.5, 1.0, 0.02), validation_s=(3.0, 0.2)
     ),

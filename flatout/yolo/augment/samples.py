@@ -10,7 +10,7 @@ import numpy as np
 
 from flatout.clock import clock
 from flatout.errors import ConfigError
-from flatout.feed import Fields, Out, Rows, Store, Substituted, Unreadable
+from flatout.feed import Arrays, Fields, Out, Rows, Store, Substituted, Unreadable
 from flatout.images import read_large, read_usable
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware, draw_training, identity_draws, redraw_warps
 from flatout.yolo.augment.labels import gather_labels, to_targets
@@ -76,6 +76,29 @@ class ResizedImages:
             if decoded.image.shape[:2] != (height, width):
                 return resize_scaled_decode(decoded.image, (height, width), self._size)
             return resize_long_side(decoded.image, self._size, augment=self._augment).image
+
+
+class SizeCheckedImages:
+    """Images that must have the sizes that follow from the scan; DecodeError for one that has changed since."""
+
+    def __init__(self, images: Arrays, wh_N2: np.ndarray) -> None:
+        self._images, self._wh_N2 = images, wh_N2
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return check_scanned_size(self._images[index], self._wh_N2[index])
+
+
+class SizedImages(SizeCheckedImages):
+    """The same images, whose shapes are known without reading them."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, images: Arrays, wh_N2: np.ndarray) -> None:
+        super().__init__(images, wh_N2)
+        self.shapes_ND = np.concatenate((wh_N2[:, ::-1], np.full((len(wh_N2), 1), 3)), 1).astype(np.int64)
 
 
 class WholeImages:

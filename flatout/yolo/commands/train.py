@@ -33,9 +33,9 @@ class YoloCommand(TrainCommand):
     def check_early(self, options: TrainOptions) -> None:
         """Refuse an unusable data set before torch is imported, which takes longer than checking the data.
 
-        The training checks the data set again by the same rules, and the label cache avoids a second scan. The early
-        check is skipped where it must not come first: a resumed run takes its data from its folder, a mirror may hold
-        a finished run, --on-done must run after every end, and the ranks of a launcher must fail together.
+        The training uses the scan that is made here. The early check is skipped where it must not come first: a resumed
+        run takes its data from its folder, a mirror may hold a finished run, --on-done must run after every end, and
+        the ranks of a launcher must fail together.
         """
         if options.resume or options.mirror or options.on_done or options.diagnose_compile:
             return
@@ -43,11 +43,11 @@ class YoloCommand(TrainCommand):
             return
         from flatout.yolo.data.data_yaml import require_valid
         from flatout.yolo.data.open_data import open_data_set
-        from flatout.yolo.data.open_set import open_training_splits
+        from flatout.yolo.data.open_set import check_training_splits
         from flatout.yolo.find_file import find_data
 
         data = require_valid(open_data_set(find_data(options.data)))
-        open_training_splits(data, options.split_config(silent=True))
+        check_training_splits(data, options.split_config())
 
     def ranks_to_start(self, options: Any) -> int:
         return 1 if options.generations else super().ranks_to_start(options)

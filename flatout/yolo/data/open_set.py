@@ -5,6 +5,7 @@ the check reports as an error, in the same words.
 """
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -64,13 +65,70 @@ class SplitConfig:
         return frozenset(check for check, is_waived in waived.items() if is_waived)
 
 
+class _CheckedSplit(NamedTuple):
+    """A split in which no check has found anything that must stop a start."""
+
+    facts: SplitFacts
+    findings: list[Finding]
+
+    def opened(self, data: DataSet, config: SplitConfig) -> OpenedSplit:
+        """The split; logs its counts and warnings."""
+        facts = self.facts
+        if not config.silent:
+            _log_counts(data, facts)
+            for finding in self.findings:
+                if finding.topic != "class-beyond-names":  # waived only with a single class: numbers do not matter
+                    advice = _sentence(finding.advice)
+                    logger.warning("%s: %s. %s", _place(data, finding), finding.value, advice)
+        paths = [pair.image for pair in facts.pairs]
+        images = image_set(facts.table, paths, data.names, single_class=True) if config.single_class else facts.images
+        return OpenedSplit(images, facts.pairs, facts.table)
+
+
+class _EarlyCheck(NamedTuple):
+    """What `check_training_splits` has found."""
+
+    data: DataSet
+    config: SplitConfig
+    at_s: float
+    splits: list[_CheckedSplit]
+
+
+TRAINING_SPLITS: tuple[Split, Split] = ("train", "val")
+KEEP_S = 30.0
+"""How long a training may use the scan of an early check: until torch is imported, and a run folder is found."""
+_early: _EarlyCheck | None = None
+"""The last early check, until it is used."""
+
+
+def check_training_splits(data: DataSet, config: SplitConfig) -> None:
+    """DataError if training must not start on this data. Logs nothing.
+
+    `open_training_splits`, if called for the same within KEEP_S, uses this scan and does not look at the files again:
+    for a set of COCO's size that takes seconds.
+    """
+    global _early
+    splits = [_check(data, split, config) for split in TRAINING_SPLITS]
+    _early = _EarlyCheck(data, config, time.monotonic(), splits)
+
+
 def open_training_splits(data: DataSet, config: SplitConfig) -> tuple[ImageSet, ImageSet]:
     """The images to train on and those to validate on; DataError if training must not start on this data."""
-    return open_split(data, "train", config).images, open_split(data, "val", config).images
+    global _early
+    early, _early = _early, None
+    if early is not None and early[:2] == (data, config) and time.monotonic() - early.at_s < KEEP_S:
+        train, val = (checked.opened(data, config) for checked in early.splits)
+    else:
+        train, val = (open_split(data, split, config) for split in TRAINING_SPLITS)
+    return train.images, val.images
 
 
 def open_split(data: DataSet, split: Split, config: SplitConfig) -> OpenedSplit:
     """Open one split; DataError if it has no usable image, or if a check finds something that must stop a start."""
+    return _check(data, split, config).opened(data, config)
+
+
+def _check(data: DataSet, split: Split, config: SplitConfig) -> _CheckedSplit:
     scan = replace(config.scan, names=data.names)
     found, pairs, table = scan_entries(data.entries[split], scan, cache_folder=config.cache_folder)
     facts = SplitFacts(split, found, pairs, table, NOT_DECODED, data.names)
@@ -82,15 +140,7 @@ def open_split(data: DataSet, split: Split, config: SplitConfig) -> OpenedSplit:
     findings = by_severity(_findings(data, facts, strict=scan.strict))
     if stopping := [finding for finding in findings if finding.topic not in config.waived | WARNED]:
         raise _refusal(data, stopping)
-    if not config.silent:
-        _log_counts(data, facts)
-        for finding in findings:
-            if finding.topic != "class-beyond-names":  # waived only with a single class, where numbers do not matter
-                advice = _sentence(finding.advice)
-                logger.warning("%s: %s. %s", _place(data, finding), finding.value, advice)
-    paths = [pair.image for pair in pairs]
-    images = image_set(table, paths, data.names, single_class=True) if config.single_class else facts.images
-    return OpenedSplit(images, pairs, table)
+    return _CheckedSplit(facts, findings)
 
 
 def _findings(data: DataSet, split: SplitFacts, *, strict: bool) -> Iterator[Finding]:

@@ -21,7 +21,14 @@ from flatout.errors import ConfigError
 from flatout.feed import CHUNK_BYTES, DeviceBatches, Feed, FeedConfig, Plan, Rows, Store, StoreConfig, chunks_of
 from flatout.ranks import World
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware
-from flatout.yolo.augment.gpu.input import DeviceInputConfig, MemoryBudget, training_input
+from flatout.yolo.augment.gpu.batches import DeviceInput
+from flatout.yolo.augment.gpu.input import (
+    DeviceInputConfig,
+    MemoryBudget,
+    memory_budget,
+    memory_plan,
+    training_input,
+)
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device
 from flatout.yolo.augment.gpu.source import TILES
 from flatout.yolo.augment.layout import check_scanned_size, resized_wh
@@ -72,6 +79,10 @@ class InputConfig:
     """Compare stored images with their checksums."""
     label_ids: bool = False
     """Deliver `label_ids`: the number of each target's label in the data set."""
+    begin: tuple[int, int] = (0, 0)
+    """The epoch and step that the training begins with, whose images are decoded first where that is possible."""
+    decode_first: str = ""
+    """Why all images are decoded before the training begins, in any case; empty: there is no such reason."""
 
     @property
     def applied_augment(self) -> AugmentConfig:
@@ -112,6 +123,8 @@ class TrainingInput(AbstractContextManager["TrainingInput"]):
 ImageProvider = Union[Store, ResizedImages, TileImages, DeviceDecoded, "NeededImages", "NeededTiles"]
 """Resized images: from a store, decoded on each read, cut from larger ones in a store, decoded by the GPU, or only
 those of a few steps."""
+MIN_IMAGES = 4096
+"""Fewest images that are decoded while the training goes on: fewer are decoded within a second or two."""
 TILE_STORE_SHARE = 0.5
 """Share of the free memory that whole images may take that tiles are cut from; otherwise they are stored on disk."""
 
@@ -164,10 +177,14 @@ class _Opener:
 
     def open(self, settings: InputSettings, stack: ExitStack) -> DeviceBatches | None:
         """None if the GPU cannot decode; ConfigError if the device cannot augment. `stack` closes the store."""
+        config = self._config
         if not settings.gpu_decode:
+            if settings.on_device and (budget := self._budget_to_decode_meanwhile(settings)) is not None:
+                batches = self._on_device(self._resized(settings), settings, budget, fill_from=config.begin)
+                stack.callback(batches.close_fill)
+                return batches
             provider = self._provider(settings, stack)
             return self._on_device(provider, settings) if settings.on_device else self._by_workers(provider, settings)
-        config = self._config
         decoded = decoded_on_device(
             self._images, size=config.size, device=config.device, budget_bytes=device_budget(config.device)
         )
@@ -207,6 +224,30 @@ class _Opener:
             logger.info("Training images: %s", self._store.statistics())
         return self._store
 
+    def _budget_to_decode_meanwhile(self, settings: InputSettings) -> MemoryBudget | None:
+        """The memory for images if the training can begin while they are decoded; None if it cannot, with the reason in
+        the log."""
+        config, images = self._config, self._images
+        if len(images) < MIN_IMAGES or self._store is not None:
+            return None
+        device_config = self._device_config(settings)
+        budget = memory_budget(config.device, device_config)
+        if config.decode_first:
+            why = config.decode_first
+        elif isinstance(images, TileSet):
+            why = "tiles are cut from whole images"
+        elif config.world.size > 1:
+            why = "several ranks share them"
+        elif config.verify:
+            why = "--verify-cache compares them with their files"
+        else:
+            planned = memory_plan(images, size=config.size, plan=self._plan, config=device_config, budget=budget)
+            if planned.num_resident == len(images):
+                return budget
+            why = f"only {planned.num_resident} of {len(images)} fit into the device's memory"
+        logger.info("All images are decoded before the training begins: %s.", why)
+        return None
+
     def _whole_images(self, tiles: TileSet, stack: ExitStack) -> Store:
         """The images that tiles are cut from, decoded once whatever the options say: a tile alone cannot be decoded."""
         if self._store is None:
@@ -220,12 +261,10 @@ class _Opener:
     def _resized(self, settings: InputSettings) -> ResizedImages:
         return ResizedImages(self._images, size=self._config.size, augment=True, shrunk=settings.shrunk)
 
-    def _on_device(
-        self, provider: ImageProvider, settings: InputSettings, budget: MemoryBudget | None = None
-    ) -> DeviceBatches:
+    def _device_config(self, settings: InputSettings, budget: MemoryBudget | None = None) -> DeviceInputConfig:
         config = self._config
         budget_bytes, pinned_bytes = (device_budget(config.device), None) if budget is None else budget
-        device_config = DeviceInputConfig(
+        return DeviceInputConfig(
             dtype=config.dtype,
             channels_last=config.channels_last,
             workers=settings.workers,
@@ -236,6 +275,16 @@ class _Opener:
             subsampled=settings.subsampled,
             label_ids=config.label_ids,
         )
+
+    def _on_device(
+        self,
+        provider: ImageProvider,
+        settings: InputSettings,
+        budget: MemoryBudget | None = None,
+        *,
+        fill_from: tuple[int, int] | None = None,
+    ) -> DeviceInput:
+        config = self._config
         return training_input(
             self._images,
             provider,
@@ -243,9 +292,10 @@ class _Opener:
             self._plan,
             size=config.size,
             device=config.device,
-            config=device_config,
+            config=self._device_config(settings, budget),
             class_aware=config.class_aware,
             rect=self._rect,
+            fill_from=fill_from,
         )
 
     def _by_workers(self, provider: ImageProvider, settings: InputSettings) -> DeviceBatches:

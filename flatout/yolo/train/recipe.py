@@ -208,6 +208,8 @@ class YoloRecipe(Recipe):
         self._size, self._test_size = (round_up_img_size(size, self._grid) for size in options.img_size)
         first_epoch, epochs = prepare.start_epoch_of(start, epochs=options.epochs)
         self._more_epochs = epochs - options.epochs if saved is None else saved["run"]["more_epochs"]
+        position = {"epoch": first_epoch, "step": 0} if saved is None else saved["training"]["position"]
+        self._begin = position["epoch"], position["step"]
         if saved is None:
             if not options.noautoanchor:
                 prepare.fit_anchors(network, self._images.train, hyp, size=self._size, seed=self._seed)
@@ -503,6 +505,8 @@ class YoloRecipe(Recipe):
             persistent_workers=not options.no_persistent_workers,
             verify=options.verify_cache,
             label_ids=options.audit > 0,
+            begin=self._begin,
+            decode_first="--decode-first" if options.decode_first else "",
         )
         choices = input_choices(images, config, self.unresolved.asked, self._network, graphs=options.as_graphs)
         return open_input(images, config, choices)

@@ -4,16 +4,18 @@ import importlib
 import json
 import logging
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from flatout.__main__ import main
 from flatout.errors import DataError
-from flatout.yolo.data import scan
+from flatout.yolo.data import open_set, scan
 from flatout.yolo.data.data_yaml import read_data_yaml
 from flatout.yolo.data.label_text import MAX_LABELS
 from flatout.yolo.data.open_data import open_data_set
-from flatout.yolo.data.open_set import SplitConfig, open_split, open_training_splits
+from flatout.yolo.data.open_set import SplitConfig, check_training_splits, open_split, open_training_splits
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.options import TrainOptions
 from tests.yolo.data.drawn_set import SmallDataSet, jpeg
@@ -285,3 +287,62 @@ def test_findings_of_the_scan_are_counted_with_the_command_that_lists_them(made,
     opened(made)
     expected = f"train: 1 finding (1 label-duplicate). To list them, run: flatout yolo check {made.folder}/data.yaml"
     assert expected in caplog.messages
+
+
+# --- the early check
+
+
+@pytest.fixture
+def scans(monkeypatch) -> list[str]:
+    """The entries of every scan."""
+    found, real = [], open_set.scan_entries
+
+    def noting(entries, *args, **more):
+        found.extend(entries)
+        return real(entries, *args, **more)
+
+    monkeypatch.setattr(open_set, "scan_entries", noting)
+    return found
+
+
+def test_a_training_uses_the_scan_of_the_check_before_it_once(made, scans, caplog):
+    caplog.set_level(logging.INFO)
+    lines(made, good=3, bad=1)
+    data, config = read_data_yaml(made.yaml()), TrainOptions().split_config()
+    check_training_splits(data, config)
+    assert len(scans) == 2 and not caplog.messages
+    early = open_training_splits(read_data_yaml(made.yaml()), TrainOptions().split_config())
+    assert len(scans) == 2
+    messages = list(caplog.messages)
+    caplog.clear()
+    again = open_training_splits(data, config)
+    assert len(scans) == 4
+    assert messages == caplog.messages and messages
+    for one, other in zip(early, again, strict=True):
+        assert one.paths == other.paths
+        np.testing.assert_array_equal(one.labels.class_box_T5, other.labels.class_box_T5)
+
+
+@pytest.mark.parametrize("change", ["single class", "data", "time"])
+def test_a_training_that_is_not_the_one_of_the_check_scans_itself(made, scans, change, tmp_path, monkeypatch):
+    data, config = read_data_yaml(made.yaml()), TrainOptions().split_config()
+    check_training_splits(data, config)
+    if change == "single class":
+        config = replace(config, single_class=True)
+    elif change == "data":
+        data = read_data_yaml(SmallDataSet(tmp_path / "other").yaml())
+    else:
+        monkeypatch.setattr(open_set, "KEEP_S", 0.0)
+    scans.clear()
+    open_training_splits(data, config)
+    assert len(scans) == 2
+
+
+def test_the_check_refuses_what_a_training_refuses(made):
+    lines(made, good=0, bad=3)
+    data, config = read_data_yaml(made.yaml()), TrainOptions().split_config()
+    with pytest.raises(DataError) as early:
+        check_training_splits(data, config)
+    with pytest.raises(DataError) as later:
+        open_training_splits(data, config)
+    assert str(early.value) == str(later.value)

@@ -12,7 +12,7 @@ from flatout.feed.device import DeviceBatch
 class FixedBatches:
     """The same batches in every epoch."""
 
-    device_wait_s = 0.0
+    device_wait_s = fill_wait_s = 0.0
 
     def __init__(self, batches: Sequence[DeviceBatch]) -> None:
         self._batches = batches

@@ -296,3 +296,14 @@ def test_compile_auto_goes_back_if_compiled_steps_are_no_faster(monkeypatch, cap
         if is_kept
         else "compile auto: a step takes 91.0 ms compiled, 90.0 ms before: training goes on uncompiled."
     )
+
+
+def test_compile_auto_does_not_decide_by_steps_that_wait_for_images_which_are_decoded_once(monkeypatch):
+    monkeypatch.setattr("flatout.engine.compile.Compiled", lambda network: "compiled")
+    decides = CompileAuto(nn.Conv2d(3, 3, 1))
+    for steps in range(100, 1000, 50):
+        stats = IntervalStats(0, steps, {}, 0.0, 400.0, 370.0, 1.0, steps_left=20_000, fill_wait_ms=360.0)
+        assert decides(stats, steps) is None
+    for steps in (1000, 1050):
+        stats = IntervalStats(0, steps, {}, 0.0, 11.0, 0.0, 1.0, steps_left=20_000)
+        assert decides(stats, steps) is None

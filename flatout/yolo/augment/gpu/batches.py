@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flatout.clock import clock
-from flatout.feed import Batch, DeviceFeed, DeviceStore, Feed, Output, Render
+from flatout.feed import BackgroundFill, Batch, DeviceFeed, DeviceStore, Feed, Output, Render
 from flatout.kernels import HAS_TRITON
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels, TorchLabels
 from flatout.yolo.augment.gpu.paste_torch import ObjectsToPaste, PolygonsToFill, TorchFill, TorchPaste
@@ -123,13 +123,14 @@ class DeviceInput(DeviceFeed):
         finish_labels: FinishLabels | None = None,
         target_bucket: int | None = None,
         subsampled: bool = False,
+        fill: BackgroundFill | None = None,
     ) -> None:
         """`out_wh_N2`: width and height of each image's batch, none larger than that of `images`.
 
         `finish_labels` turns the labels that the feed's source defers into targets. With `target_bucket`, targets are
         padded to a multiple of it with rows of image -1. `subsampled`: the store keeps images as `chroma` describes.
         """
-        super().__init__(feed, store, render, {"images": images})
+        super().__init__(feed, store, render, {"images": images}, fill=fill)
         self._out_wh_N2 = out_wh_N2
         self._bucket = target_bucket
         self._subsampled = subsampled
@@ -146,6 +147,7 @@ class DeviceInput(DeviceFeed):
         self.close()
 
     def close(self) -> None:
+        self.close_fill()
         self.feed.close()
 
     def shape_of(self, name: str, batch: Batch) -> tuple[int, ...]:

@@ -9,7 +9,9 @@ Dimension key:  N images
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ from flatout.errors import ConfigError
 from flatout.feed import (
     CHUNK_BYTES,
     Arrays,
+    BackgroundFill,
     DeviceStore,
     Feed,
     FeedConfig,
@@ -28,6 +31,7 @@ from flatout.feed import (
     chunks_of,
     free_bytes,
     free_ram_bytes,
+    pin_slots_of_fill,
     settle,
 )
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware
@@ -35,7 +39,8 @@ from flatout.yolo.augment.gpu.batches import DeviceInput, FinishLabels, label_fi
 from flatout.yolo.augment.gpu.chroma import Subsampled, kept_shapes
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels
 from flatout.yolo.augment.gpu.source import TILES, ParameterSource, ValidationParameters, can_defer_labels
-from flatout.yolo.augment.layout import check_scanned_size, resized_wh
+from flatout.yolo.augment.layout import resized_wh
+from flatout.yolo.augment.samples import SizeCheckedImages, SizedImages
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import RectBatches
 
@@ -127,6 +132,9 @@ class DeviceInputConfig:
     """Finish labels with polygons on the device; False: in the workers, as labels with boxes are."""
     label_ids: bool = False
     """Deliver `label_ids` with training batches: the number of each target's label in the data set."""
+    decode_workers: int | str = "cpu*0.9"
+    """Processes that decode images in the background, until all are decoded; the training itself takes little until
+    then."""
 
     def __post_init__(self) -> None:
         if self.target_bucket is not None and self.target_bucket < 1:
@@ -145,15 +153,25 @@ def training_input(
     store: DeviceStore | None = None,
     class_aware: ClassAware | None = None,
     rect: RectBatches | None = None,
+    fill_from: tuple[int, int] | None = None,
 ) -> DeviceInput:
     """Augmented batches on `device`, from `images` resized for training at `size` (a Store of ResizedImages).
 
     The plan decides about sampling weights, ranks and the order of rectangular batches, whose shapes are in `rect`;
     shapes in the plan are ignored. Pass a `store` made by `image_store` to use it again.
+
+    With `fill_from` the images are decoded in the background, those first that the training needs from this epoch and
+    step on, and the batches are the same. All must fit into the device's memory (`memory_plan`).
     """
     config = config or DeviceInputConfig()
     out_wh_N2 = None if rect is None else batch_shapes(rect)
-    store = store or image_store(image_set, images, size=size, device=device, plan=plan, config=config)
+    filled = None
+    if fill_from is not None:
+        wh_N2 = resized_wh(image_set.size_wh_N2, size)
+        images = filled = Subsampled(images, wh_N2) if config.subsampled else SizedImages(images, wh_N2)
+    store = store or image_store(
+        image_set, images, size=size, device=device, plan=plan, config=config, filled=filled is None
+    )
     finish_labels = _label_finisher(image_set, augment, config, device)
     source = ParameterSource(
         image_set,
@@ -169,6 +187,18 @@ def training_input(
         device, mixup=augment.mixup > 0, perspective=augment.perspective > 0, subsampled=config.subsampled
     )
     feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan), unreadable=store.unreadable)
+    fill = None
+    if filled is not None and fill_from is not None:
+        fill = BackgroundFill(
+            filled,
+            image_set.paths,
+            store.put,
+            images_by_step(source, feed.plan, fill_from),
+            begin=fill_from,
+            workers=config.decode_workers,
+            before_reading=partial(pin_slots_of_fill, store.device_index) if store.device.type == "cuda" else None,
+        )
+        fill.start()
     return DeviceInput(
         feed,
         store,
@@ -178,7 +208,17 @@ def training_input(
         finish_labels=finish_labels,
         target_bucket=config.target_bucket,
         subsampled=config.subsampled,
+        fill=fill,
     )
+
+
+def images_by_step(source: ParameterSource, plan: Plan, begin: tuple[int, int]) -> Iterator[np.ndarray]:
+    """The images that each step is made of, from a step (epoch, step) to the end of its epoch."""
+    epoch, first = begin
+    steps = plan.epoch(epoch)
+    for number in range(first, steps.num_steps):
+        step = steps.step(number)
+        yield source.items_read(source.draw(plan.seed, epoch, step.positions, step.indices))
 
 
 def validation_input(
@@ -210,38 +250,46 @@ def image_store(
     device: str | torch.device,
     plan: Plan,
     config: DeviceInputConfig,
+    filled: bool = True,
 ) -> DeviceStore:
-    """Upload the images; logs first where they will be kept."""
-    budget = MemoryBudget(
-        free_bytes(torch.device(device)) if config.budget_bytes is None else config.budget_bytes,
-        free_ram_bytes() if config.pinned_bytes is None else config.pinned_bytes,
-    )
-    batch_items = plan.batch_size * TILES
-    planned = plan_memory(
-        image_set.size_wh_N2, size=size, budget=budget, batch_items=batch_items, subsampled=config.subsampled
-    )
+    """Upload the images; logs first where they will be kept. `filled`: see `DeviceStore`."""
+    budget = memory_budget(device, config)
+    planned = memory_plan(image_set, size=size, plan=plan, config=config, budget=budget)
     logger.info("%s", planned)
     wh_N2 = resized_wh(image_set.size_wh_N2, size)
     if config.subsampled:
-        images = Subsampled(images, wh_N2)
+        images = images if isinstance(images, Subsampled) else Subsampled(images, wh_N2)
     elif not isinstance(images, ShapedArrays):
-        images = SizeCheckedImages(images, wh_N2)
+        # If workers stream some, all are read once to find out which ones are unreadable: where objects are pasted in,
+        # other substitutes would be chosen if workers found out later.
+        are_kept = planned.num_resident + planned.num_pinned == planned.num_images
+        images = SizedImages(images, wh_N2) if are_kept else SizeCheckedImages(images, wh_N2)
     return DeviceStore(
-        images, device, budget_bytes=budget.device_bytes, batch_items=batch_items, pinned_bytes=budget.pinned_bytes
+        images,
+        device,
+        budget_bytes=budget.device_bytes,
+        batch_items=plan.batch_size * TILES,
+        pinned_bytes=budget.pinned_bytes,
+        filled=filled,
     )
 
 
-class SizeCheckedImages:
-    """Images that must have the sizes that follow from the scan; DecodeError for one that has changed since."""
+def memory_budget(device: str | torch.device, config: DeviceInputConfig) -> MemoryBudget:
+    """The memory that images may take: as configured, else by what is free now."""
+    return MemoryBudget(
+        free_bytes(torch.device(device)) if config.budget_bytes is None else config.budget_bytes,
+        free_ram_bytes() if config.pinned_bytes is None else config.pinned_bytes,
+    )
 
-    def __init__(self, images: Arrays, wh_N2: np.ndarray) -> None:
-        self._images, self._wh_N2 = images, wh_N2
 
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return check_scanned_size(self._images[index], self._wh_N2[index])
+def memory_plan(
+    image_set: ImageSet, *, size: int, plan: Plan, config: DeviceInputConfig, budget: MemoryBudget
+) -> MemoryPlan:
+    """Where `image_store` will keep the images of a training."""
+    batch_items = plan.batch_size * TILES
+    return plan_memory(
+        image_set.size_wh_N2, size=size, budget=budget, batch_items=batch_items, subsampled=config.subsampled
+    )
 
 
 def _label_finisher(

@@ -167,6 +167,16 @@ class ParameterSource(TrainingSourceBase):
         if self._streamed is not None:
             write_streamed(self._streamed, shown, pasted, len(indices), out)
 
+    def items_read(self, draws: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Numbers of the images that these samples are rendered from, or that the choice of substitutes depends on; in
+        any order, with repeats."""
+        tiles = draws["tiles"][self.tiles_read(draws)]
+        if self._paste is not None:
+            chosen = np.flatnonzero(draws["paste"])
+            is_read_AR = self._paste.rounds_read(draws, chosen)
+            tiles = np.concatenate((tiles, draws["paste_tiles"][chosen][is_read_AR].reshape(-1)))
+        return np.asarray(tiles[tiles >= 0])
+
     def _finish_on_worker(
         self,
         canvases: Canvases,
@@ -374,17 +384,47 @@ class PastePlanner:
             searching = np.array([own for own in searching.tolist() if 0 < len(found[own]) < ENOUGH_OBJECTS], np.int64)
         return found
 
+    def rounds_read(self, draws: Mapping[str, np.ndarray], chosen: np.ndarray) -> np.ndarray:
+        """Which mosaics may be searched for objects to paste into the chosen samples, bool [A, R]: all that are, and
+        perhaps more, since this only counts objects."""
+        is_read_AR = np.zeros((len(chosen), draws["paste_tiles"].shape[1]), bool)
+        searching, fewest_A = np.arange(len(chosen)), np.zeros(len(chosen), np.int64)
+        for number in range(is_read_AR.shape[1]):
+            if not len(searching):
+                break
+            is_read_AR[searching, number] = True
+            canvases = self._mosaics(draws, chosen[searching], number)
+            found = find_visible_labels(self.labels, canvases, visible_in=None, outlines=False)
+            has_polygon_T = found.num_points_T > 0
+            x1, y1, x2, y2 = self._whole_boxes(found.box_T4).T
+            num_A, num_empty_A = (
+                np.bincount(found.canvas_T[which_T], minlength=len(searching))
+                for which_T in (has_polygon_T, has_polygon_T & ((x2 <= x1) | (y2 <= y1)))
+            )
+            picked_A = np.rint(0.5 * num_A).astype(np.int64)
+            fewest_A[searching] += np.maximum(picked_A - num_empty_A, 0)
+            # Nothing is found after a first mosaic without objects.
+            searching = searching[(fewest_A[searching] < ENOUGH_OBJECTS) & ((number > 0) | (picked_A > 0))]
+        return is_read_AR
+
+    def _mosaics(self, draws: Mapping[str, np.ndarray], chosen: np.ndarray, number: int) -> Canvases:
+        mosaics = mosaic_draws(draws["paste_tiles"][chosen, number], draws["paste_centre"][chosen, number])
+        return lay_out(mosaics, self.wh_N2, size=self.size, out_wh=(1, 1))
+
+    def _whole_boxes(self, box_T4: np.ndarray) -> np.ndarray:
+        """Boxes in whole pixels, int64."""
+        # Clipped to the last pixel, which is then left out, as on the CPU.
+        return box_T4.clip(0, 2 * self.size - 1).astype(np.int64)
+
     def _round(self, draws: Mapping[str, np.ndarray], chosen: np.ndarray, number: int) -> list[list[CutObject]]:
         """Half of the objects with polygons of one mosaic, for each chosen sample."""
         num = len(chosen)
-        mosaics = mosaic_draws(draws["paste_tiles"][chosen, number], draws["paste_centre"][chosen, number])
-        canvases = lay_out(mosaics, self.wh_N2, size=self.size, out_wh=(1, 1))
+        canvases = self._mosaics(draws, chosen, number)
         labels = gather_labels(self.labels, canvases)
         assert labels.tile_T is not None  # gather_labels always sets it
         edges_A = np.searchsorted(labels.canvas_T, np.arange(num + 1))
         num_points_T = labels.num_points_T
-        # Clipped to the last pixel, which is then left out, as on the CPU.
-        box_T4 = labels.box_T4.clip(0, 2 * self.size - 1).astype(np.int64)
+        box_T4 = self._whole_boxes(labels.box_T4)
         cuts: list[list[CutObject]] = [[] for _ in range(num)]
         for a, key in enumerate(draws["paste_key"][chosen, number].tolist()):
             with_polygon = edges_A[a] + np.flatnonzero(num_points_T[edges_A[a] : edges_A[a + 1]])

@@ -125,6 +125,10 @@ class ListedImages(NamedTuple):
     """The labels of `paths`, from the sizes of these images, int [N, 2]."""
 
 
+_IN_FOLDER = re.compile("|".join(f"(?:{format.in_folder})" for format in SET_FORMATS))
+"""Names of annotation files of any format."""
+
+
 def recognise(path: str) -> SetFormat | None:
     """The format of an annotation file; None for any other file, such as an image or a list of images."""
     ending = os.path.splitext(path)[1].lower()
@@ -154,10 +158,10 @@ def _in_folder(folder: str) -> list[SetFile]:
     except OSError:  # the search for images reports it
         return []
     found: list[SetFile] = []
-    for name in names:
+    for name in filter(_IN_FOLDER.fullmatch, names):
         named = [format for format in SET_FORMATS if re.fullmatch(format.in_folder, name)]
         path = os.path.join(folder, name)
-        format = recognise(path) if named else None
+        format = recognise(path)
         if format in named and (not found or found[0].format is format):
             assert format is not None
             found.append(SetFile(format, path, folder))
