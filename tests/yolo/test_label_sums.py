@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from flatout import kernels
+from flatout.yolo.label_audit import in_step
 from flatout.yolo.label_audit.in_step import LabelSums, TargetTerms, pack_confusion, target_terms
 from flatout.yolo.label_audit.statistics import LabelStatistics, unpack_confusion
 from flatout.yolo.loss import LossConfig, LossParts, aux_ota_loss, ota_loss, ota_router_loss, plain_loss
 from flatout.yolo.loss.losses import Assigned
 from flatout.yolo.loss.matches import Anchors, unpack_cells
 from tests.feed.test_device import needs_gpu
+from tests.triton_interpreter import check_in_interpreter, needs_triton
 from tests.yolo.detection_batch import DetectionBatch, make_batch
 from tests.yolo.head_batches import make_groups, make_head_batch
+from tests.yolo.two_label_sums import NUM_LABELS, STEPS, assert_same, is_compared, on_gpu, sums_of, with_garbage
 
 CONFIG = LossConfig(label_smoothing=0.1, cls_pw=1.2)
 BOXES = (3, 0, 5, 1)
@@ -192,6 +196,55 @@ def test_a_cuda_graph_sums_up_what_the_cpu_does(kind):
     sums.clear()
     graph.replay()
     torch.testing.assert_close(sums.read()["sum"], expected.read()["sum"], rtol=1e-3, atol=1e-4)
+
+
+def test_deterministic_trainings_sum_up_by_torch_operations_even_with_a_gpu(monkeypatch):
+    step = STEPS["plain"]()
+    expected = sums_of(step).read()["sum"]
+    monkeypatch.setattr(in_step, "can_use_kernels", lambda maps: True)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert torch.equal(sums_of(step).read()["sum"], expected)
+
+
+@needs_triton
+def test_the_kernels_sum_up_what_torch_does_in_the_interpreter():
+    check_in_interpreter("tests.yolo.two_label_sums")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@needs_triton
+@pytest.mark.parametrize("name", STEPS)
+def test_the_kernels_sum_up_what_torch_does_on_the_same_gpu(name, monkeypatch):
+    step = on_gpu(with_garbage(STEPS[name]()))
+    found = sums_of(step)
+    sums = LabelSums(NUM_LABELS, step.anchors, step.config, torch.device("cuda"))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sums.add(step.maps, step.assigned, step.label_T1)
+    for _ in range(3):
+        graph.replay()
+    monkeypatch.setattr(in_step, "can_use_kernels", lambda maps: False)
+    expected = sums_of(step).read()
+    assert_same(found.read(), expected, is_compared(name))
+    replayed = sums.read()
+    assert_same({**replayed, "sum": replayed["sum"] / 3}, expected, is_compared(name))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@needs_triton
+def test_batches_with_other_numbers_of_targets_compile_nothing_new():
+    step = on_gpu(with_garbage(STEPS["ota"]()))
+    sums_of(step)
+    compiled = {id(program) for program in kernels._compiled.values()}
+    for num in (1, 16, 4096):
+        target_T6 = torch.cat((step.assigned.target_T6, step.assigned.target_T6.new_full((num, 6), -1.0)))
+        label_T1 = torch.cat((step.label_T1, step.label_T1.new_full((num, 1), -1)))
+        assigned = assigned_of(ota_loss(step.maps, target_T6, step.anchors, step.config))
+        sums_of(step._replace(assigned=assigned, label_T1=label_T1))
+    added = [program.name for program in kernels._compiled.values() if id(program) not in compiled]
+    assert not {"score_matches", "add_targets"} & set(added)
 
 
 def test_terms_have_a_name_for_every_column():

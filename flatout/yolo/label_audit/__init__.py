@@ -8,6 +8,7 @@ Files:
     config      What is audited, and how
     fixes       The fix list: what a person agreed to, and corrected copies of the label files
     in_step     What steps of a training see of each label, summed up on its device
+    kernels     GPU kernels that add a step's targets to the sums per label
     page        audit.html: the worst findings on one page, with a box to tick for each
     passes      Passes of a network over an image set with a low threshold
     rank        From labels and detections to a ranked list of labels that are probably wrong

@@ -18,6 +18,7 @@ from flatout.yolo.loss.kernels_math import (
     is_own_class,
     layer_sides,
     of_layer,
+    overlap,
     pack,
     unpack,
 )
@@ -218,16 +219,6 @@ def _true_box(targets_p, target, height_px, valid):
 
 
 @triton.jit
-def _overlap(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
-    """Intersection over union; 0 for two empty boxes."""
-    wide = tl.maximum(tl.minimum(ax2, bx2) - tl.maximum(ax1, bx1), 0.0)
-    high = tl.maximum(tl.minimum(ay2, by2) - tl.maximum(ay1, by1), 0.0)
-    inter = wide * high
-    union = (ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - inter
-    return tl.where(union > 0, inter / union, 0.0)
-
-
-@triton.jit
 def _cost(iou, nothing, sure, class_logit):
     """Cost of a pair, at least 0; infinite if it is not finite."""
     right = tl.sqrt(tl.sigmoid(class_logit) * sure)
@@ -296,7 +287,7 @@ def take_columns(
             py1 = tl.load(box_p + num_slots + slot, mask=valid, other=0.0)
             px2 = tl.load(box_p + 2 * num_slots + slot, mask=valid, other=0.0)
             py2 = tl.load(box_p + 3 * num_slots + slot, mask=valid, other=0.0)
-            iou = _overlap(x1, y1, x2, y2, px1, py1, px2, py2)
+            iou = overlap(x1, y1, x2, y2, px1, py1, px2, py2)
             logit = _class_logit(p0, p1, p2, p3, table_p, place_p, offset_p, slot, class_id, valid)
             nothing = tl.load(nothing_p + slot, mask=valid, other=0.0)
             cost = _cost(iou, nothing, tl.load(sure_p + slot, mask=valid, other=0.0), logit)
@@ -345,7 +336,7 @@ def settle_contested(
                 x1, y1, x2, y2 = _true_box(targets_p, target, height_px, valid)
                 class_id = tl.load(targets_p + target * 6 + 1, mask=valid, other=0.0).to(tl.int32)
                 class_id = tl.minimum(class_id, CLASSES - 1)
-                iou = _overlap(x1, y1, x2, y2, px1, py1, px2, py2)
+                iou = overlap(x1, y1, x2, y2, px1, py1, px2, py2)
                 there = slot[None, :] + tl.zeros_like(target)
                 logit = _class_logit(p0, p1, p2, p3, table_p, place_p, offset_p, there, class_id, valid)
                 cost = _cost(iou, nothing, sure, logit)

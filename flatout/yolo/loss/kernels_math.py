@@ -42,6 +42,16 @@ def decode_gradient(x, y, w, h, anchor_w, anchor_h):
 
 
 @triton.jit
+def overlap(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
+    """Intersection over union; 0 for two empty boxes."""
+    wide = tl.maximum(tl.minimum(ax2, bx2) - tl.maximum(ax1, bx1), 0.0)
+    high = tl.maximum(tl.minimum(ay2, by2) - tl.maximum(ay1, by1), 0.0)
+    inter = wide * high
+    union = (ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - inter
+    return tl.where(union > 0, inter / union, 0.0)
+
+
+@triton.jit
 def ciou(x, y, w, h, true_x, true_y, true_w, true_h):
     """CIoU and its derivatives with respect to x, y, w and h of the first box; unused results cost nothing."""
     x1, x2, y1, y2 = x - w / 2, x + w / 2, y - h / 2, y + h / 2
