@@ -78,7 +78,7 @@ def assert_same_blobs(found: list[list[Blob]], expected: list[list[Blob]], *, bo
     assert [len(blobs) for blobs in found] == [len(blobs) for blobs in expected]
     for blobs, others in zip(found, expected, strict=True):
         for one in blobs:
-            other = min(others, key=lambda each, one=one: np.abs(np.subtract(each[:4], one[:4])).max())
+            other = others[np.abs(np.array([each[:4] for each in others]) - one[:4]).max(1).argmin()]
             assert np.abs(np.subtract(one[:4], other[:4])).max() <= box_px
             assert abs(one.area_px - other.area_px) <= area * other.area_px + 1
             assert abs(one.score - other.score) <= score
@@ -267,7 +267,8 @@ def test_the_kernels_of_the_network_do_what_torch_does_in_the_interpreter():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @needs_triton
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+# float32: where a pixel is enlarged from is rounded by up to 6e-6, and its neighbours differ by up to 4.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 1e-2)])
 def test_the_kernels_of_the_network_do_what_torch_does(dtype, tolerance):
     check("cuda", dtype, tolerance)
 

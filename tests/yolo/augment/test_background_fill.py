@@ -265,9 +265,9 @@ class Sized(SlowImages):
 
     dtype = np.dtype(np.uint8)
 
-    @property
-    def shapes_ND(self) -> np.ndarray:
-        return np.array([image.shape for image in self.images])
+    def __init__(self, images: list[np.ndarray]) -> None:
+        super().__init__(images)
+        self.shapes_ND = np.array([image.shape for image in images])
 
 
 def test_a_step_waits_for_its_images_alone_and_says_what_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -14,7 +14,7 @@ from flatout.errors import DataError
 from flatout.yolo.data import open_set, scan
 from flatout.yolo.data.data_yaml import read_data_yaml
 from flatout.yolo.data.label_text import MAX_LABELS
-from flatout.yolo.data.open_data import open_data_set
+from flatout.yolo.data.open_data import open_data_set, scan_entries
 from flatout.yolo.data.open_set import SplitConfig, check_training_splits, open_split, open_training_splits
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.options import TrainOptions
@@ -295,7 +295,7 @@ def test_findings_of_the_scan_are_counted_with_the_command_that_lists_them(made,
 @pytest.fixture
 def scans(monkeypatch) -> list[str]:
     """The entries of every scan."""
-    found, real = [], open_set.scan_entries
+    found, real = [], scan_entries
 
     def noting(entries, *args, **more):
         found.extend(entries)

@@ -215,6 +215,7 @@ def test_a_run_on_tiles_is_replayed_bit_for_bit(way: str, files: Path, large: Pa
         again = flatout.yolo.replay(run, epoch=0, step=step)
         assert again.identical and again.losses is not None and again.losses.is_exact == (step == 0)
         for file in (file for sample in again.samples for file in sample.files):
+            assert file.window is not None
             left, top, right, bottom = file.window
             assert (right - left, bottom - top) == (128, 128) and left >= 0 and right <= 320 and 0 <= top <= 240 - 128
     again.save(tmp_path / "sheet", sample=0)
