@@ -58,8 +58,9 @@ def counted(network: Network, side_px: int) -> float:
     for module in network.modules():
         module.register_forward_hook(count)
     outputs = network(torch.rand(2, network.spec.channels, side_px, side_px))
-    # The lead convolutions of the detection layer are not called as modules.
-    pairs += [raw.numel() * conv.in_channels for raw, conv in zip(outputs, network.head.m, strict=False)]
+    # The convolutions of the detection layer are not called as modules.
+    convs = [*network.head.m, *getattr(network.head, "m2", [])]
+    pairs += [raw.numel() * conv.in_channels for raw, conv in zip(outputs, convs, strict=False)]
     return 2e-9 * (COUNTED_PX / side_px) ** 2 * sum(pairs) / 2
 
 

@@ -56,13 +56,20 @@ def test_schedule_accumulation_momentum_and_decay_are_those_of_the_plain_twin(ba
         torch.testing.assert_close(moved[key], value, rtol=1e-2, atol=1e-3 * scale)
 
 
+class Average(nn.AvgPool2d):
+    """In place of an SP, which may be given the result of a narrower one."""
+
+    def forward(self, x: Tensor, *narrower: object) -> Tensor:
+        return super().forward(x)
+
+
 def average_instead_of_maximum(network: nn.Module) -> None:
     """Replace max-pooling, where rounding may decide which pixel gets the gradient."""
     for name, module in network.named_children():
         if isinstance(module, MP):
             setattr(network, name, nn.AvgPool2d(module.k))
         elif isinstance(module, SP):
-            setattr(network, name, nn.AvgPool2d(module.k, module.s, module.k // 2))
+            setattr(network, name, Average(module.k, module.s, module.k // 2))
         else:
             average_instead_of_maximum(module)
 
