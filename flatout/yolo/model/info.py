@@ -112,8 +112,8 @@ def _pairs(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> int
     if isinstance(module, nn.Conv2d) and isinstance(output, Tensor):
         return output.numel() * module.weight[0].numel()
     if isinstance(module, Detect) and isinstance(output, list):
-        # Its 1 x 1 convolutions are not called as modules, so they have no hook; without auxiliary ones, the last inputs
-        # are not read.
+        # Its 1 x 1 convolutions are not called as modules, so they have no hook. The last inputs are only read by
+        # auxiliary ones.
         return sum(raw.numel() * x.shape[1] for raw, x in zip(output, inputs[0], strict=False))
     return 4 * inputs[0].numel() if isinstance(module, nn.BatchNorm2d) else 0
 
