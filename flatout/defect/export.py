@@ -8,7 +8,7 @@ that the input is not scaled twice.
 Dimension key:  B images   C planes   H W image   T tiles   P patch side
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,7 +101,7 @@ def export_file(
     if openvino:
         refuse_missing("onnx", "openvino")
     try:
-        images = [] if calibrate is None else _calibration_images(Path(calibrate), img_format)
+        images = [] if calibrate is None else _calibration_images(Path(calibrate), img_format, size_hw)
     except (OSError, DecodeError) as error:
         raise DataError(str(error)) from None
     network, weights = load_network(model_path)
@@ -142,13 +142,28 @@ def _write_card(done: Exported, facts: Mapping[str, str], grid: Grid) -> Path:
     )
 
 
-def _calibration_images(path: Path, img_format: ImgFormat) -> list[np.ndarray]:
-    """Images of three planes from a folder, or pairs whose templates are aligned, as the network will see them."""
+def _calibration_images(path: Path, img_format: ImgFormat, size_hw: tuple[int, int]) -> list[np.ndarray]:
+    """Images of three planes from a folder, or pairs whose templates are aligned, as the network will see them.
+
+    Raises DataError that names the first whose size is not that of the exported network.
+    """
     if holds_pairs(path):
         pairs = list_pair_images(path)[:MAX_CALIBRATION_IMAGES]
-        read_pair = PairReader(pairs, AlignConfig())
-        return [np.asarray(read_pair(pair.path), np.float32) for pair in pairs]
-    return [read_canonical(file) for file in list_images(path, img_format)[:MAX_CALIBRATION_IMAGES]]
+        files = [pair.path for pair in pairs]
+        read: Callable[[Path], np.ndarray] = PairReader(pairs, AlignConfig())
+    else:
+        files, read = list_images(path, img_format)[:MAX_CALIBRATION_IMAGES], read_canonical
+    images = []
+    for file in files:
+        image_CHW = np.asarray(read(file), np.float32)
+        height, width = image_CHW.shape[1:]
+        if (height, width) != size_hw:
+            raise DataError(
+                f"{file}: it has {width} x {height} pixels (width x height), but the network is exported for "
+                f"{size_hw[1]} x {size_hw[0]}. Give --calibrate images of that size, or --size {height} {width}."
+            )
+        images.append(image_CHW)
+    return images
 
 
 def export_onnx(network: DefectNet, grid: Grid, path: Path) -> Exported:

@@ -112,6 +112,8 @@ def open_inspection(options: TestOptions) -> Inspection:
     if not options.test_path:
         raise ConfigError("--test_path is missing: a folder with images, or pairs.")
     settings = read_settings(options.settings) if options.settings else None
+    if not Path(options.test_path).exists():
+        raise DataError(f"{options.test_path}: no such folder.")
     are_pairs = holds_pairs(options.test_path)
     method = options.method or ("network" if options.model_path or not are_pairs else "classical")
     if method == "network" and not options.model_path:

@@ -14,7 +14,7 @@ import torch
 from bench.defect_boards import moved
 from flatout.__main__ import main
 from flatout.defect.check import check_data_set
-from flatout.defect.compare.calibrate import LOWEST, heat_blobs, read_settings, threshold_for
+from flatout.defect.compare.calibrate import LOWEST, Blobs, choose_settings, heat_blobs, read_settings, threshold_for
 from flatout.defect.compare.classical import ClassicalMapper, find_components, refined
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.pairs import PairReader, list_pair_images, read_boxes, read_planes
@@ -110,6 +110,27 @@ def test_the_threshold_allows_so_many_false_blobs_per_image_and_no_more():
 def test_one_spoilt_image_does_not_decide_the_threshold():
     usual = [np.array([0.4])] * 30
     assert threshold_for([*usual, np.full(50, 0.99)], 0.1) < 0.41
+
+
+def test_a_calibration_says_what_the_kept_images_have_and_what_the_worst_one_adds(caplog):
+    caplog.set_level("INFO")
+    blobs = [Blobs(np.array([0.1]), np.array([True]), np.zeros(0))] * 29
+    blobs.append(Blobs(np.full(60, 0.99), np.full(60, True), np.zeros(0)))
+    choose_settings(blobs, method="classical", false_blobs=0.1, chosen_on="P")
+    assert "0.00 false blobs per image on 29 images (2.00 with the worst 1, left out), all good" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("false_heat", "heat", "advice"),
+    [(0.1, 0.1, "below 0.2 is not chosen"), (0.9, 0.5, "allow more --false_blobs"), (0.1, 0.3, None)],
+)
+def test_a_calibration_that_finds_no_labelled_defect_warns(false_heat, heat, advice, caplog):
+    blobs = [Blobs(np.array([false_heat, heat]), np.array([True, False]), np.array([heat]))] * 3
+    choose_settings(blobs, method="network", false_blobs=0.1, chosen_on="P")
+    if advice is None:
+        assert "None of" not in caplog.text
+    else:
+        assert "None of the 3 labelled defects reaches this threshold" in caplog.text and advice in caplog.text
 
 
 def test_an_image_without_label_cannot_be_calibrated_on(boards):

@@ -181,8 +181,9 @@ def test_amp_changes_the_heat_by_little_and_only_if_asked(data, weights, tmp_pat
 
 def test_predict_names_the_missing_argument_or_folder(weights, tmp_path, capsys):
     assert main(["defect", "predict", "--model_path", str(weights)]) == 2
-    assert main(["defect", "predict", "--model_path", str(weights), "--test_path", str(tmp_path / "none")]) == 3
-    assert "no such folder" in capsys.readouterr().err
+    for with_weights in (["--model_path", str(weights)], []):
+        assert main(["defect", "predict", *with_weights, "--test_path", str(tmp_path / "none")]) == 3
+        assert "none: no such folder" in capsys.readouterr().err
 
 
 def test_check_finds_nothing_in_a_generated_set_and_everything_in_a_spoiled_one(tmp_path, capsys):
@@ -361,6 +362,9 @@ def test_smaller_files_give_nearly_the_same_heat_map(precision, data, weights, t
     if precision == "int8":
         assert main([*words, "--precision", "int8"]) == 2
         assert "--calibrate" in capsys.readouterr().err
+        other = ["--size", "64", "80", "--precision", "int8", "--calibrate", str(data / "train/good")]
+        assert main([*words, *other]) == 3
+        assert "64 x 80 pixels (width x height), but the network is exported for 80 x 64" in capsys.readouterr().err
         (tmp_path / "broken.tiff").write_bytes(b"II*\0nothing")
         assert main([*words, "--precision", "int8", "--calibrate", str(tmp_path)]) == 3
         assert "broken.tiff" in capsys.readouterr().err
@@ -376,7 +380,8 @@ def test_int8_is_calibrated_on_pairs_as_the_network_sees_them(weights, tmp_path,
         out.write_bytes(path.read_bytes())
 
     monkeypatch.setattr(export, "reduce_precision", reduce_precision)
-    words = ["defect", "export", "--model_path", str(weights), "--size", "80", "64"]
+    size = map(str, cv2.imread(str(boards / "test/00.png"), cv2.IMREAD_GRAYSCALE).shape)
+    words = ["defect", "export", "--model_path", str(weights), "--size", *size]
     assert main([*words, "--output", str(tmp_path / "b.onnx"), "--precision", "int8", "--calibrate", str(boards)]) == 0
     pairs = list_pair_images(boards)
     assert len(given) == len(pairs) == 2

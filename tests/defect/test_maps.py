@@ -25,7 +25,7 @@ from flatout.defect.evaluate.blobs import Blob, inspect_blobs
 from flatout.defect.evaluate.maps import DeviceMapMaker, HeatMapper, HostMapMaker, map_images, open_mapper
 from flatout.defect.model import DefectNet
 from flatout.defect.patches import Grid
-from flatout.errors import DataError
+from flatout.errors import ConfigError, DataError
 from tests.defect.boards import board_pair, write_boards
 from tests.defect.prediction_kernels import check
 from tests.triton_interpreter import check_in_interpreter, needs_triton
@@ -148,6 +148,16 @@ def test_an_unreadable_image_is_named_after_the_results_of_those_before_it(threa
     results = map_images(images, read_three, HostMapMaker(None), both, threads=threads)
     assert [str(next(results)[0]) for _ in range(3)] == ["0", "1", "2"]
     with pytest.raises(DataError, match="3: gone"):
+        next(results)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_an_image_smaller_than_a_patch_is_named_after_the_results_of_those_before_it(on_device):
+    images, read = images_of([np.zeros((3, *shape), np.float32) for shape in [(96, 80)] * 3 + [(50, 80), (96, 80)]])
+    mapper = mapper_on(CPU)
+    results = map_images(images, read, DeviceMapMaker(mapper, CPU) if on_device else HostMapMaker(mapper), both)
+    assert [str(next(results)[0]) for _ in range(3)] == ["0", "1", "2"]
+    with pytest.raises(ConfigError, match=r"^3: images of 50 x 80 are smaller than the patch"):
         next(results)
 
 

@@ -46,7 +46,9 @@ def align_files(target: Path, reference: Path, folder: Path, config: AlignConfig
     """Align and write both files; DataError if the images cannot be used, ResourceError if nothing can be written."""
     try:
         planes_CHW = read_planes(EvaluationImage(target, None, is_good=False, references=(reference,)))
-    except (OSError, DecodeError) as error:
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}.") from None
+    except DecodeError as error:
         raise DataError(str(error)) from None
     target_HW, reference_HW, _ = planes_CHW
     found = align(target_HW, reference_HW, config)

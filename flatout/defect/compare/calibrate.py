@@ -93,13 +93,22 @@ def threshold_for(false_heat: Sequence[np.ndarray], per_image: float) -> float:
 
     `false_heat`: the heat of the false blobs of every image. Of 20 images or more, the worst fiftieth is left out.
     """
-    num_left_out = math.ceil(OUTLIER_SHARE * len(false_heat)) if len(false_heat) >= MIN_FOR_OUTLIERS else 0
-    kept = sorted(false_heat, key=lambda heat_N: float(np.sum(heat_N)))[: len(false_heat) - num_left_out]
+    kept = _without_worst(false_heat)
     falling_N = np.sort(np.concatenate([*kept, np.empty(0, np.float32)]).astype(np.float32))[::-1]
     allowed = int(per_image * len(kept) + 1e-9)
     if len(falling_N) <= allowed:
         return LOWEST
     return max(LOWEST, float(np.nextafter(falling_N[allowed], np.float32(2))))
+
+
+def _without_worst(false_heat: Sequence[np.ndarray]) -> list[np.ndarray]:
+    num_left_out = math.ceil(OUTLIER_SHARE * len(false_heat)) if len(false_heat) >= MIN_FOR_OUTLIERS else 0
+    return sorted(false_heat, key=lambda heat_N: float(np.sum(heat_N)))[: len(false_heat) - num_left_out]
+
+
+def _per_image(false_heat: Sequence[np.ndarray], threshold: float) -> float:
+    """Mean number of false blobs at or above a threshold."""
+    return sum(int((heat_N >= threshold).sum()) for heat_N in false_heat) / len(false_heat)
 
 
 # The settings file
@@ -162,13 +171,23 @@ def choose_settings(
     if not false:
         raise DataError(f"{chosen_on}: there are no images to choose a threshold on.")
     threshold = threshold_for(false, false_blobs)
+    kept = _without_worst(false)
+    num_left_out = len(false) - len(kept)
     best_K = np.concatenate(best)
     found = int((best_K >= threshold).sum())
     logger.info(
-        "Threshold %.4f: %.2f false blobs per image on %s%s.",
+        "Threshold %.4f: %.2f false blobs per image on %s%s%s.",
         threshold,
-        float((np.concatenate(false) >= threshold).sum() / len(false)),
-        counted(len(false), "image"),
+        _per_image(kept, threshold),
+        counted(len(kept), "image"),
+        f" ({_per_image(false, threshold):.2f} with the worst {num_left_out}, left out)" if num_left_out else "",
         f", {found} of {counted(len(best_K), 'labelled defect')} found" if len(best_K) else ", all good",
     )
+    if len(best_K) and not found:
+        logger.warning(
+            "None of the %s reaches this threshold: %s", counted(len(best_K), "labelled defect"),
+            f"a threshold below {LOWEST:g} is not chosen. Train the network longer, or give --threshold yourself."
+            if threshold == LOWEST
+            else "allow more --false_blobs, or train the network longer.",
+        )  # fmt: skip
     return Settings(method=method, threshold=threshold, false_blobs=false_blobs, images=len(false), chosen_on=chosen_on)

@@ -41,7 +41,7 @@ from flatout.defect.data.pairs import three_planes
 from flatout.defect.evaluate.network import PIXEL_BYTES, finest_channels, for_prediction, input_channels
 from flatout.defect.model import GRID, DefectNet
 from flatout.defect.patches import GridOver
-from flatout.errors import DataError
+from flatout.errors import ConfigError, DataError
 from flatout.feed import DecodeError
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,8 @@ def map_images(
     """What `finish` makes of every image, in their order.
 
     `read` and `finish` are called in threads, as many as there are cores; 0: in the thread of the caller, for a `read`
-    that is not thread-safe. Raises DataError for an image that cannot be read, after the results of those before it.
+    that is not thread-safe. Raises DataError for an image that cannot be read, and ConfigError for one that the maker
+    cannot map, after the results of those before it.
     """
     import cv2
 
@@ -131,8 +132,13 @@ def map_images(
             held = sum(planes_CHW.nbytes for _, planes, _ in running for planes_CHW in planes)
             return held + sum(nbytes for _, nbytes in finishing) > AHEAD_BYTES
 
+        unfit: ConfigError | None = None
         for group, planes in _batches(stream, maker):
-            running.append((group, planes, maker.run(planes)))
+            try:
+                running.append((group, planes, maker.run(planes)))
+            except ConfigError as error:
+                unfit = ConfigError(f"{group[0].path}: {error}")
+                break
             while running and (len(running) > IN_FLIGHT or is_too_much()):
                 finish_oldest()
             while finishing and (finishing[0][0].done() or len(finishing) > num + len(group) or is_too_much()):
@@ -141,6 +147,8 @@ def map_images(
             finish_oldest()
         while finishing:
             yield finishing.popleft()[0].result()
+        if unfit is not None:
+            raise unfit
         if stream.error is not None:
             raise DataError(str(stream.error)) from None
 
