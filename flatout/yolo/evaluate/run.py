@@ -302,6 +302,10 @@ class Forward:
 @contextmanager
 def eval_mode(network: nn.Module) -> Iterator[None]:
     """Put the network into evaluation mode for the block."""
+    if not any(module.training for module in network.modules()):
+        # A moving average always is: setting the mode of each of its modules takes longer, twice per validation.
+        yield
+        return
     was_training = network.training
     network.eval()
     try:
