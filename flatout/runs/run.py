@@ -74,39 +74,28 @@ def train(
     differ from their defaults. Raises Interrupted after a signal, once everything is saved: the same call then
     continues.
     """
-    with spans.recording() as times:
-        return _train(job, options, callbacks, spending, seams or Seams(), typed, times)
-
-
-def _train(
-    job: type[Recipe],
-    options: RunOptions,
-    callbacks: Iterable[Callback],
-    spending: Spending | None,
-    seams: Seams,
-    typed: Collection[str] | None,
-    times: Spans,
-) -> RunResult:
-    resume = checkpoint_to_resume(options)
-    if resume is not None:
-        options = options_to_resume(job.read_options(run_of(resume), options), options, typed)
-    spending = spending or Spending(options.price, options.budget)
-    world = ranks.read_world(options.local_rank)
-    checks = world.is_first and not options.no_preflight
-    if checks:
-        check_gpus(options.device)
-    device = device_of(options.device, world)
-    if checks:
-        check_descriptors(uses_gpu=device.type == "cuda")
-    recipe = job(options, world, device, resume=None if resume is None else run_of(resume))
-    mirror = Mirror(options.mirror, recipe.place[1]) if options.mirror and world.is_first else None
-    all_callbacks = Callbacks(
-        [spending, *recipe.loggers(), *callbacks, *([mirror] if mirror else [])] if world.is_first else []
-    )
-    if world.is_first:
-        warn_of_waiting_threads(device)
-    seed_all(recipe.seed)
-    with ranks.process_group(world, device), ExitStack() as stack:
+    seams = seams or Seams()
+    with spans.recording() as times, ExitStack() as stack:
+        resume = checkpoint_to_resume(options)
+        if resume is not None:
+            options = options_to_resume(job.read_options(run_of(resume), options), options, typed)
+        spending = spending or Spending(options.price, options.budget)
+        world = ranks.read_world(options.local_rank)
+        checks = world.is_first and not options.no_preflight
+        if checks:
+            check_gpus(options.device)
+        device = device_of(options.device, world)
+        if checks:
+            check_descriptors(uses_gpu=device.type == "cuda")
+        recipe = job(options, world, device, resume=None if resume is None else run_of(resume))
+        mirror = Mirror(options.mirror, recipe.place[1]) if options.mirror and world.is_first else None
+        all_callbacks = Callbacks(
+            [spending, *recipe.loggers(), *callbacks, *([mirror] if mirror else [])] if world.is_first else []
+        )
+        if world.is_first:
+            warn_of_waiting_threads(device)
+        seed_all(recipe.seed)
+        stack.enter_context(ranks.process_group(world, device))
         request = _request(recipe, resume)
         if (finished := _finished_folder(recipe, request, mirror)) is not None:
             return RunResult(finished, None, 0.0, finished=True)
