@@ -235,9 +235,11 @@ class _Training:
         if self.seams.open_pass is not None:
             batches.open_pass = self.seams.open_pass
         steps = self.recipe.steps(batches)
-        # A job that does not record its steps has no file for them.
-        names = NAMES if self.recipe.input_facts() is None else (*NAMES, STEPS_NAME)
+        # A job that cannot make the input of a step again does not record its steps, and has no file for them.
+        is_recorded = self.recipe.input_facts() is not None
+        names = (*NAMES, STEPS_NAME) if is_recorded else NAMES
         records = context.stack.enter_context(Records(context.folder, names)) if self._is_first else None
+        step_record = StepRecord(records, context.world, self.recipe.input_facts) if is_recorded else None
         epoch_end = self._epoch_end = EpochEnd(
             self.recipe,
             model,
@@ -250,7 +252,7 @@ class _Training:
         # Only the first rank shows progress.
         stream = None if self._is_first else io.StringIO()
         progress = StepProgress(model.epochs * steps, steps_per_epoch=steps, stream=stream)
-        loop = self._loop(batches, steps, epoch_end, progress, self._step_record(records))
+        loop = self._loop(batches, steps, epoch_end, progress, step_record)
         if self._saved is None and records is not None:
             records.clear()
         self._begin(loop)
@@ -334,13 +336,6 @@ class _Training:
             "seed": self.recipe.seed,
             **self.recipe.describe_run(),
         }
-
-    def _step_record(self, records: Records | None) -> StepRecord | None:
-        """Records what the network sees, if the job can make it again."""
-        recipe = self.recipe
-        if recipe.input_facts() is None:
-            return None
-        return StepRecord(records, self.context.world, lambda: recipe.input_facts() or {})
 
     def _loop(
         self,
