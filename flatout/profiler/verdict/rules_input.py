@@ -73,7 +73,7 @@ def _unobserved_input(n: StepNumbers, lost_ms: float) -> Bottleneck:
 
 def _no_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     wanted = workers_needed(n)
-    stage, decode_ms = dominant_stage(n), decode_time_ms(n)
+    decode_ms = decode_time_ms(n)
     remedies = [_more_workers(n, wanted)] if wanted else []
     if decode_ms > 0.1 * lost_ms:
         remedies += _keep_decoded(n, decode_ms)
@@ -89,16 +89,9 @@ def _no_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
         cause, why = SLOW_CODE, f"most of it in {code.name}"
     else:
         cause, why = "no workers", "and nothing else runs meanwhile"
-    return Bottleneck(
-        cause=cause,
-        sentence=(
-            f"The main thread makes every batch itself, which takes {n.percent(lost_ms)} of the step, {why}."
-            f"{promise(promised)}"
-        ),
-        evidence=_evidence(n, lost_ms, stage),
-        remedies=_cure_first(cause, [*remedies, *promised]),
-        cost_ms=lost_ms,
-    )
+    sentence = f"The main thread makes every batch itself, which takes {n.percent(lost_ms)} of the step, {why}."
+    remedies = _cure_first(cause, [*remedies, *promised])
+    return _late(n, lost_ms, cause, f"{sentence}{promise(promised)}", remedies)
 
 
 def _workers_suffice(n: StepNumbers, wanted: int) -> bool:
@@ -146,40 +139,29 @@ def _busy_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
             "input",
             f'they spend most of their time in "{label_of(stage)}"' if stage else "every core is in use",
         )
-    return Bottleneck(
-        cause=cause,
-        sentence=(
-            f"The step spends {n.percent(lost_ms)} of its time waiting for batches. The workers cannot keep up: {why}."
-            f"{promise(promised)}"
-        ),
-        evidence=_evidence(n, lost_ms, stage),
-        remedies=_cure_first(cause, [*remedies, *promised]),
-        cost_ms=lost_ms,
+    sentence = (
+        f"The step spends {n.percent(lost_ms)} of its time waiting for batches. The workers cannot keep up: {why}."
+        f"{promise(promised)}"
     )
+    return _late(n, lost_ms, cause, sentence, _cure_first(cause, [*remedies, *promised]))
 
 
 def _idle_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     now = n.m.num_workers
-    return Bottleneck(
-        cause="hand-over",
-        sentence=(
-            f"The step spends {n.percent(lost_ms)} of its time waiting for batches although the workers are idle "
-            f"{100 * (1 - n.worker_busy):.0f} % of the time: handing batches over takes too long, or too few are "
-            "prefetched."
-        ),
-        evidence=_evidence(n, lost_ms, dominant_stage(n)),
-        remedies=[
-            n.remedy(
-                what="prefetch more batches",
-                change="prefetch_factor=4 (flatout.feed: slots=8); pin_memory=False if the pinning thread is busy",
-                # Half of the wait: no measurement tells how much of it is handing over and how much is chance.
-                step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms, StepPrediction(n).min_step_ms),
-                uncertainty=0.25,
-            ),
-            *([_more_workers(n, now + 1)] if now < n.m.usable_cores - 1 else []),
-        ],
-        cost_ms=lost_ms,
+    sentence = (
+        f"The step spends {n.percent(lost_ms)} of its time waiting for batches although the workers are idle "
+        f"{100 * (1 - n.worker_busy):.0f} % of the time: handing batches over takes too long, or too few are "
+        "prefetched."
     )
+    prefetch = n.remedy(
+        what="prefetch more batches",
+        change="prefetch_factor=4 (flatout.feed: slots=8); pin_memory=False if the pinning thread is busy",
+        # Half of the wait: no measurement tells how much of it is handing over and how much is chance.
+        step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms, StepPrediction(n).min_step_ms),
+        uncertainty=0.25,
+    )
+    more = [_more_workers(n, now + 1)] if now < n.m.usable_cores - 1 else []
+    return _late(n, lost_ms, "hand-over", sentence, [prefetch, *more])
 
 
 def _too_many_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
@@ -193,13 +175,15 @@ def _too_many_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
         uncertainty=0.15,
         switch={"workers": fitting},
     )
-    return Bottleneck(
-        cause="too many workers",
-        sentence=f"{n.m.num_workers} workers compete for {n.m.usable_cores:g} cores and slow each other down.",
-        evidence=_evidence(n, lost_ms, dominant_stage(n)),
-        remedies=[fewer, *([_render_on_device(n)] if n.m.has_device else [])],
-        cost_ms=lost_ms,
-    )
+    sentence = f"{n.m.num_workers} workers compete for {n.m.usable_cores:g} cores and slow each other down."
+    remedies = [fewer, *([_render_on_device(n)] if n.m.has_device else [])]
+    return _late(n, lost_ms, "too many workers", sentence, remedies)
+
+
+def _late(n: StepNumbers, lost_ms: float, cause: str, sentence: str, remedies: list[Remedy]) -> Bottleneck:
+    """Batches that are late for this cause; `lost_ms`: the wait per step."""
+    evidence = _evidence(n, lost_ms, dominant_stage(n))
+    return Bottleneck(cause=cause, sentence=sentence, evidence=evidence, remedies=remedies, cost_ms=lost_ms)
 
 
 def workers_needed(n: StepNumbers) -> int:
