@@ -274,14 +274,9 @@ def main() -> None:
 
 
 TARGETS: Mapping[str, Callable[[LaunchConfig], str]] = {
-    "sky": sky,
-    "k8s": k8s,
-    "kubeflow": kubeflow,
-    "slurm": slurm,
-    "ray": ray,
-    "modal": modal,
+    write.__name__: write for write in (sky, k8s, kubeflow, slurm, ray, modal)
 }
-"""What `--print` accepts."""
+"""What `--print` accepts, and the function that writes it."""
 
 
 def _script(config: LaunchConfig, place: str = "") -> str:
