@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flatout.clock import kind_of
 from flatout.profiler.measurement import WAIT, HotLine
-from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction
+from flatout.profiler.verdict.predict_step import StepNumbers
 from flatout.profiler.verdict.remedy import Bottleneck, Remedy, number
 
 MIN_SHARE = 0.05
@@ -122,7 +122,7 @@ def slow_input_code(n: StepNumbers) -> HotCode | None:
 
 def faster_input_code(n: StepNumbers, code: HotCode) -> list[Remedy]:
     """What the code promises: twice as fast, and without it."""
-    predict = StepPrediction(n).with_faster_input
+    predict = n.with_faster_input
     return _promises(n, code, half_ms=predict(0.5 * code.ms), none_ms=predict(0.98 * code.ms))
 
 
@@ -208,7 +208,7 @@ _SENTENCES = {
 
 def _of_code(n: StepNumbers, code: HotCode, kind: str) -> Bottleneck:
     cost_ms = code.ms + backward_of(n, code.lines, code.ms)
-    predict = StepPrediction(n).with_faster_consumer
+    predict = n.with_faster_consumer
     hottest = code.hottest
     if kind == "python loop":
         remedies = [_one_operation(n, code, cost_ms)]
@@ -253,7 +253,7 @@ def _one_operation(n: StepNumbers, code: HotCode, cost_ms: float) -> Remedy:
     return n.remedy(
         what="replace the loop with one tensor operation",
         change=f"{code.hottest.where}  {code.hottest.text}".rstrip(),
-        step_ms=StepPrediction(n).with_faster_consumer(0.97 * cost_ms),
+        step_ms=n.with_faster_consumer(0.97 * cost_ms),
         uncertainty=0.15,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from flatout.clock import PAUSES, kind_of, label_of
 from flatout.profiler.demands import KEPT_DECODED, Demands
 from flatout.profiler.measurement import HotLine
-from flatout.profiler.verdict.predict_step import MIN_WAIT_SHARE, StepNumbers, StepPrediction
+from flatout.profiler.verdict.predict_step import MIN_WAIT_SHARE, StepNumbers
 from flatout.profiler.verdict.remedy import Bottleneck, Remedy, number
 from flatout.profiler.verdict.rules_code import faster_input_code, promise, slow_input_code
 
@@ -157,7 +157,7 @@ def _idle_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
         what="prefetch more batches",
         change="prefetch_factor=4 (flatout.feed: slots=8); pin_memory=False if the pinning thread is busy",
         # Half of the wait: no measurement tells how much of it is handing over and how much is chance.
-        step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms, StepPrediction(n).min_step_ms),
+        step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms, n.min_step_ms),
         uncertainty=0.25,
     )
     more = [_more_workers(n, now + 1)] if now < n.m.usable_cores - 1 else []
@@ -167,7 +167,7 @@ def _idle_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
 def _too_many_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     fitting = max(1, int(n.m.usable_cores))
     # With too many workers a step takes 15-29 % longer (measured by others); this is the middle.
-    step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, StepPrediction(n).min_step_ms)
+    step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, n.min_step_ms)
     fewer = n.remedy(
         what=f"workers {n.m.num_workers} -> {fitting}",
         change=f"--workers {fitting} (DataLoader: num_workers={fitting})",
@@ -216,7 +216,7 @@ def _more_workers(n: StepNumbers, workers: int) -> Remedy:
     return n.remedy(
         what=f"workers {n.m.num_workers} -> {workers}",
         change=f"--workers {workers} (DataLoader: num_workers={workers})",
-        step_ms=StepPrediction(n).with_workers(workers),
+        step_ms=n.with_workers(workers),
         # How much more a disk or a network can deliver is unknown until it is tried.
         uncertainty=min(0.25, (0.15 if workers > n.m.usable_cores else 0.08) + 0.02 * (workers - n.m.num_workers)),
         switch={"workers": workers},
@@ -231,7 +231,7 @@ def _keep_decoded(n: StepNumbers, decode_ms: float) -> list[Remedy]:
     scaled = n.remedy(
         what="keep images decoded and scaled",
         change="store them at the size that is used, or decode at reduced size (cv2.IMREAD_REDUCED_*, draft() of PIL)",
-        step_ms=StepPrediction(n).with_faster_input((1 - KEPT_DECODED) * (decode_ms + scaling_ms)),
+        step_ms=n.with_faster_input((1 - KEPT_DECODED) * (decode_ms + scaling_ms)),
         uncertainty=0.15,
     )
     return [scaled, _cache_decoded(n, decode_ms)]
@@ -246,7 +246,7 @@ def _cache_decoded(n: StepNumbers, decode_ms: float) -> Remedy:
     return n.remedy(
         what="cache decoded images",
         change="--cache-images (flatout.feed: a Store)",
-        step_ms=StepPrediction(n).with_faster_input((1 - KEPT_DECODED) * decode_ms),
+        step_ms=n.with_faster_input((1 - KEPT_DECODED) * decode_ms),
         uncertainty=0.12,
         switch={"cache_images": True},
     )
@@ -254,8 +254,7 @@ def _cache_decoded(n: StepNumbers, decode_ms: float) -> Remedy:
 
 def _render_on_device(n: StepNumbers) -> Remedy:
     # Workers still draw parameters and boxes; rendering moves to the device, where it takes a few per cent of a step.
-    prediction = StepPrediction(n)
-    step_ms = max(prediction.with_faster_input(0.9 * n.input_ms), 1.04 * max(n.consumer_ms, prediction.floor_ms))
+    step_ms = max(n.with_faster_input(0.9 * n.input_ms), 1.04 * max(n.consumer_ms, n.floor_ms))
     return n.remedy(
         what=ON_DEVICE,
         change="--device-augment",
