@@ -168,15 +168,8 @@ def _too_many_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     fitting = max(1, int(n.m.usable_cores))
     # With too many workers a step takes 15-29 % longer (measured by others); this is the middle.
     step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, n.min_step_ms)
-    fewer = n.remedy(
-        what=f"workers {n.m.num_workers} -> {fitting}",
-        change=f"--workers {fitting} (DataLoader: num_workers={fitting})",
-        step_ms=step_ms,
-        uncertainty=0.15,
-        switch={"workers": fitting},
-    )
     sentence = f"{n.m.num_workers} workers compete for {n.m.usable_cores:g} cores and slow each other down."
-    remedies = [fewer, *([_render_on_device(n)] if n.m.has_device else [])]
+    remedies = [_other_workers(n, fitting, step_ms, 0.15), *([_render_on_device(n)] if n.m.has_device else [])]
     return _late(n, lost_ms, "too many workers", sentence, remedies)
 
 
@@ -213,12 +206,17 @@ def dominant_stage(n: StepNumbers) -> str | None:
 
 
 def _more_workers(n: StepNumbers, workers: int) -> Remedy:
+    # How much more a disk or a network can deliver is unknown until it is tried.
+    uncertainty = min(0.25, (0.15 if workers > n.m.usable_cores else 0.08) + 0.02 * (workers - n.m.num_workers))
+    return _other_workers(n, workers, n.with_workers(workers), uncertainty)
+
+
+def _other_workers(n: StepNumbers, workers: int, step_ms: float, uncertainty: float) -> Remedy:
     return n.remedy(
         what=f"workers {n.m.num_workers} -> {workers}",
         change=f"--workers {workers} (DataLoader: num_workers={workers})",
-        step_ms=n.with_workers(workers),
-        # How much more a disk or a network can deliver is unknown until it is tried.
-        uncertainty=min(0.25, (0.15 if workers > n.m.usable_cores else 0.08) + 0.02 * (workers - n.m.num_workers)),
+        step_ms=step_ms,
+        uncertainty=uncertainty,
         switch={"workers": workers},
     )
 
