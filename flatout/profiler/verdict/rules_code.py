@@ -136,7 +136,7 @@ def promise(remedies: Sequence[Remedy]) -> str:
 
 
 def _promises(n: StepNumbers, code: HotCode, *, half_ms: float, none_ms: float) -> list[Remedy]:
-    source = f"{code.hottest.where}  {code.hottest.text}".rstrip()
+    source = code.hottest.source
     return [
         n.remedy(
             what=f"without {code.name}",
@@ -210,7 +210,7 @@ def _of_code(n: StepNumbers, code: HotCode, kind: str, cost_ms: float) -> Bottle
     predict = n.with_faster_consumer
     hottest = code.hottest
     if kind == "python loop":
-        what, change = "replace the loop with one tensor operation", f"{hottest.where}  {hottest.text}".rstrip()
+        what, change = "replace the loop with one tensor operation", hottest.source
         remedies = [n.remedy(what=what, change=change, step_ms=predict(0.97 * cost_ms), uncertainty=0.15)]
     elif kind in ("logging", "checkpoint"):
         what = "log less often" if kind == "logging" else "save less often"
@@ -264,4 +264,4 @@ def _evidence(n: StepNumbers, code: HotCode) -> list[str]:
 
 def _line_evidence(line: HotLine) -> str:
     runs = f", {line.runs:,.0f} times per step" if line.runs >= LOOPED else ""
-    return f"{line.ms:.1f} ms per step{runs} at {line.where}  {line.text}".rstrip()
+    return f"{line.ms:.1f} ms per step{runs} at {line.source}"

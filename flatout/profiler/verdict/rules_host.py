@@ -91,7 +91,7 @@ def _large_loss(n: StepNumbers, loss_ms: float) -> Bottleneck:
         sentence=f"The loss takes {n.percent(loss_ms)} of the step.",
         evidence=[
             f"loss {loss_ms:.1f} of {n.step_ms:.1f} ms per step; forward and backward together {n.network_ms:.1f} ms",
-            *(f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines),
+            *(f"{line.ms:.1f} ms per step at {line.source}" for line in lines),
         ],
         cost_ms=loss_ms,
     )
@@ -116,7 +116,7 @@ def _python_loop(n: StepNumbers) -> Iterator[Bottleneck]:
                 f"one at a time, which takes {n.percent(loop_ms)} of the step."
             ),
             evidence=[
-                f"{reads:.0f} reads (.item() and the like) per step near {hottest.where}  {hottest.text}".rstrip(),
+                f"{reads:.0f} reads (.item() and the like) per step near {hottest.source}",
                 f"about {loop_ms:.1f} of {n.step_ms:.1f} ms per step in these lines",
                 *_load_evidence(n),
             ],

@@ -281,7 +281,7 @@ def _evidence(n: StepNumbers, lost_ms: float, stage: str | None) -> list[str]:
     if stage and (ms := n.worker_ms.get(stage, n.host_ms(stage))):
         lines.append(f"most expensive stage: {label_of(stage)}, {ms / n.images:.2f} ms per image")
     hottest = [line for line in n.hot_lines(in_worker=n.m.num_workers > 0) if line.in_worker or _is_input(line)]
-    lines += [f"hottest line: {line.where}  {line.text}".rstrip() for line in hottest[:1]]
+    lines += [f"hottest line: {line.source}" for line in hottest[:1]]
     if n.m.limits.input_ms:
         lines.append(f"the input alone delivers {number(1e3 * n.images / n.m.limits.input_ms)} img/s")
     return lines
