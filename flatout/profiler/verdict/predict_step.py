@@ -190,11 +190,12 @@ class StepNumbers:
         evidence: Sequence[str],
         what: str,
         change: str,
-        step_ms: float,
         uncertainty: float,
         cost_ms: float,
+        step_ms: float | None = None,
     ) -> Bottleneck:
-        """A bottleneck with a single remedy, which `what` to `uncertainty` describe."""
+        """A bottleneck with a single remedy; by default, the main thread then takes `cost_ms` less."""
+        step_ms = self.with_faster_consumer(cost_ms) if step_ms is None else step_ms
         only = self.remedy(what=what, change=change, step_ms=step_ms, uncertainty=uncertainty)
         return Bottleneck(cause=cause, sentence=sentence, evidence=evidence, remedies=[only], cost_ms=cost_ms)
 

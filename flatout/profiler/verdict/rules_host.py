@@ -138,7 +138,6 @@ def _collector(n: StepNumbers) -> Iterator[Bottleneck]:
         evidence=[f"{gc_ms:.1f} ms per step on average; a full collection visits every object that the program keeps"],
         what="collect garbage between epochs only",
         change="gc.collect(); gc.freeze(); gc.disable() before the loop, then gc.collect() after each epoch",
-        step_ms=n.with_faster_consumer(gc_ms),
         uncertainty=0.06,
         cost_ms=gc_ms,
     )
@@ -155,7 +154,6 @@ def _updates(n: StepNumbers) -> Iterator[Bottleneck]:
         evidence=[f"optimizer and EMA {update_ms:.1f} ms, forward and backward {network_ms:.1f} ms per step"],
         what="update all weights in a few kernels",
         change="fused=True in the optimizer, few parameter groups, an EMA by torch._foreach_lerp_",
-        step_ms=n.with_faster_consumer(0.6 * update_ms),
         uncertainty=0.2,
         cost_ms=0.6 * update_ms,
     )
@@ -296,7 +294,6 @@ def _blocking_copy(n: StepNumbers) -> Iterator[Bottleneck]:
         evidence=[f"copies take {copy_ms:.1f} ms per step: memory is not pinned, or non_blocking=True is missing"],
         what="copy from pinned memory, asynchronously",
         change="DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)",
-        step_ms=n.with_faster_consumer(0.9 * copy_ms),
         uncertainty=0.1,
         cost_ms=0.9 * copy_ms,
     )

@@ -53,7 +53,6 @@ def _slow_settings(n: StepNumbers, now: NetworkRun, runs: list[NetworkRun]) -> I
             ],
             what=f"without {run.without}",
             change=_SWITCHES.get(run.without, run.without),
-            step_ms=n.with_faster_consumer(saved_ms),
             uncertainty=0.1,
             cost_ms=saved_ms,
         )
