@@ -193,7 +193,7 @@ def _remedies(verdict: Verdict) -> str:
         return ""
     most = max(remedy.images_per_s / (1 - remedy.uncertainty) for remedy in verdict.remedies)
     rows = "".join(_remedy(remedy, most) for remedy in verdict.remedies)
-    return f"<section><h2>Remedies: images per second now and predicted</h2>{rows}</section>"
+    return _section("Remedies: images per second now and predicted", rows)
 
 
 def _remedy(remedy: Remedy, most: float) -> str:
@@ -223,7 +223,7 @@ def _limits(ledger: Ledger, measurement: Measurement) -> str:
         return ""
     speeds = {name: ms for name, ms in parts.items() if ms} | {"the training as it is": ledger.step_ms}
     rows = [(name, f"{number(ms)} ms", f"{number(1e3 * ledger.images / ms)} img/s") for name, ms in speeds.items()]
-    return f"<section><h2>Limits: the speed of each part by itself</h2>{_table(rows)}</section>"
+    return _section("Limits: the speed of each part by itself", _table(rows))
 
 
 def _fixed_costs(measurement: Measurement) -> str:
@@ -238,15 +238,13 @@ def _light(measurement: Measurement) -> str:
     if measurement.light is None:
         return ""
     rows = [(name, f"{value:,.1f} {unit}") for name, value, unit in measurement.light.rows()]
-    return f"<section><h2>Hardware limits of this machine</h2>{_table(rows)}</section>"
+    return _section("Hardware limits of this machine", _table(rows))
 
 
 def _ledger(ledger: Ledger) -> str:
     lanes = "".join(_lane(place, shown_rows(ledger.lane(place))) for place in ledger.places)
-    return (
-        "<section><h2>Where the time of a step goes: every place adds up to "
-        f"{number(ledger.step_ms)} ms of wall time</h2>{lanes}</section>"
-    )
+    step_ms = number(ledger.step_ms)
+    return _section(f"Where the time of a step goes: every place adds up to {step_ms} ms of wall time", lanes)
 
 
 def _lane(place: str, rows: Sequence[Row]) -> str:
@@ -280,20 +278,18 @@ def _timeline(timeline: Mapping[str, Sequence[Event]], ledger: Ledger) -> str:
     svg = timeline_svg(timeline, int(STEPS_SHOWN * step_ms * 1e6))
     # In milliseconds: if the lengths of steps differ, it shows another number of them.
     span_ms = number(STEPS_SHOWN * step_ms)
-    return f"<section><h2>Timeline of the last {span_ms} ms of steps</h2>{svg}</section>" if svg else ""
+    return _section(f"Timeline of the last {span_ms} ms of steps", svg) if svg else ""
 
 
 def _waits(measurement: Measurement) -> str:
     if not measurement.waits:
         return ""
     rows = [(site.where, site.text, f"{site.per_step:,.1f}") for site in measurement.waits[:12]]
-    return f"<section><h2>{wait_kind(measurement).capitalize()}, per step</h2>{_code_table(['times'], rows)}</section>"
+    return _section(f"{wait_kind(measurement).capitalize()}, per step", _code_table(["times"], rows))
 
 
 def _idle(measurement: Measurement) -> str:
-    return "".join(
-        f"<section><h2>Why the GPU is idle</h2><p>{escape(line)}</p></section>" for line in idle_lines(measurement)
-    )
+    return "".join(_section("Why the GPU is idle", f"<p>{escape(line)}</p>") for line in idle_lines(measurement))
 
 
 def _between(ledger: Ledger, measurement: Measurement) -> str:
@@ -304,8 +300,8 @@ def _between(ledger: Ledger, measurement: Measurement) -> str:
     rows = [(escape(row.label), how_often(row), f"{row.ms:,.2f}", f"{row.share:.1%}") for row in pauses]
     table = _table(rows, ["", "each time", "ms per step", "share"]) if rows else ""
     left_ms = ledger.step_ms - sum(row.ms for row in pauses)
-    head = f"<h2>Between steps (the steps themselves take {number(left_ms)} ms)</h2>"
-    return f"<section>{head}{table}{_waits_between(measurement)}</section>"
+    title = f"Between steps (the steps themselves take {number(left_ms)} ms)"
+    return _section(title, table + _waits_between(measurement))
 
 
 def _waits_between(measurement: Measurement) -> str:
@@ -325,7 +321,11 @@ def _lines(measurement: Measurement) -> str:
     if not lines:
         return ""
     rows = [(line.where, line.text, _where_it_runs(line), f"{line.ms:,.1f}") for line in lines]
-    return f"<section><h2>Hottest lines, by sampling</h2>{_code_table(['in', 'ms per step'], rows)}</section>"
+    return _section("Hottest lines, by sampling", _code_table(["in", "ms per step"], rows))
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{title}</h2>{content}</section>"
 
 
 def _table(rows: Iterable[tuple[str, ...]], titles: Sequence[str] = (), attributes: str = "") -> str:
