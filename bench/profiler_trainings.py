@@ -26,7 +26,7 @@ from flatout.profiler.observe.limits import drain
 from flatout.profiler.observe.observation import ALL_PHASES
 from flatout.profiler.outcome import Profile
 from flatout.profiler.verdict import Trial, remedy_of
-from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction, remedy_of_end_to_end
+from flatout.profiler.verdict.predict_step import StepNumbers, remedy_of_end_to_end
 from flatout.runs.profiled import RepeatedBatch, Switch
 from flatout.yolo.commands.train import COMMAND
 from flatout.yolo.loss import Anchors, LossConfig, LossParts, ota_loss
@@ -156,7 +156,7 @@ def by_workers(workers: int) -> Callable[[Case, Profile], float]:
 
     def predict(case: Case, profile: Profile) -> float:
         numbers = StepNumbers(profile.measurement)
-        return 1e3 * numbers.images / StepPrediction(numbers).with_workers(workers)
+        return 1e3 * numbers.images / numbers.with_workers(workers)
 
     return predict
 

@@ -119,50 +119,32 @@ def k8s(config: LaunchConfig) -> str:
         # Batches travel through shared memory, of which a container has 64 MiB by default.
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
-    job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": config.name},
-        "spec": {
-            "backoffLimit": 3,
-            "podFailurePolicy": {"rules": rules},
-            "template": {
-                "spec": {
-                    "restartPolicy": "Never",
-                    "terminationGracePeriodSeconds": SAVE_S,
-                    "containers": [container],
-                    "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
-                }
-            },
-        },
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": SAVE_S,
+        "containers": [container],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
-    return f"# kubectl apply -f {config.name}.yaml\n{_about_mirror(config)}" + _yaml(job)
+    spec = {"backoffLimit": 3, "podFailurePolicy": {"rules": rules}, "template": {"spec": pod}}
+    job = _resource("batch/v1", "Job", config.name, spec)
+    return f"# kubectl apply -f {config.name}.yaml\n{_about_mirror(config)}" + job
 
 
 def kubeflow(config: LaunchConfig) -> str:
     """A TrainJob of Kubeflow Trainer v2, which gives torchrun its arguments as PET_ variables."""
-    job = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": {"name": config.name},
-        "spec": {
-            "runtimeRef": {
-                "apiGroup": "trainer.kubeflow.org",
-                "kind": "ClusterTrainingRuntime",
-                "name": "torch-distributed",
-            },
-            "trainer": {
-                "image": config.image,
-                "command": ["sh", "-c", _script(config, "")],
-                "numNodes": config.nodes,
-                "numProcPerNode": config.ranks,
-                "resourcesPerNode": _resources(config),
-            },
-        },
+    runtime = {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": "torch-distributed"}
+    trainer = {
+        "image": config.image,
+        "command": ["sh", "-c", _script(config, "")],
+        "numNodes": config.nodes,
+        "numProcPerNode": config.ranks,
+        "resourcesPerNode": _resources(config),
     }
+    spec = {"runtimeRef": runtime, "trainer": trainer}
+    job = _resource("trainer.kubeflow.org/v1alpha1", "TrainJob", config.name, spec)
     return (
         f"# kubectl apply -f {config.name}.yaml   (needs Kubeflow Trainer v2)\n{_about_mirror(config)}"
-        "# The runtime must mount a memory volume at /dev/shm: batches travel through shared memory.\n" + _yaml(job)
+        "# The runtime must mount a memory volume at /dev/shm: batches travel through shared memory.\n" + job
     )
 
 
@@ -274,14 +256,9 @@ def main() -> None:
 
 
 TARGETS: Mapping[str, Callable[[LaunchConfig], str]] = {
-    "sky": sky,
-    "k8s": k8s,
-    "kubeflow": kubeflow,
-    "slurm": slurm,
-    "ray": ray,
-    "modal": modal,
+    write.__name__: write for write in (sky, k8s, kubeflow, slurm, ray, modal)
 }
-"""What `--print` accepts."""
+"""What `--print` accepts, and the function that writes it."""
 
 
 def _script(config: LaunchConfig, place: str = "") -> str:
@@ -297,6 +274,11 @@ def _script(config: LaunchConfig, place: str = "") -> str:
 def _place(node: str, head: str) -> str:
     """Arguments of torchrun: number of this machine and address of the first, which is always rank 0 and saves."""
     return f"--node_rank {node} --master_addr {head} --master_port {PORT} "
+
+
+def _resource(api: str, kind: str, name: str, spec: Mapping[str, Any]) -> str:
+    """A resource of Kubernetes as YAML."""
+    return _yaml({"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": spec})
 
 
 def _resources(config: LaunchConfig) -> dict[str, Any]:

@@ -60,10 +60,10 @@ def plot_results(results_txt: Path, file: Path | None = None, *, marks: Sequence
     """
     table = read_results(results_txt)
     # YOLOv7 writes 0 for a loss that was not measured.
-    columns = [
-        np.where(panel.is_loss & (table[:, panel.column] == 0), np.nan, table[:, panel.column]) for panel in PANELS
+    curves = [
+        Curve(title, np.where(is_loss & (table[:, column] == 0), np.nan, table[:, column]), is_loss)
+        for title, column, is_loss in PANELS
     ]
-    curves = [Curve(panel.title, value_E, panel.is_loss) for panel, value_E in zip(PANELS, columns, strict=True)]
     return plot_epochs(table[:, 0], curves, file or results_txt.with_name("results.png"), marks=marks)
 
 

@@ -286,14 +286,10 @@ class EpochPlans:
     """The epochs of a plan; keeps two of them: the one that is trained on and the one that is read ahead."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._kept: dict[int, EpochPlan] = {}
+        self._plan_of = lru_cache(maxsize=2)(plan.epoch)
 
     def __getitem__(self, epoch: int) -> EpochPlan:
-        if epoch not in self._kept:
-            self._kept = {kept: plan for kept, plan in self._kept.items() if abs(kept - epoch) <= 1}
-            self._kept[epoch] = self._plan.epoch(epoch)
-        return self._kept[epoch]
+        return self._plan_of(epoch)
 
     def steps(self, epoch: int, start: int, last_epoch: float) -> Iterator[Step]:
         """Steps in the order of training: the rest of `epoch`, then the epochs up to `last_epoch`."""

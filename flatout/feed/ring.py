@@ -23,7 +23,6 @@ import fcntl
 import logging
 import mmap
 import os
-import resource
 import struct
 import tempfile
 import threading
@@ -41,6 +40,7 @@ from flatout.clock import STAGE_DTYPE, TIMELINE_DTYPE
 from flatout.errors import DataError, ResourceError
 from flatout.feed.plan import Step
 from flatout.feed.source import Field, Fields, Rows
+from flatout.safefiles import file_size_limit
 
 logger = logging.getLogger(__name__)
 
@@ -143,8 +143,8 @@ class Arena:
 
 
 def _check_file_size_limit(nbytes: int) -> None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit != resource.RLIM_INFINITY and nbytes > limit:
+    limit = file_size_limit()
+    if limit is not None and nbytes > limit:
         raise ResourceError(
             f"The feed's slots need {nbytes / 2**20:.1f} MiB, but this process may only write files of up to "
             f"{limit / 2**20:.1f} MiB, shared memory included. Raise the limit: ulimit -f unlimited"

@@ -13,6 +13,7 @@ import socket
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -49,13 +50,6 @@ class WorkerSettings:
     """Unreadable items (OSError, DecodeError) are replaced instead of reported as failures."""
 
 
-class Replacement(NamedTuple):
-    """An item that could not be read, and why."""
-
-    item: int
-    cause: str
-
-
 class Failure(NamedTuple):
     """An error to raise in the caller; `row` is the row in the batch, or -1 if no single sample caused it."""
 
@@ -72,7 +66,8 @@ class Report(NamedTuple):
 
     ticket: int
     worker: int
-    replaced: tuple[Replacement, ...] = ()
+    replaced: tuple[tuple[int, str], ...] = ()
+    """Items that could not be read, and why."""
     overflow_bytes: int = 0
     failure: Failure | None = None
 
@@ -243,10 +238,9 @@ class TaskRunner:
 
     def _exclude(self, unreadable: Mapping[int, str]) -> None:
         """Make sure that no worker reads these items again. Reported before they are marked, so no report is lost."""
-        replacements = [Replacement(item, cause) for item, cause in unreadable.items()]
-        for begin in range(0, len(replacements), REPLACEMENTS_AT_ONCE):
-            some = tuple(replacements[begin : begin + REPLACEMENTS_AT_ONCE])
-            self._send(Report(self._ticket, self._worker, replaced=some))
+        for begin in range(0, len(unreadable), REPLACEMENTS_AT_ONCE):
+            some = islice(unreadable.items(), begin, begin + REPLACEMENTS_AT_ONCE)
+            self._send(Report(self._ticket, self._worker, replaced=tuple(some)))
         for item in unreadable:
             self._ring.mark(item, UNREADABLE)
 

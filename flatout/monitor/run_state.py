@@ -69,7 +69,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if path not in found:
             found += [record.parent for record in path.glob("**/run.json") if record.is_file()]
-    return sorted(dict.fromkeys(found), key=lambda run: last_change_s(run) or 0.0, reverse=True)[:MAX_RUNS]
+    return sorted(dict.fromkeys(found), key=lambda run: max(_times_s(run), default=0.0), reverse=True)[:MAX_RUNS]
 
 
 def without_run(paths: Sequence[Path], runs: Sequence[Path]) -> list[Path]:
@@ -215,11 +215,6 @@ def warnings_of(folder: Path, rows: Sequence[Row]) -> list[str]:
     found += [f"epoch {row.get('epoch', 0):.0f}: loss not finite in {row['bad_steps']:.0f} steps" for row in bad[-3:]]
     found += [f"{row['missing']:.0f} rows are missing: the disk was full" for row in rows if "missing" in row][-1:]
     return found
-
-
-def last_change_s(folder: Path) -> float | None:
-    """Time of the last change of any file in the folder."""
-    return max(_times_s(folder), default=None)
 
 
 def _times_s(folder: Path) -> list[float]:

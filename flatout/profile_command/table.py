@@ -10,14 +10,11 @@ from flatout.profiler import (
     KIND_COLOURS,
     Ledger,
     Profile,
-    between_lines,
-    fixed_cost_lines,
     ledger_head,
+    note_lines,
     runs_of,
     shown_rows,
-    speed_of_light_lines,
     verdict_lines,
-    wait_lines,
 )
 
 BAR = 24
@@ -26,12 +23,10 @@ WITHOUT_BAR = 62
 
 
 def show(profile: Profile, console: Console | None = None) -> None:
-    """Print the whole report: ledger, waits, time between steps, fixed costs, hardware limits, verdict."""
-    console = console or Console()
-    console.print(ledger_table(profile.ledger, console.width))
-    ledger, measurement = profile.ledger, profile.measurement
-    notes = (*wait_lines(measurement), *between_lines(ledger, measurement), *fixed_cost_lines(measurement))
-    notes += (*speed_of_light_lines(measurement),)
+    """Print the whole report: ledger, notes, verdict."""
+    console, ledger = console or Console(), profile.ledger
+    console.print(ledger_table(ledger, console.width))
+    notes = note_lines(ledger, profile.measurement)
     for line in (*notes, *verdict_lines(profile.verdict, console.width)):
         console.print(escape(line), highlight=False, soft_wrap=True)
 

@@ -32,14 +32,11 @@ if TYPE_CHECKING:
     from flatout.profiler.outcome import Profile, load_measurement
     from flatout.profiler.report.page import KIND_COLOURS
     from flatout.profiler.report.text import (
-        between_lines,
-        fixed_cost_lines,
         ledger_head,
+        note_lines,
         runs_of,
         shown_rows,
-        speed_of_light_lines,
         verdict_lines,
-        wait_lines,
     )
     from flatout.profiler.verdict import EndToEndTrial, Remedy, Trial, Verdict, diagnose
     from flatout.profiler.verdict.remedy import number, with_job_flags

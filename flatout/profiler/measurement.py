@@ -100,6 +100,11 @@ class HotLine:
         """File and name of the function that it belongs to."""
         return self.where.rpartition(":")[0], self.function
 
+    @property
+    def source(self) -> str:
+        """file:line and the source line."""
+        return f"{self.where}  {self.text}".rstrip()
+
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRun:

@@ -149,16 +149,23 @@ def _endless(batches: Batches, epoch: int, start: int) -> Iterator[DeviceBatch]:
         epoch, start = epoch + 1, 0
 
 
-class ReplayedPass:
-    """Repeats the first batches of a pass endlessly, from the slots they were made in.
+class Replay:
+    """Repeats the first batches of the first pass endlessly, from the slots they were made in; for `Seams.open_pass`.
 
     They take the usual way to the device, including augmentation there: copy and compute without the rest of the input.
     """
 
-    def __init__(self, run: HostPass) -> None:
-        self.runtime: FeedRuntime = run.runtime
-        self._leases = list(islice(iter(run.take, None), KEPT))
+    runtime: FeedRuntime
+
+    def __init__(self) -> None:
+        self._leases: list[Lease] = []
         self._number = 0
+
+    def __call__(self, feed: Feed, epoch: int, start: int) -> HostPass:
+        if not self._leases:
+            first = feed.open(epoch, start)
+            self.runtime, self._leases = first.runtime, list(islice(iter(first.take, None), KEPT))
+        return self
 
     def is_ready(self) -> bool:
         return True
@@ -172,18 +179,6 @@ class ReplayedPass:
 
     def position_after(self, step: int) -> tuple[int, int]:
         return 0, step + 1
-
-
-class Replay:
-    """Returns the same replayed pass for every epoch; a function for `Seams.open_pass`."""
-
-    def __init__(self) -> None:
-        self._pass: ReplayedPass | None = None
-
-    def __call__(self, feed: Feed, epoch: int, start: int) -> HostPass:
-        if self._pass is None:
-            self._pass = ReplayedPass(feed.open(epoch, start))
-        return self._pass
 
 
 # Trainings

@@ -74,39 +74,28 @@ def train(
     differ from their defaults. Raises Interrupted after a signal, once everything is saved: the same call then
     continues.
     """
-    with spans.recording() as times:
-        return _train(job, options, callbacks, spending, seams or Seams(), typed, times)
-
-
-def _train(
-    job: type[Recipe],
-    options: RunOptions,
-    callbacks: Iterable[Callback],
-    spending: Spending | None,
-    seams: Seams,
-    typed: Collection[str] | None,
-    times: Spans,
-) -> RunResult:
-    resume = checkpoint_to_resume(options)
-    if resume is not None:
-        options = options_to_resume(job.read_options(run_of(resume), options), options, typed)
-    spending = spending or Spending(options.price, options.budget)
-    world = ranks.read_world(options.local_rank)
-    checks = world.is_first and not options.no_preflight
-    if checks:
-        check_gpus(options.device)
-    device = device_of(options.device, world)
-    if checks:
-        check_descriptors(uses_gpu=device.type == "cuda")
-    recipe = job(options, world, device, resume=None if resume is None else run_of(resume))
-    mirror = Mirror(options.mirror, recipe.place[1]) if options.mirror and world.is_first else None
-    all_callbacks = Callbacks(
-        [spending, *recipe.loggers(), *callbacks, *([mirror] if mirror else [])] if world.is_first else []
-    )
-    if world.is_first:
-        warn_of_waiting_threads(device)
-    seed_all(recipe.seed)
-    with ranks.process_group(world, device), ExitStack() as stack:
+    seams = seams or Seams()
+    with spans.recording() as times, ExitStack() as stack:
+        resume = checkpoint_to_resume(options)
+        if resume is not None:
+            options = options_to_resume(job.read_options(run_of(resume), options), options, typed)
+        spending = spending or Spending(options.price, options.budget)
+        world = ranks.read_world(options.local_rank)
+        checks = world.is_first and not options.no_preflight
+        if checks:
+            check_gpus(options.device)
+        device = device_of(options.device, world)
+        if checks:
+            check_descriptors(uses_gpu=device.type == "cuda")
+        recipe = job(options, world, device, resume=None if resume is None else run_of(resume))
+        mirror = Mirror(options.mirror, recipe.place[1]) if options.mirror and world.is_first else None
+        all_callbacks = Callbacks(
+            [spending, *recipe.loggers(), *callbacks, *([mirror] if mirror else [])] if world.is_first else []
+        )
+        if world.is_first:
+            warn_of_waiting_threads(device)
+        seed_all(recipe.seed)
+        stack.enter_context(ranks.process_group(world, device))
         request = _request(recipe, resume)
         if (finished := _finished_folder(recipe, request, mirror)) is not None:
             return RunResult(finished, None, 0.0, finished=True)
@@ -246,9 +235,11 @@ class _Training:
         if self.seams.open_pass is not None:
             batches.open_pass = self.seams.open_pass
         steps = self.recipe.steps(batches)
-        # A job that does not record its steps has no file for them.
-        names = NAMES if self.recipe.input_facts() is None else (*NAMES, STEPS_NAME)
+        # A job that cannot make the input of a step again does not record its steps, and has no file for them.
+        is_recorded = self.recipe.input_facts() is not None
+        names = (*NAMES, STEPS_NAME) if is_recorded else NAMES
         records = context.stack.enter_context(Records(context.folder, names)) if self._is_first else None
+        step_record = StepRecord(records, context.world, self.recipe.input_facts) if is_recorded else None
         epoch_end = self._epoch_end = EpochEnd(
             self.recipe,
             model,
@@ -261,7 +252,7 @@ class _Training:
         # Only the first rank shows progress.
         stream = None if self._is_first else io.StringIO()
         progress = StepProgress(model.epochs * steps, steps_per_epoch=steps, stream=stream)
-        loop = self._loop(batches, steps, epoch_end, progress, self._step_record(records))
+        loop = self._loop(batches, steps, epoch_end, progress, step_record)
         if self._saved is None and records is not None:
             records.clear()
         self._begin(loop)
@@ -345,13 +336,6 @@ class _Training:
             "seed": self.recipe.seed,
             **self.recipe.describe_run(),
         }
-
-    def _step_record(self, records: Records | None) -> StepRecord | None:
-        """Records what the network sees, if the job can make it again."""
-        recipe = self.recipe
-        if recipe.input_facts() is None:
-            return None
-        return StepRecord(records, self.context.world, lambda: recipe.input_facts() or {})
 
     def _loop(
         self,

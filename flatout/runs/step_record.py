@@ -28,8 +28,8 @@ InputFacts = Mapping[str, Any]
 class StepRecord:
     """Appends to replay.jsonl. Called on all ranks, the first one writes."""
 
-    def __init__(self, records: Records | None, world: World, facts: Callable[[], InputFacts]) -> None:
-        """`facts` returns those of the steps since the last call."""
+    def __init__(self, records: Records | None, world: World, facts: Callable[[], InputFacts | None]) -> None:
+        """`facts` returns those of the steps since the last call, as `Recipe.input_facts`."""
         self._records, self._world, self._facts = records, world, facts
         self._written: InputFacts | None = None
         self._num_truncated = -1
@@ -39,7 +39,7 @@ class StepRecord:
         gathered = self._world.gather(steps)
         if self._records is None or gathered is None or not steps:
             return
-        facts = dict(self._facts())
+        facts = dict(self._facts() or {})
         # What was written before may have been cut off since.
         if facts != self._written or self._records.num_truncated != self._num_truncated:
             self._records.event(STEPS_NAME, {"input": facts})

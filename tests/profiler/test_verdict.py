@@ -11,7 +11,7 @@ from flatout.defect.commands.flags import VERDICT_FLAGS as DEFECT_FLAGS
 from flatout.profiler.measurement import HotLine, Lane, Limits, NetworkRun, WaitSite, make_ledger
 from flatout.profiler.report.text import report_text
 from flatout.profiler.verdict import Trial, diagnose, remedy_of
-from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction
+from flatout.profiler.verdict.predict_step import StepNumbers
 from flatout.profiler.verdict.remedy import with_job_flags
 from flatout.profiler.verdict.rules_host import CUDA_GRAPH
 from flatout.spike.commands.arguments import VERDICT_FLAGS as SPIKE_FLAGS
@@ -545,4 +545,4 @@ def test_no_other_job_is_advised_a_flag_that_only_yolo_has(own_flags):
 def test_more_threads_save_no_more_time_than_the_network_takes(saved_ms):
     # Nothing is known about the workers, so the input seems to take no time.
     numbers = StepNumbers(measured(17, {"feed.wait": 16.2, "forward": 0.4, "backward": 0.4}, num_workers=1))
-    assert StepPrediction(numbers).with_parallel_consumer(saved_ms) >= numbers.step_ms - saved_ms
+    assert numbers.with_parallel_consumer(saved_ms) >= numbers.step_ms - saved_ms

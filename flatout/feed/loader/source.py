@@ -78,9 +78,9 @@ def write_default_collated(samples: Sequence[Any], region: BodyRegion) -> BatchP
     in_place = [leaf for leaf in leaves if leaf is not None]
     placed = place(in_place, region.num_rows)
     if placed.nbytes > len(region.memory):
-        return _pickled_samples(samples, _why_too_small(region), placed.nbytes)
+        return _pickled(PartKind.SAMPLES, list(samples), _why_too_small(region), placed.nbytes)
     if not region.agree_on_layout(fingerprint(in_place, repr(paths))):
-        return _pickled_samples(samples, _why_laid_out_differently(found, paths), placed.nbytes)
+        return _pickled(PartKind.SAMPLES, list(samples), _why_laid_out_differently(found, paths), placed.nbytes)
     numbers = [number for number, leaf in enumerate(leaves) if leaf is not None]
     for leaf, offset, number in zip(in_place, placed.offsets, numbers, strict=True):
         rows = _rows(region, leaf, offset, len(samples))
@@ -132,9 +132,10 @@ def _write_collated(
     pickled = dump_with_holes(value, hole_for)
     placed = place(leaves, region.num_rows)
     if placed.nbytes > len(region.memory):
-        return _pickled_collated(value, _why_too_small(region), placed.nbytes)
+        return _pickled(PartKind.COLLATED, value, _why_too_small(region), placed.nbytes)
     if not region.agree_on_layout(fingerprint(leaves)):
-        return _pickled_collated(value, "the micro-batches of one batch differ in shape or dtype", placed.nbytes)
+        why = "the micro-batches of one batch differ in shape or dtype"
+        return _pickled(PartKind.COLLATED, value, why, placed.nbytes)
     for leaf, offset, source in zip(leaves, placed.offsets, sources, strict=True):
         rows = _rows(region, leaf, offset, num_rows)
         _copy(source, rows if rows.ndim == source.ndim else rows[0])
@@ -172,16 +173,13 @@ def _why_too_small(region: BodyRegion) -> str:
     return "batches are larger than the room reserved for them" if len(region.memory) else ""
 
 
-def _pickled_samples(samples: Sequence[Any], why: str, body_bytes: int) -> BatchPart:
-    messages = (f"a batch is sent by pickle and collated by the trainer: {why}",) if why else ()
-    head = PartHead((), b"", messages)
-    return BatchPart(PartKind.SAMPLES, pickle.dumps(head), pickle.dumps(list(samples)), body_bytes)
-
-
-def _pickled_collated(value: Any, why: str, body_bytes: int) -> BatchPart:
-    messages = (f"the result of collate_fn is sent by pickle: {why}",) if why else ()
-    head = PartHead((), b"", messages)
-    return BatchPart(PartKind.COLLATED, pickle.dumps(head), pickle.dumps(value), body_bytes)
+def _pickled(kind: PartKind, content: Any, why: str, body_bytes: int) -> BatchPart:
+    """A part that is not stored in the slot, but sent by pickle; `why` is logged, unless it is empty."""
+    what = "a batch is sent by pickle and collated by the trainer"
+    if kind == PartKind.COLLATED:
+        what = "the result of collate_fn is sent by pickle"
+    head = PartHead((), b"", (f"{what}: {why}",) if why else ())
+    return BatchPart(kind, pickle.dumps(head), pickle.dumps(content), body_bytes)
 
 
 def _holes(value: Any, path: str) -> list[tuple[str, Hole]]:

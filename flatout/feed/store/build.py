@@ -338,12 +338,6 @@ def is_enough(header: StoreHeader, budget: Budget) -> bool:
     return budget.default_bytes <= header.nbytes
 
 
-def find_or_build(items: Items, config: StoreConfig) -> OpenedStore | None:
-    """A store of these items; None, with a warning, if there is no room for one. May wait for another process."""
-    opening = StoreOpener(items, config)
-    return opening.find() or opening.build()
-
-
 class StoreOpener:
     """One attempt to find or build a store."""
 

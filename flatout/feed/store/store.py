@@ -12,7 +12,7 @@ import numpy as np
 
 from flatout.clock import StageTime, clock, machine
 from flatout.errors import ConfigError
-from flatout.feed.store.build import OpenedStore, find_or_build, memory_budget
+from flatout.feed.store.build import OpenedStore, StoreOpener, memory_budget
 from flatout.feed.store.file import Items, StoreConfig, decode_item
 from flatout.feed.store.keep import ItemCache, RecentCache, ResidentCache
 
@@ -77,7 +77,8 @@ class Store(AbstractContextManager["Store"]):
             budget_bytes = memory_budget(config.budget_bytes, machine.memory().free).limit_bytes
             budget_bytes //= max(1, config.num_workers)
             return cls(items, RecentCache(budget_bytes), budget_bytes=budget_bytes)
-        opened = find_or_build(items, config)
+        opener = StoreOpener(items, config)
+        opened = opener.find() or opener.build()  # None, with a warning, if there is no room
         if opened is None:
             return cls(items, ItemCache(), budget_bytes=0)
         return cls(items, ResidentCache(opened.file, opened.path), budget_bytes=opened.budget_bytes, opened=opened)

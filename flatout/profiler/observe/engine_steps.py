@@ -44,12 +44,9 @@ class EngineObservation(Observation):
         self._images, self._most_images = images_per_step, 0
         self._has_begun = False
         self._own_flags = own_flags or {}
-        super().__init__(FeedWorkers(), num_steps=num_steps, phases=phases, title=title)
-
-    def _make_recorder(self) -> StepRecorder:
         recorder = _EngineRecorder()
         recorder.observation = self
-        return recorder
+        super().__init__(FeedWorkers(), recorder, num_steps=num_steps, phases=phases, title=title)
 
     @property
     def total_steps(self) -> int:
@@ -92,18 +89,17 @@ class EngineObservation(Observation):
 
     def step_begins(self) -> None:
         """The loop requests a batch: the previous step, if there was one, has ended."""
-        if self._has_begun and self._is_short:
+        if not self._has_begun:
+            self._has_begun = True
+            self.attach_device()
+            clock.step_ended(0)
+        elif self._is_short:
             clock.step_ended(0)
             self.pass_begins()
-            return
-        if self._has_begun:
+        else:
             self._most_images = self._images
             clock.step_ended(self._images)
             self.after_step()
-            return
-        self._has_begun = True
-        self.attach_device()
-        clock.step_ended(0)
 
 
 def _on_device(phases: Phases) -> Phases:

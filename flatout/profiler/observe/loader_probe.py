@@ -15,21 +15,19 @@ from flatout.clock import TIMELINE_DTYPE, TracedTotals, clock, want, worker_regi
 from flatout.profiler.observe.recorder import Line, Sampler
 
 LINE_DTYPE = np.dtype([("where", "S200"), ("function", "S56"), ("samples", np.int64)])
+SUMS = ("cpu_ns", "wanted_ns", "made_ns", "first_ns", "num_first")
+"""`cpu_ns`: CPU time of the worker process and of those it replaced; `wanted_ns`: time in which its main thread ran or
+queued for a core; `made_ns`: without workers, the time in which the main process made batches; `first_ns` and
+`num_first`: time and number of first samples, one per start of the worker."""
+
 WORKER_DTYPE = np.dtype(
     [
         ("stages", clock.STAGE_DTYPE, 32),
         ("lines", LINE_DTYPE, 128),
-        ("cpu_ns", np.int64),
-        ("wanted_ns", np.int64),
-        ("made_ns", np.int64),
-        ("first_ns", np.int64),
-        ("num_first", np.int64),
+        *((name, np.int64) for name in SUMS),
         ("timeline", TIMELINE_DTYPE),
     ]
 )
-"""`cpu_ns`: CPU time of the worker process and of those it replaced; `wanted_ns`: time in which its main thread ran or
-queued for a core; `made_ns`: without workers, the time in which the main process made batches; `first_ns` and
-`num_first`: time and number of first samples, one per start of the worker."""
 
 
 class ProbedTotals(NamedTuple):
@@ -81,10 +79,9 @@ class WorkerTables:
     def totals(self) -> ProbedTotals:
         """What all workers have spent so far."""
         rows = self.rows().copy()
-        names = ("cpu_ns", "wanted_ns", "made_ns", "first_ns", "num_first")
-        cpu_ns, wanted_ns, made_ns, first_ns, num_first = (int(rows[name].sum()) for name in names)
+        cpu_ns, wanted_ns, *others = (int(rows[name].sum()) for name in SUMS)
         spent = worker_registry.WorkerTotals(*worker_registry.stage_sums(rows["stages"]), cpu_ns, wanted_ns)
-        return ProbedTotals(spent, made_ns, first_ns, num_first)
+        return ProbedTotals(spent, *others)
 
 
 class WorkerTable:

@@ -224,6 +224,7 @@ class Observation:
     def __init__(
         self,
         workers: WorkerObserver,
+        recorder: StepRecorder | None = None,
         *,
         num_steps: int | None = None,
         phases: Phases = ALL_PHASES,
@@ -234,7 +235,7 @@ class Observation:
         """`num_steps` None: time steps to the end of the block. `functions`: code -> stage, for functions that cannot
         be marked."""
         self._device: DeviceClock | None = None
-        self.recorder = self._make_recorder()
+        self.recorder = recorder or StepRecorder()
         self.recorder.on_pause = self._pause_in_step
         self.workers = workers
         self._num_steps, self._phases, self._on_end = num_steps, phases, on_end
@@ -250,9 +251,6 @@ class Observation:
         self._measurement: Measurement | None = None
         self.is_over = False
         """Whether the observation has ended."""
-
-    def _make_recorder(self) -> StepRecorder:
-        return StepRecorder()
 
     @property
     def steps_before_timing(self) -> int:

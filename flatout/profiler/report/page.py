@@ -193,7 +193,7 @@ def _remedies(verdict: Verdict) -> str:
         return ""
     most = max(remedy.images_per_s / (1 - remedy.uncertainty) for remedy in verdict.remedies)
     rows = "".join(_remedy(remedy, most) for remedy in verdict.remedies)
-    return f"<section><h2>Remedies: images per second now and predicted</h2>{rows}</section>"
+    return _section("Remedies: images per second now and predicted", rows)
 
 
 def _remedy(remedy: Remedy, most: float) -> str:
@@ -214,47 +214,37 @@ def _remedy(remedy: Remedy, most: float) -> str:
 
 def _limits(ledger: Ledger, measurement: Measurement) -> str:
     limits = measurement.limits
-    rows = [
-        ("network alone, on one batch that is ready", limits.compute_ms),
-        ("network and copy, on batches kept in host memory", limits.transfer_ms),
-        ("input alone, without using the batches", limits.input_ms),
-    ]
-    if not any(ms for _, ms in rows):
+    parts = {
+        "network alone, on one batch that is ready": limits.compute_ms,
+        "network and copy, on batches kept in host memory": limits.transfer_ms,
+        "input alone, without using the batches": limits.input_ms,
+    }
+    if not any(parts.values()):
         return ""
-    cells = "".join(
-        f"<tr><td>{name}</td><td>{number(ms)} ms</td><td>{number(1e3 * ledger.images / ms)} img/s</td></tr>"
-        for name, ms in (*rows, ("the training as it is", ledger.step_ms))
-        if ms
-    )
-    return f"<section><h2>Limits: the speed of each part by itself</h2><table>{cells}</table></section>"
+    speeds = {name: ms for name, ms in parts.items() if ms} | {"the training as it is": ledger.step_ms}
+    rows = [(name, f"{number(ms)} ms", f"{number(1e3 * ledger.images / ms)} img/s") for name, ms in speeds.items()]
+    return _section("Limits: the speed of each part by itself", _table(rows))
 
 
 def _fixed_costs(measurement: Measurement) -> str:
     if not measurement.fixed_s:
         return ""
-    rows = "".join(
-        f"<tr><td>{escape(label)}</td><td>{seconds:,.2f} s</td></tr>"
-        for label, seconds in measurement.fixed_s.items()
-        if seconds >= SMALL_S
-    )
-    return f"<h2>Fixed costs of this run, besides its steps</h2><table>{rows}</table>"
+    costs = measurement.fixed_s.items()
+    rows = [(escape(label), f"{seconds:,.2f} s") for label, seconds in costs if seconds >= SMALL_S]
+    return f"<h2>Fixed costs of this run, besides its steps</h2>{_table(rows)}"
 
 
 def _light(measurement: Measurement) -> str:
     if measurement.light is None:
         return ""
-    rows = "".join(
-        f"<tr><td>{name}</td><td>{value:,.1f} {unit}</td></tr>" for name, value, unit in measurement.light.rows()
-    )
-    return f"<section><h2>Hardware limits of this machine</h2><table>{rows}</table></section>"
+    rows = [(name, f"{value:,.1f} {unit}") for name, value, unit in measurement.light.rows()]
+    return _section("Hardware limits of this machine", _table(rows))
 
 
 def _ledger(ledger: Ledger) -> str:
     lanes = "".join(_lane(place, shown_rows(ledger.lane(place))) for place in ledger.places)
-    return (
-        "<section><h2>Where the time of a step goes: every place adds up to "
-        f"{number(ledger.step_ms)} ms of wall time</h2>{lanes}</section>"
-    )
+    step_ms = number(ledger.step_ms)
+    return _section(f"Where the time of a step goes: every place adds up to {step_ms} ms of wall time", lanes)
 
 
 def _lane(place: str, rows: Sequence[Row]) -> str:
@@ -264,17 +254,13 @@ def _lane(place: str, rows: Sequence[Row]) -> str:
         f'background:{_rgba(*colors[row.stage])}"{_class_of(row)}>{escape(row.label) if row.share > 0.09 else ""}</i>'
         for row in rows
     )
-    table = "".join(
-        f'<tr><td><span class="dot" style="background:{_rgba(*colors[row.stage])}"></span>{escape(row.label)}</td>'
-        f"<td>{row.ms:,.2f}</td><td>{row.share:.1%}</td><td>{row.us_per_image:,.1f}</td>"
-        f"<td>{runs_of(row)}</td></tr>"
-        for row in rows
-    )
-    head = "<tr><th></th><th>ms per step</th><th>share</th><th>us per image</th><th>runs</th></tr>"
-    return (
-        f'<div class="place">{escape(place_label(place))}</div><div class="bar">{bar}</div>'
-        f'<table class="even">{head}{table}</table>'
-    )
+    dots = [f'<span class="dot" style="background:{_rgba(*colors[row.stage])}"></span>' for row in rows]
+    cells = [
+        (dot + escape(row.label), f"{row.ms:,.2f}", f"{row.share:.1%}", f"{row.us_per_image:,.1f}", runs_of(row))
+        for dot, row in zip(dots, rows, strict=True)
+    ]
+    table = _table(cells, ["", "ms per step", "share", "us per image", "runs"], ' class="even"')
+    return f'<div class="place">{escape(place_label(place))}</div><div class="bar">{bar}</div>{table}'
 
 
 def _class_of(row: Row) -> str:
@@ -292,20 +278,18 @@ def _timeline(timeline: Mapping[str, Sequence[Event]], ledger: Ledger) -> str:
     svg = timeline_svg(timeline, int(STEPS_SHOWN * step_ms * 1e6))
     # In milliseconds: if the lengths of steps differ, it shows another number of them.
     span_ms = number(STEPS_SHOWN * step_ms)
-    return f"<section><h2>Timeline of the last {span_ms} ms of steps</h2>{svg}</section>" if svg else ""
+    return _section(f"Timeline of the last {span_ms} ms of steps", svg) if svg else ""
 
 
 def _waits(measurement: Measurement) -> str:
     if not measurement.waits:
         return ""
     rows = [(site.where, site.text, f"{site.per_step:,.1f}") for site in measurement.waits[:12]]
-    return f"<section><h2>{wait_kind(measurement).capitalize()}, per step</h2>{_code_table(['times'], rows)}</section>"
+    return _section(f"{wait_kind(measurement).capitalize()}, per step", _code_table(["times"], rows))
 
 
 def _idle(measurement: Measurement) -> str:
-    return "".join(
-        f"<section><h2>Why the GPU is idle</h2><p>{escape(line)}</p></section>" for line in idle_lines(measurement)
-    )
+    return "".join(_section("Why the GPU is idle", f"<p>{escape(line)}</p>") for line in idle_lines(measurement))
 
 
 def _between(ledger: Ledger, measurement: Measurement) -> str:
@@ -313,16 +297,11 @@ def _between(ledger: Ledger, measurement: Measurement) -> str:
     pauses = pauses_of(ledger)
     if not pauses and not measurement.waits_between:
         return ""
-    rows = "".join(
-        f"<tr><td>{escape(row.label)}</td><td>{how_often(row)}</td><td>{row.ms:,.2f}</td><td>{row.share:.1%}</td></tr>"
-        for row in pauses
-    )
-    head = "<tr><th></th><th>each time</th><th>ms per step</th><th>share</th></tr>"
+    rows = [(escape(row.label), how_often(row), f"{row.ms:,.2f}", f"{row.share:.1%}") for row in pauses]
+    table = _table(rows, ["", "each time", "ms per step", "share"]) if rows else ""
     left_ms = ledger.step_ms - sum(row.ms for row in pauses)
-    return (
-        f"<section><h2>Between steps (the steps themselves take {number(left_ms)} ms)</h2>"
-        f"{f'<table>{head}{rows}</table>' if rows else ''}{_waits_between(measurement)}</section>"
-    )
+    title = f"Between steps (the steps themselves take {number(left_ms)} ms)"
+    return _section(title, table + _waits_between(measurement))
 
 
 def _waits_between(measurement: Measurement) -> str:
@@ -342,7 +321,18 @@ def _lines(measurement: Measurement) -> str:
     if not lines:
         return ""
     rows = [(line.where, line.text, _where_it_runs(line), f"{line.ms:,.1f}") for line in lines]
-    return f"<section><h2>Hottest lines, by sampling</h2>{_code_table(['in', 'ms per step'], rows)}</section>"
+    return _section("Hottest lines, by sampling", _code_table(["in", "ms per step"], rows))
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{title}</h2>{content}</section>"
+
+
+def _table(rows: Iterable[tuple[str, ...]], titles: Sequence[str] = (), attributes: str = "") -> str:
+    """A table of cells in HTML, with a head if there are titles."""
+    head = f"<tr>{''.join(f'<th>{title}</th>' for title in titles)}</tr>" if titles else ""
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table{attributes}>{head}{body}</table>"
 
 
 def _code_table(titles: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:

@@ -21,10 +21,14 @@ FEW = 3
 
 
 def report_text(ledger: Ledger, verdict: Verdict, measurement: Measurement) -> str:
-    """The whole report as text: ledger, waits, time between steps, fixed costs, hardware limits, verdict."""
-    parts = [*ledger_lines(ledger), "", *wait_lines(measurement), *between_lines(ledger, measurement)]
-    parts += [*fixed_cost_lines(measurement), *speed_of_light_lines(measurement)]
-    return "\n".join([*parts, *verdict_lines(verdict)])
+    """The whole report as text: ledger, notes, verdict."""
+    return "\n".join([*ledger_lines(ledger), "", *note_lines(ledger, measurement), *verdict_lines(verdict)])
+
+
+def note_lines(ledger: Ledger, measurement: Measurement) -> list[str]:
+    """What a report says between ledger and verdict: waits, time between steps, fixed costs, hardware limits."""
+    notes = [*wait_lines(measurement), *between_lines(ledger, measurement)]
+    return [*notes, *fixed_cost_lines(measurement), *speed_of_light_lines(measurement)]
 
 
 def ledger_head(ledger: Ledger) -> str:

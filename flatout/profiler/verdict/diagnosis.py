@@ -160,10 +160,7 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
             cause="unexplained",
             sentence=f"{n.percent(unexplained_ms)} of the step is outside of all known stages, and no rule applies.",
             evidence=[
-                *(
-                    [f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines]
-                    or [ADD_MARKS]
-                ),
+                *([f"{line.ms:.1f} ms per step at {line.source}" for line in lines] or [ADD_MARKS]),
                 *_limit_lines(n),
             ],
         )

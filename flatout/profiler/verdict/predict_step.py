@@ -20,10 +20,17 @@ from flatout.profiler.verdict.remedy import Bottleneck, EndToEndTrial, Remedy, T
 MIN_WAIT_SHARE = 0.03
 """Fraction of the step; an input that makes the step wait for less is no bottleneck."""
 
+HAND_OVER_MS = 1.0
+"""Least time of the main thread to receive a batch from a worker: 0.6 to 1.1 ms with our feed, ten times that with
+large batches of a DataLoader (bench/results/feed_vs_dataloader_*.md, main CPU)."""
+
 
 @dataclass(frozen=True)
 class StepNumbers:
-    """Times and counts derived from a measurement; unless stated otherwise, times are means in ms per step."""
+    """Times and counts derived from a measurement, and step times predicted for a changed training (`with_...`).
+
+    Unless stated otherwise, times are means in ms per step.
+    """
 
     m: Measurement
 
@@ -183,44 +190,35 @@ class StepNumbers:
         evidence: Sequence[str],
         what: str,
         change: str,
-        step_ms: float,
         uncertainty: float,
         cost_ms: float,
+        step_ms: float | None = None,
     ) -> Bottleneck:
-        """A bottleneck with a single remedy, which `what` to `uncertainty` describe."""
+        """A bottleneck with a single remedy; by default, the main thread then takes `cost_ms` less."""
+        step_ms = self.with_faster_consumer(cost_ms) if step_ms is None else step_ms
         only = self.remedy(what=what, change=change, step_ms=step_ms, uncertainty=uncertainty)
         return Bottleneck(cause=cause, sentence=sentence, evidence=evidence, remedies=[only], cost_ms=cost_ms)
 
-
-HAND_OVER_MS = 1.0
-"""Least time of the main thread to receive a batch from a worker: 0.6 to 1.1 ms with our feed, ten times that with
-large batches of a DataLoader (bench/results/feed_vs_dataloader_*.md, main CPU)."""
-
-
-@dataclass(frozen=True)
-class StepPrediction:
-    """Predicts step times of a changed training, in milliseconds, from the numbers of the present one."""
-
-    n: StepNumbers
+    # Step times of a changed training
 
     @property
-    def now(self) -> Demands:
-        n = self.n
-        if n.is_crowded and n.m.num_workers and not n.m.has_device:
+    def demands(self) -> Demands:
+        """What a step needs now; the model that the predictions below rest on."""
+        if self.is_crowded and self.m.num_workers and not self.m.has_device:
             # Workers and main thread compete for cores: each needs its CPU time, divided by the fraction of the
             # machine that this training gets.
-            share = min(1.0, max(0.05, n.used_cores))
-            worker_ms = (n.cpu_ms - n.m.main_cpu_ms) / share + (n.m.worker_blocked_ms or 0.0)
-            consumer_ms = min(n.consumer_ms, n.m.main_cpu_ms / share)
-            return Demands(consumer_ms, min(n.input_ms, worker_ms), n.cpu_ms, n.m.num_workers, n.free_cores)
-        return Demands(n.consumer_ms, n.input_ms, n.cpu_ms, n.m.num_workers, n.free_cores)
+            share = min(1.0, max(0.05, self.used_cores))
+            worker_ms = (self.cpu_ms - self.m.main_cpu_ms) / share + (self.m.worker_blocked_ms or 0.0)
+            consumer_ms = min(self.consumer_ms, self.m.main_cpu_ms / share)
+            return Demands(consumer_ms, min(self.input_ms, worker_ms), self.cpu_ms, self.m.num_workers, self.free_cores)
+        return Demands(self.consumer_ms, self.input_ms, self.cpu_ms, self.m.num_workers, self.free_cores)
 
     @property
     def bias(self) -> float:
         """Measured step relative to the modelled one, from 1 (also if work overlaps better than modelled) to 1.5."""
-        modelled = self.now.step_ms
+        modelled = self.demands.step_ms
         # Above 1 a step waits although nothing is scarce: waits come in bursts, and less demand does not remove all.
-        return min(1.5, max(1.0, self.n.step_ms / modelled)) if modelled > 0 else 1.0
+        return min(1.5, max(1.0, self.step_ms / modelled)) if modelled > 0 else 1.0
 
     def _step(self, then: Demands) -> float:
         return max(then.step_ms * self.bias, self.min_step_ms)
@@ -233,31 +231,31 @@ class StepPrediction:
     @property
     def floor_ms(self) -> float:
         """Lower bound for remedies outside of the network: the device's work, and the time between steps."""
-        return (self.n.m.device_busy_ms or 0.0) + self.n.between_ms
+        return (self.m.device_busy_ms or 0.0) + self.between_ms
 
     @property
     def network_limit_ms(self) -> float:
         """Lower bound for remedies of the input: the measured time of the network alone; 0 if not measured."""
-        return min(self.n.m.limits.compute_ms or 0.0, self.n.step_ms)
+        return min(self.m.limits.compute_ms or 0.0, self.step_ms)
 
     @property
     def input_limit_ms(self) -> float:
         """Lower bound for remedies of the main thread: the measured time of the input alone; 0 if not measured."""
-        return min(self.n.m.limits.input_ms or 0.0, self.n.step_ms)
+        return min(self.m.limits.input_ms or 0.0, self.step_ms)
 
     def with_workers(self, workers: int) -> float:
         """Step with another number of workers; going from none to some adds the time to hand batches over."""
-        now = self.now
+        now = self.demands
         hand_over_ms = HAND_OVER_MS if not now.workers else 0.0
         return self._step(replace(now, workers=workers, consumer_ms=now.consumer_ms + hand_over_ms))
 
     def with_faster_input(self, saved_ms: float) -> float:
         """Step if making its batch took `saved_ms` less time of one core."""
-        now = self.now
-        kept = 1 - min(1.0, saved_ms / max(self.n.input_ms, 1e-9))
-        worker_cpu_ms = now.cpu_ms - self.n.m.main_cpu_ms
+        now = self.demands
+        kept = 1 - min(1.0, saved_ms / max(self.input_ms, 1e-9))
+        worker_cpu_ms = now.cpu_ms - self.m.main_cpu_ms
         # Workers that take every core make the main thread queue for one; what they no longer do frees it.
-        queued_ms = self.n.m.main_queued_ms if now.workers and not self.n.is_crowded else 0.0
+        queued_ms = self.m.main_queued_ms if now.workers and not self.is_crowded else 0.0
         return self._step(
             replace(
                 now,
@@ -271,38 +269,38 @@ class StepPrediction:
         self, images: float, *, tried_now_ms: float, tried_then_ms: float, device_ms: float = 0.0
     ) -> float:
         """Step with another batch size: tried stages take the tried time, input scales with images, the rest stays."""
-        now, factor = self.now, images / self.n.images
+        now, factor = self.demands, images / self.images
         consumer_ms = now.consumer_ms - tried_now_ms + tried_then_ms
         # What the main thread does for a batch besides making its samples: a DataLoader's own work, once per batch.
-        per_batch_ms = 0.0 if now.workers else min(self.n.wait_ms, now.input_ms)
+        per_batch_ms = 0.0 if now.workers else min(self.wait_ms, now.input_ms)
         then = replace(
             now,
             consumer_ms=consumer_ms,
             input_ms=per_batch_ms + (now.input_ms - per_batch_ms) * factor,
-            cpu_ms=self.n.m.main_cpu_ms * consumer_ms / max(now.consumer_ms, 1e-9)
-            + factor * (now.cpu_ms - self.n.m.main_cpu_ms),
+            cpu_ms=self.m.main_cpu_ms * consumer_ms / max(now.consumer_ms, 1e-9)
+            + factor * (now.cpu_ms - self.m.main_cpu_ms),
         )
-        return max(then.step_ms * self.bias, device_ms + self.n.between_ms, self.input_limit_ms * factor)
+        return max(then.step_ms * self.bias, device_ms + self.between_ms, self.input_limit_ms * factor)
 
     def with_faster_consumer(self, saved_ms: float, *, device_ms: float | None = None) -> float:
         """Step if the main thread took `saved_ms` less; waits for data may use up the time saved.
 
         `device_ms` is the kernel time per step then; None: as now.
         """
-        now = self.now
-        kept = max(0.0, 1 - saved_ms / max(self.n.consumer_ms, 1e-9))
-        then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.n.m.main_cpu_ms)
-        floor_ms = self.floor_ms if device_ms is None else device_ms + self.n.between_ms
+        now = self.demands
+        kept = max(0.0, 1 - saved_ms / max(self.consumer_ms, 1e-9))
+        then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.m.main_cpu_ms)
+        floor_ms = self.floor_ms if device_ms is None else device_ms + self.between_ms
         return max(then.step_ms * self.bias, floor_ms, self.input_limit_ms)
 
     def with_kept_workers(self, saved_ms: float) -> float:
         """Step if workers were not started again: the main thread waits `saved_ms` less, and workers open nothing."""
-        now, start_ms = self.now, self.n.m.worker_start_ms
+        now, start_ms = self.demands, self.m.worker_start_ms
         then = replace(
             now,
             consumer_ms=max(0.0, now.consumer_ms - saved_ms),
             input_ms=max(0.0, now.input_ms - start_ms),
-            cpu_ms=max(self.n.m.main_cpu_ms, now.cpu_ms - start_ms),
+            cpu_ms=max(self.m.main_cpu_ms, now.cpu_ms - start_ms),
         )
         return max(then.step_ms * self.bias, self.floor_ms, self.input_limit_ms)
 
@@ -311,17 +309,17 @@ class StepPrediction:
 
         No more than `saved_ms` is saved, also where workers could not be observed and the input seems to take no time.
         """
-        now = self.now
+        now = self.demands
         then = replace(now, consumer_ms=max(0.0, now.consumer_ms - saved_ms))
-        at_least_ms = (self.n.step_ms - saved_ms, then.cpu_ms / then.cores, self.floor_ms, self.input_limit_ms)
+        at_least_ms = (self.step_ms - saved_ms, then.cpu_ms / then.cores, self.floor_ms, self.input_limit_ms)
         return max(then.step_ms * self.bias, *at_least_ms)
 
     def with_less_between_steps(self, saved_ms: float, *, floor_ms: float) -> float:
         """Step with `saved_ms` less between steps; workers use that time to get ahead, so waits may replace it."""
-        now = self.now
-        kept = max(0.0, 1 - saved_ms / max(self.n.consumer_ms, 1e-9))
-        then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.n.m.main_cpu_ms)
-        return min(self.n.step_ms, max(self.n.step_ms - saved_ms, then.step_ms, self.input_limit_ms, floor_ms))
+        now = self.demands
+        kept = max(0.0, 1 - saved_ms / max(self.consumer_ms, 1e-9))
+        then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.m.main_cpu_ms)
+        return min(self.step_ms, max(self.step_ms - saved_ms, then.step_ms, self.input_limit_ms, floor_ms))
 
 
 # Trials
@@ -335,16 +333,16 @@ def remedy_of(measurement: Measurement, trial: Trial) -> Remedy:
 
 def remedy_of_trial(n: StepNumbers, trial: Trial) -> Remedy:
     """As `remedy_of`, for a trial in milliseconds."""
-    now_ms, prediction = stage_ms(n, trial), StepPrediction(n)
+    now_ms = stage_ms(n, trial)
     saved_ms, device_ms = now_ms - trial.then_ms, _device_ms(n, trial)
     if trial.images is not None:
-        step_ms = prediction.with_batch_size(
+        step_ms = n.with_batch_size(
             trial.images, tried_now_ms=now_ms, tried_then_ms=trial.then_ms, device_ms=device_ms or 0.0
         )
     elif trial.in_workers:
-        step_ms = prediction.with_faster_input(saved_ms)
+        step_ms = n.with_faster_input(saved_ms)
     else:
-        step_ms = prediction.with_faster_consumer(saved_ms, device_ms=device_ms)
+        step_ms = n.with_faster_consumer(saved_ms, device_ms=device_ms)
     return _remedy(n, trial, step_ms)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flatout.clock import kind_of
 from flatout.profiler.measurement import WAIT, HotLine
-from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction
+from flatout.profiler.verdict.predict_step import StepNumbers
 from flatout.profiler.verdict.remedy import Bottleneck, Remedy, number
 
 MIN_SHARE = 0.05
@@ -122,7 +122,7 @@ def slow_input_code(n: StepNumbers) -> HotCode | None:
 
 def faster_input_code(n: StepNumbers, code: HotCode) -> list[Remedy]:
     """What the code promises: twice as fast, and without it."""
-    predict = StepPrediction(n).with_faster_input
+    predict = n.with_faster_input
     return _promises(n, code, half_ms=predict(0.5 * code.ms), none_ms=predict(0.98 * code.ms))
 
 
@@ -136,7 +136,7 @@ def promise(remedies: Sequence[Remedy]) -> str:
 
 
 def _promises(n: StepNumbers, code: HotCode, *, half_ms: float, none_ms: float) -> list[Remedy]:
-    source = f"{code.hottest.where}  {code.hottest.text}".rstrip()
+    source = code.hottest.source
     return [
         n.remedy(
             what=f"without {code.name}",
@@ -156,7 +156,7 @@ def code_bottlenecks(n: StepNumbers, known: Sequence[HotLine]) -> Iterator[Bottl
     for code in _unmarked_codes(n, known):
         kind = _kind_of_code(code)
         if kind and code.ms > (MIN_SHARE_OF_OTHER if kind == "slow code" else MIN_SHARE) * n.step_ms:
-            yield _of_code(n, code, kind)
+            yield _of_code(n, code, kind, code.ms + backward_of(n, code.lines, code.ms))
     yield from _loops_in_network(n, known)
 
 
@@ -206,17 +206,16 @@ _SENTENCES = {
 }
 
 
-def _of_code(n: StepNumbers, code: HotCode, kind: str) -> Bottleneck:
-    cost_ms = code.ms + backward_of(n, code.lines, code.ms)
-    predict = StepPrediction(n).with_faster_consumer
+def _of_code(n: StepNumbers, code: HotCode, kind: str, cost_ms: float) -> Bottleneck:
+    predict = n.with_faster_consumer
     hottest = code.hottest
     if kind == "python loop":
-        remedies = [_one_operation(n, code, cost_ms)]
+        what, change = "replace the loop with one tensor operation", hottest.source
+        remedies = [n.remedy(what=what, change=change, step_ms=predict(0.97 * cost_ms), uncertainty=0.15)]
     elif kind in ("logging", "checkpoint"):
         what = "log less often" if kind == "logging" else "save less often"
         change = f"{hottest.where}: every 100 steps instead of every step"
-        step_ms = predict(0.99 * cost_ms)
-        remedies = [n.remedy(what=what, change=change, step_ms=step_ms, uncertainty=0.1)]
+        remedies = [n.remedy(what=what, change=change, step_ms=predict(0.99 * cost_ms), uncertainty=0.1)]
     else:
         remedies = _promises(n, code, half_ms=predict(0.5 * cost_ms), none_ms=predict(0.98 * cost_ms))
     sentence = _SENTENCES[kind].format(share=n.percent(cost_ms), name=code.name)
@@ -240,22 +239,7 @@ def _loops_in_network(n: StepNumbers, known: Sequence[HotLine]) -> Iterator[Bott
             if not looped or loop.ms < MIN_SHARE_OF_OTHER * n.step_ms:
                 continue
             cost_ms = loop.ms + n.host_ms("backward") * loop.ms / max(_graph_ms(n), loop.ms)
-            yield Bottleneck(
-                cause="python loop",
-                sentence=_SENTENCES["python loop"].format(share=n.percent(cost_ms), name=loop.name),
-                evidence=_evidence(n, loop),
-                remedies=[_one_operation(n, loop, cost_ms)],
-                cost_ms=cost_ms,
-            )
-
-
-def _one_operation(n: StepNumbers, code: HotCode, cost_ms: float) -> Remedy:
-    return n.remedy(
-        what="replace the loop with one tensor operation",
-        change=f"{code.hottest.where}  {code.hottest.text}".rstrip(),
-        step_ms=StepPrediction(n).with_faster_consumer(0.97 * cost_ms),
-        uncertainty=0.15,
-    )
+            yield _of_code(n, loop, "python loop", cost_ms)
 
 
 def backward_of(n: StepNumbers, lines: Sequence[HotLine], ms: float) -> float:
@@ -280,4 +264,4 @@ def _evidence(n: StepNumbers, code: HotCode) -> list[str]:
 
 def _line_evidence(line: HotLine) -> str:
     runs = f", {line.runs:,.0f} times per step" if line.runs >= LOOPED else ""
-    return f"{line.ms:.1f} ms per step{runs} at {line.where}  {line.text}".rstrip()
+    return f"{line.ms:.1f} ms per step{runs} at {line.source}"

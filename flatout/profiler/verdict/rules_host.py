@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from flatout.clock import is_pause, label_of
 from flatout.profiler.measurement import HotLine
-from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction
+from flatout.profiler.verdict.predict_step import StepNumbers
 from flatout.profiler.verdict.remedy import Bottleneck
 from flatout.profiler.verdict.rules_code import LOGGING, backward_of, code_bottlenecks, driving_functions
 
@@ -72,9 +72,7 @@ def _heavy_loss(n: StepNumbers) -> Iterator[Bottleneck]:
         what="assign targets for the whole batch at once",
         change="use the loss of `flatout yolo train`; until then, set loss_ota: 0 in the hyp file",
         # The small kernels of such a loss disappear with it: the rest of the device's work is the network.
-        step_ms=StepPrediction(n).with_faster_consumer(
-            loss_ms - then_ms, device_ms=min(network_ms, n.m.device_busy_ms or 0.0)
-        ),
+        step_ms=n.with_faster_consumer(loss_ms - then_ms, device_ms=min(network_ms, n.m.device_busy_ms or 0.0)),
         uncertainty=0.1,
         cost_ms=loss_ms - then_ms,
     )
@@ -93,7 +91,7 @@ def _large_loss(n: StepNumbers, loss_ms: float) -> Bottleneck:
         sentence=f"The loss takes {n.percent(loss_ms)} of the step.",
         evidence=[
             f"loss {loss_ms:.1f} of {n.step_ms:.1f} ms per step; forward and backward together {n.network_ms:.1f} ms",
-            *(f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines),
+            *(f"{line.ms:.1f} ms per step at {line.source}" for line in lines),
         ],
         cost_ms=loss_ms,
     )
@@ -118,13 +116,13 @@ def _python_loop(n: StepNumbers) -> Iterator[Bottleneck]:
                 f"one at a time, which takes {n.percent(loop_ms)} of the step."
             ),
             evidence=[
-                f"{reads:.0f} reads (.item() and the like) per step near {hottest.where}  {hottest.text}".rstrip(),
+                f"{reads:.0f} reads (.item() and the like) per step near {hottest.source}",
                 f"about {loop_ms:.1f} of {n.step_ms:.1f} ms per step in these lines",
                 *_load_evidence(n),
             ],
             what="log less often" if is_logging else "replace the loop with one tensor operation",
             change=f"{hottest.where}: reduce the values on the device, read the result once per log interval",
-            step_ms=StepPrediction(n).with_faster_consumer(0.97 * loop_ms),
+            step_ms=n.with_faster_consumer(0.97 * loop_ms),
             uncertainty=0.1,
             cost_ms=loop_ms,
         )
@@ -140,7 +138,6 @@ def _collector(n: StepNumbers) -> Iterator[Bottleneck]:
         evidence=[f"{gc_ms:.1f} ms per step on average; a full collection visits every object that the program keeps"],
         what="collect garbage between epochs only",
         change="gc.collect(); gc.freeze(); gc.disable() before the loop, then gc.collect() after each epoch",
-        step_ms=StepPrediction(n).with_faster_consumer(gc_ms),
         uncertainty=0.06,
         cost_ms=gc_ms,
     )
@@ -157,7 +154,6 @@ def _updates(n: StepNumbers) -> Iterator[Bottleneck]:
         evidence=[f"optimizer and EMA {update_ms:.1f} ms, forward and backward {network_ms:.1f} ms per step"],
         what="update all weights in a few kernels",
         change="fused=True in the optimizer, few parameter groups, an EMA by torch._foreach_lerp_",
-        step_ms=StepPrediction(n).with_faster_consumer(0.6 * update_ms),
         uncertainty=0.2,
         cost_ms=0.6 * update_ms,
     )
@@ -179,7 +175,7 @@ def _worker_start(n: StepNumbers) -> Iterator[Bottleneck]:
         evidence=[f"{start_ms:.1f} ms per step on average, {times:.0f} times in {len(n.m.wall_ms)} steps"],
         what="keep the workers",
         change="persistent_workers=True, and one DataLoader for all epochs",
-        step_ms=StepPrediction(n).with_kept_workers(saved_ms),
+        step_ms=n.with_kept_workers(saved_ms),
         uncertainty=0.12,
         cost_ms=saved_ms,
     )
@@ -208,16 +204,15 @@ def _after_steps(n: StepNumbers) -> Iterator[Bottleneck]:
         activity, what, change, share = knobs[stage]
         if runs := n.host.stage_runs.get(stage, 0.0):
             share = max(share, 1 - 1 / (RARE_STEPS * runs))
-        prediction = StepPrediction(n)
         # The device continues to work while the host logs, but not in a pause between steps.
-        floor_ms = prediction.floor_ms - (share * ms if is_pause(stage) else 0.0)
+        floor_ms = n.floor_ms - (share * ms if is_pause(stage) else 0.0)
         yield n.bottleneck(
             cause=label_of(stage),
             sentence=f"{activity} takes {n.percent(ms)} of the run.",
             evidence=[_how_often(ms, runs), *_time_in_steps(n)],
             what=what,
             change=change,
-            step_ms=prediction.with_less_between_steps(share * ms, floor_ms=floor_ms),
+            step_ms=n.with_less_between_steps(share * ms, floor_ms=floor_ms),
             uncertainty=0.1,
             cost_ms=ms,
         )
@@ -299,7 +294,6 @@ def _blocking_copy(n: StepNumbers) -> Iterator[Bottleneck]:
         evidence=[f"copies take {copy_ms:.1f} ms per step: memory is not pinned, or non_blocking=True is missing"],
         what="copy from pinned memory, asynchronously",
         change="DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)",
-        step_ms=StepPrediction(n).with_faster_consumer(0.9 * copy_ms),
         uncertainty=0.1,
         cost_ms=0.9 * copy_ms,
     )
@@ -324,7 +318,7 @@ def _waits(n: StepNumbers) -> Iterator[Bottleneck]:
         + [f"GPU busy {busy_ms:.1f} of {n.step_ms - n.between_ms:.1f} ms per step"],
         what="read values once per log interval",
         change=f"{sites[0].where}: keep the tensor (loss.detach()) and read it every 50 steps",
-        step_ms=max(then_ms, StepPrediction(n).with_faster_consumer(n.device_idle_ms)),
+        step_ms=max(then_ms, n.with_faster_consumer(n.device_idle_ms)),
         uncertainty=0.12,
         cost_ms=n.device_idle_ms,
     )
@@ -350,7 +344,7 @@ def _launches(n: StepNumbers) -> Iterator[Bottleneck]:
         ],
         what=CUDA_GRAPH,
         change="torch.cuda.graph or torch.compile(mode='reduce-overhead'); flatout: --fast (graphs and more)",
-        step_ms=StepPrediction(n).with_faster_consumer(queueing_ms, device_ms=1.05 * busy_ms),
+        step_ms=n.with_faster_consumer(queueing_ms, device_ms=1.05 * busy_ms),
         uncertainty=0.15,
         cost_ms=n.device_idle_ms,
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from flatout.clock import PAUSES, kind_of, label_of
 from flatout.profiler.demands import KEPT_DECODED, Demands
 from flatout.profiler.measurement import HotLine
-from flatout.profiler.verdict.predict_step import MIN_WAIT_SHARE, StepNumbers, StepPrediction
+from flatout.profiler.verdict.predict_step import MIN_WAIT_SHARE, StepNumbers
 from flatout.profiler.verdict.remedy import Bottleneck, Remedy, number
 from flatout.profiler.verdict.rules_code import faster_input_code, promise, slow_input_code
 
@@ -73,7 +73,7 @@ def _unobserved_input(n: StepNumbers, lost_ms: float) -> Bottleneck:
 
 def _no_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     wanted = workers_needed(n)
-    stage, decode_ms = dominant_stage(n), decode_time_ms(n)
+    decode_ms = decode_time_ms(n)
     remedies = [_more_workers(n, wanted)] if wanted else []
     if decode_ms > 0.1 * lost_ms:
         remedies += _keep_decoded(n, decode_ms)
@@ -89,16 +89,9 @@ def _no_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
         cause, why = SLOW_CODE, f"most of it in {code.name}"
     else:
         cause, why = "no workers", "and nothing else runs meanwhile"
-    return Bottleneck(
-        cause=cause,
-        sentence=(
-            f"The main thread makes every batch itself, which takes {n.percent(lost_ms)} of the step, {why}."
-            f"{promise(promised)}"
-        ),
-        evidence=_evidence(n, lost_ms, stage),
-        remedies=_cure_first(cause, [*remedies, *promised]),
-        cost_ms=lost_ms,
-    )
+    sentence = f"The main thread makes every batch itself, which takes {n.percent(lost_ms)} of the step, {why}."
+    remedies = _cure_first(cause, [*remedies, *promised])
+    return _late(n, lost_ms, cause, f"{sentence}{promise(promised)}", remedies)
 
 
 def _workers_suffice(n: StepNumbers, wanted: int) -> bool:
@@ -146,60 +139,44 @@ def _busy_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
             "input",
             f'they spend most of their time in "{label_of(stage)}"' if stage else "every core is in use",
         )
-    return Bottleneck(
-        cause=cause,
-        sentence=(
-            f"The step spends {n.percent(lost_ms)} of its time waiting for batches. The workers cannot keep up: {why}."
-            f"{promise(promised)}"
-        ),
-        evidence=_evidence(n, lost_ms, stage),
-        remedies=_cure_first(cause, [*remedies, *promised]),
-        cost_ms=lost_ms,
+    sentence = (
+        f"The step spends {n.percent(lost_ms)} of its time waiting for batches. The workers cannot keep up: {why}."
+        f"{promise(promised)}"
     )
+    return _late(n, lost_ms, cause, sentence, _cure_first(cause, [*remedies, *promised]))
 
 
 def _idle_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     now = n.m.num_workers
-    return Bottleneck(
-        cause="hand-over",
-        sentence=(
-            f"The step spends {n.percent(lost_ms)} of its time waiting for batches although the workers are idle "
-            f"{100 * (1 - n.worker_busy):.0f} % of the time: handing batches over takes too long, or too few are "
-            "prefetched."
-        ),
-        evidence=_evidence(n, lost_ms, dominant_stage(n)),
-        remedies=[
-            n.remedy(
-                what="prefetch more batches",
-                change="prefetch_factor=4 (flatout.feed: slots=8); pin_memory=False if the pinning thread is busy",
-                # Half of the wait: no measurement tells how much of it is handing over and how much is chance.
-                step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms, StepPrediction(n).min_step_ms),
-                uncertainty=0.25,
-            ),
-            *([_more_workers(n, now + 1)] if now < n.m.usable_cores - 1 else []),
-        ],
-        cost_ms=lost_ms,
+    sentence = (
+        f"The step spends {n.percent(lost_ms)} of its time waiting for batches although the workers are idle "
+        f"{100 * (1 - n.worker_busy):.0f} % of the time: handing batches over takes too long, or too few are "
+        "prefetched."
     )
+    prefetch = n.remedy(
+        what="prefetch more batches",
+        change="prefetch_factor=4 (flatout.feed: slots=8); pin_memory=False if the pinning thread is busy",
+        # Half of the wait: no measurement tells how much of it is handing over and how much is chance.
+        step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms, n.min_step_ms),
+        uncertainty=0.25,
+    )
+    more = [_more_workers(n, now + 1)] if now < n.m.usable_cores - 1 else []
+    return _late(n, lost_ms, "hand-over", sentence, [prefetch, *more])
 
 
 def _too_many_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     fitting = max(1, int(n.m.usable_cores))
     # With too many workers a step takes 15-29 % longer (measured by others); this is the middle.
-    step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, StepPrediction(n).min_step_ms)
-    fewer = n.remedy(
-        what=f"workers {n.m.num_workers} -> {fitting}",
-        change=f"--workers {fitting} (DataLoader: num_workers={fitting})",
-        step_ms=step_ms,
-        uncertainty=0.15,
-        switch={"workers": fitting},
-    )
-    return Bottleneck(
-        cause="too many workers",
-        sentence=f"{n.m.num_workers} workers compete for {n.m.usable_cores:g} cores and slow each other down.",
-        evidence=_evidence(n, lost_ms, dominant_stage(n)),
-        remedies=[fewer, *([_render_on_device(n)] if n.m.has_device else [])],
-        cost_ms=lost_ms,
-    )
+    step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, n.min_step_ms)
+    sentence = f"{n.m.num_workers} workers compete for {n.m.usable_cores:g} cores and slow each other down."
+    remedies = [_other_workers(n, fitting, step_ms, 0.15), *([_render_on_device(n)] if n.m.has_device else [])]
+    return _late(n, lost_ms, "too many workers", sentence, remedies)
+
+
+def _late(n: StepNumbers, lost_ms: float, cause: str, sentence: str, remedies: list[Remedy]) -> Bottleneck:
+    """Batches that are late for this cause; `lost_ms`: the wait per step."""
+    evidence = _evidence(n, lost_ms, dominant_stage(n))
+    return Bottleneck(cause=cause, sentence=sentence, evidence=evidence, remedies=remedies, cost_ms=lost_ms)
 
 
 def workers_needed(n: StepNumbers) -> int:
@@ -229,12 +206,17 @@ def dominant_stage(n: StepNumbers) -> str | None:
 
 
 def _more_workers(n: StepNumbers, workers: int) -> Remedy:
+    # How much more a disk or a network can deliver is unknown until it is tried.
+    uncertainty = min(0.25, (0.15 if workers > n.m.usable_cores else 0.08) + 0.02 * (workers - n.m.num_workers))
+    return _other_workers(n, workers, n.with_workers(workers), uncertainty)
+
+
+def _other_workers(n: StepNumbers, workers: int, step_ms: float, uncertainty: float) -> Remedy:
     return n.remedy(
         what=f"workers {n.m.num_workers} -> {workers}",
         change=f"--workers {workers} (DataLoader: num_workers={workers})",
-        step_ms=StepPrediction(n).with_workers(workers),
-        # How much more a disk or a network can deliver is unknown until it is tried.
-        uncertainty=min(0.25, (0.15 if workers > n.m.usable_cores else 0.08) + 0.02 * (workers - n.m.num_workers)),
+        step_ms=step_ms,
+        uncertainty=uncertainty,
         switch={"workers": workers},
     )
 
@@ -247,7 +229,7 @@ def _keep_decoded(n: StepNumbers, decode_ms: float) -> list[Remedy]:
     scaled = n.remedy(
         what="keep images decoded and scaled",
         change="store them at the size that is used, or decode at reduced size (cv2.IMREAD_REDUCED_*, draft() of PIL)",
-        step_ms=StepPrediction(n).with_faster_input((1 - KEPT_DECODED) * (decode_ms + scaling_ms)),
+        step_ms=n.with_faster_input((1 - KEPT_DECODED) * (decode_ms + scaling_ms)),
         uncertainty=0.15,
     )
     return [scaled, _cache_decoded(n, decode_ms)]
@@ -262,7 +244,7 @@ def _cache_decoded(n: StepNumbers, decode_ms: float) -> Remedy:
     return n.remedy(
         what="cache decoded images",
         change="--cache-images (flatout.feed: a Store)",
-        step_ms=StepPrediction(n).with_faster_input((1 - KEPT_DECODED) * decode_ms),
+        step_ms=n.with_faster_input((1 - KEPT_DECODED) * decode_ms),
         uncertainty=0.12,
         switch={"cache_images": True},
     )
@@ -270,8 +252,7 @@ def _cache_decoded(n: StepNumbers, decode_ms: float) -> Remedy:
 
 def _render_on_device(n: StepNumbers) -> Remedy:
     # Workers still draw parameters and boxes; rendering moves to the device, where it takes a few per cent of a step.
-    prediction = StepPrediction(n)
-    step_ms = max(prediction.with_faster_input(0.9 * n.input_ms), 1.04 * max(n.consumer_ms, prediction.floor_ms))
+    step_ms = max(n.with_faster_input(0.9 * n.input_ms), 1.04 * max(n.consumer_ms, n.floor_ms))
     return n.remedy(
         what=ON_DEVICE,
         change="--device-augment",
@@ -300,7 +281,7 @@ def _evidence(n: StepNumbers, lost_ms: float, stage: str | None) -> list[str]:
     if stage and (ms := n.worker_ms.get(stage, n.host_ms(stage))):
         lines.append(f"most expensive stage: {label_of(stage)}, {ms / n.images:.2f} ms per image")
     hottest = [line for line in n.hot_lines(in_worker=n.m.num_workers > 0) if line.in_worker or _is_input(line)]
-    lines += [f"hottest line: {line.where}  {line.text}".rstrip() for line in hottest[:1]]
+    lines += [f"hottest line: {line.source}" for line in hottest[:1]]
     if n.m.limits.input_ms:
         lines.append(f"the input alone delivers {number(1e3 * n.images / n.m.limits.input_ms)} img/s")
     return lines

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from flatout.profiler.measurement import NetworkRun
-from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction
+from flatout.profiler.verdict.predict_step import StepNumbers
 from flatout.profiler.verdict.remedy import Bottleneck, Remedy
 
 MIN_OVERHEAD = 0.4
@@ -53,7 +53,6 @@ def _slow_settings(n: StepNumbers, now: NetworkRun, runs: list[NetworkRun]) -> I
             ],
             what=f"without {run.without}",
             change=_SWITCHES.get(run.without, run.without),
-            step_ms=StepPrediction(n).with_faster_consumer(saved_ms),
             uncertainty=0.1,
             cost_ms=saved_ms,
         )
@@ -65,12 +64,11 @@ def _threads(n: StepNumbers, now: NetworkRun, runs: list[NetworkRun]) -> Iterato
         return
     computing_ms = n.network_ms + n.kind_ms("loss")
     saved_ms = computing_ms - _then_ms(computing_ms, now, best)
-    prediction = StepPrediction(n)
     if best.threads < now.threads:
-        cause, step_ms = TOO_MANY_THREADS, prediction.with_faster_consumer(saved_ms)
+        cause, step_ms = TOO_MANY_THREADS, n.with_faster_consumer(saved_ms)
         why = "they wait for each other more than they compute"
     else:
-        cause, step_ms = TOO_FEW_THREADS, prediction.with_parallel_consumer(saved_ms)
+        cause, step_ms = TOO_FEW_THREADS, n.with_parallel_consumer(saved_ms)
         why = "other cores could share the work"
     yield n.bottleneck(
         cause=cause,
@@ -118,7 +116,7 @@ def _small_batches(n: StepNumbers, now: NetworkRun, runs: list[NetworkRun]) -> I
 
 def _with_batch(n: StepNumbers, now: NetworkRun, run: NetworkRun) -> Remedy:
     factor = run.images / now.images
-    step_ms = StepPrediction(n).with_batch_size(
+    step_ms = n.with_batch_size(
         n.images * factor,
         tried_now_ms=n.network_ms,
         tried_then_ms=n.network_ms * run.ms / now.ms,
