@@ -22,6 +22,7 @@ from flatout.lazy import face
 if TYPE_CHECKING:
     from flatout.safefiles.archive import AGAIN, DAMAGED, SUSPECT, Refusal, WorkLimit, quoted, read_at, read_into
     from flatout.safefiles.atomic import (
+        append_text,
         check_room,
         file_size_limit,
         ran_out_of_room,

@@ -72,6 +72,15 @@ def write_file(path: str | Path, content: bytes | str) -> None:
         sink.write(data)
 
 
+def append_text(path: Path, text: str) -> None:
+    """Append to a file, which need not exist; ResourceError as in `replacing`."""
+    try:
+        with path.open("a") as file:
+            file.write(text)
+    except OSError as error:
+        raise write_error(error, path, len(text)) from error
+
+
 def _written_and_synced(file: IO[bytes]) -> Iterator[Sink]:
     sink = Sink(file)
     try:
