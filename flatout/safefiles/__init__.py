@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flatout.safefiles.atomic import (
         append_text,
         check_room,
+        csv_text,
         file_size_limit,
         ran_out_of_room,
         reason_of,

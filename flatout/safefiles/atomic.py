@@ -3,13 +3,15 @@
 write to a hidden file in the same folder -> fsync -> rename -> fsync of the folder
 """
 
+import csv
 import errno
+import io
 import os
 import re
 import resource
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -79,6 +81,13 @@ def append_text(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise write_error(error, path, len(text)) from error
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as the text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def _written_and_synced(file: IO[bytes]) -> Iterator[Sink]:
