@@ -44,7 +44,7 @@ from bench.defect_boards import moved
 from bench.measure import Timing, arguments, report, summarize
 from flatout.defect.compare.align import align
 from flatout.defect.compare.calibrate import Blobs, heat_blobs, threshold_for
-from flatout.defect.compare.classical import ClassicalMapper, refined
+from flatout.defect.compare.classical import find_differences, heat_of_differences, refined
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import read_mask
 from flatout.defect.data.pairs import PairReader, list_pair_images
@@ -235,7 +235,11 @@ def _aligned(planes_CHW: np.ndarray) -> np.ndarray:
 
 
 def _classical_map(planes_CHW: np.ndarray) -> np.ndarray:
-    return ClassicalMapper()(_aligned(planes_CHW))
+    return _heat_of_aligned(_aligned(planes_CHW))
+
+
+def _heat_of_aligned(planes_CHW: np.ndarray) -> np.ndarray:
+    return heat_of_differences(find_differences(planes_CHW))
 
 
 def _networks(
@@ -315,11 +319,11 @@ def _speeds(board_CHW: np.ndarray) -> dict[str, Timing]:
     board = board_CHW.astype(np.uint8)
     strip = np.ascontiguousarray(np.tile(board, (1, 2, 1))[:, : STRIP_HW[0], : STRIP_HW[1]])
     aligned = _aligned(board)
-    heat_HW = ClassicalMapper()(aligned)
+    heat_HW = _heat_of_aligned(aligned)
     calls: dict[str, Callable[[], object]] = {
         "alignment of a board of 640 x 640": partial(align, board[0], board[1]),
         "alignment of a strip of 976 x 176": partial(align, strip[0], strip[1]),
-        "classical method, aligned board": partial(ClassicalMapper(), aligned),
+        "classical method, aligned board": partial(_heat_of_aligned, aligned),
         "baseline, board": partial(baseline_map, board),
         "counts for AU-PRO, AP and AUROC, board": partial(PixelCounts().add, heat_HW >= 0.5, heat_HW),
     }

@@ -23,7 +23,7 @@ from flatout.feed import Store
 from flatout.ranks.world import World
 from flatout.spike.config import DataConfig, LoaderConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips
-from flatout.spike.input import ClipFeed, FeedSettings, open_store, open_training_feed, plan_loader
+from flatout.spike.input import ClipFeed, FeedSettings, open_store, open_training_feed, plan_loader, training_plan
 from flatout.spike.step import plan_steps
 
 GPUS = 3
@@ -70,10 +70,9 @@ def share_of(
     plan = plan_loader(loader, gpus=GPUS, batch=1, val_batch=1, sample_bytes=0, cache_bytes=0)
     settings = FeedSettings(batch=1, workers=plan.workers.train, slots=plan.slots, device=torch.device("cpu"))
     steps = plan_steps(len(clips), world=1, batch=1, accumulation=1)
+    order = training_plan(clips, settings, steps=steps, seed=1, world=World())
     before = _memory_bytes()
-    with open_training_feed(
-        clips, data, settings, steps=steps, seed=1, epochs=10**6, world=World(), store=store
-    ) as feed:  # fmt: skip
+    with open_training_feed(clips, data, settings, order, epochs=10**6, store=store) as feed:
         _take_epoch(feed, 0)
         began, num_clips, epochs = time.perf_counter(), 0, count(1)
         while time.perf_counter() - began < seconds:

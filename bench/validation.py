@@ -260,7 +260,7 @@ def measure_wait(images: ImageSet, batch: int, setting: WaitSetting, device: tor
             return ledger.now_s() - begin_s
 
         begin_s = ledger.now_s()
-        batches = validation._opened()
+        batches = validation._input
         opened_s = ledger.now_s() - begin_s
         assert isinstance(batches, ValidationInput)
         as_trained.outputs = [_outputs(number, each, network) for number, each in enumerate(batches.epoch())]

@@ -23,7 +23,14 @@ from flatout.ranks.world import World
 from flatout.spike.config import load_config
 from flatout.spike.data.clip_set import ClipSet, open_training
 from flatout.spike.data.frames import FrameItems
-from flatout.spike.input import FeedSettings, open_resident_feed, open_scoring_feed, open_store, open_training_feed
+from flatout.spike.input import (
+    FeedSettings,
+    open_resident_feed,
+    open_scoring_feed,
+    open_store,
+    open_training_feed,
+    training_plan,
+)
 from flatout.spike.step import plan_steps
 from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.chroma import Subsampled
@@ -132,7 +139,8 @@ def test_a_training_source_of_spike_needs_no_torch(opener: Any, cache: str, clip
     store = open_store(clips, config, budget_bytes=10**8, workers=0)
     assert (store is not None) == (cache == "true")
     steps = plan_steps(len(clips), world=1, batch=2, accumulation=1)
-    opened = opener(clips, config, SETTINGS, steps=steps, seed=1, epochs=1, world=World(), store=store)
+    plan = training_plan(clips, SETTINGS, steps=steps, seed=1, world=World())
+    opened = opener(clips, config, SETTINGS, plan, epochs=1, store=store)
     check_is_light(stack.enter_context(opened).feed.source)
 
 

@@ -19,7 +19,7 @@ from flatout.defect.data.find import HARD_NEGATIVES, ImgFormat, list_images, roo
 from flatout.defect.data.items import PLANES, Strips
 from flatout.defect.data.pairs import holds_pairs, list_pair_images, read_template_planes
 from flatout.defect.render import renderer_for
-from flatout.defect.source import ImageNames, ParameterSource, PatchSource, SampleRecipe
+from flatout.defect.source import ParameterSource, PatchSource, SampleRecipe
 from flatout.errors import ConfigError
 from flatout.feed import (
     DeviceBatches,
@@ -216,7 +216,7 @@ def device_patch_feed(
     """A feed whose batches are cropped and painted on the device; several feeds may share `device_store`."""
     workers = DEVICE_WORKERS if isinstance(config.workers, str) else min(DEVICE_WORKERS, config.workers)
     feed_config = FeedConfig(workers=workers, epochs=config.epochs)
-    feed = Feed(ParameterSource(recipe, ImageNames(names)), plan, feed_config, unreadable=device_store.unreadable)
+    feed = Feed(ParameterSource(recipe, names.__getitem__), plan, feed_config, unreadable=device_store.unreadable)
     patch_hw = recipe.grid.patch_hw
     outputs = {
         "images": Output((PLANES, *patch_hw), torch.float32, config.channels_last),

@@ -13,7 +13,7 @@ import numpy as np
 
 from flatout.config import build_config
 from flatout.defect.compare.align import AlignConfig
-from flatout.defect.data.find import EXTENSIONS, EvaluationImage
+from flatout.defect.data.find import ENDINGS, EvaluationImage
 from flatout.defect.data.items import read_canonical
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images
 from flatout.defect.demo_data import STRIP_HW
@@ -183,8 +183,7 @@ class _Given(NamedTuple):
 
 
 def _image_files(path: Path) -> list[Path]:
-    endings = {ending for each in EXTENSIONS.values() for ending in each}
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in endings) if path.is_dir() else [path]
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS) if path.is_dir() else [path]
     if not files:
-        raise DataError(f"{path}: no images in this folder. File names must end in {', '.join(sorted(endings))}.")
+        raise DataError(f"{path}: no images in this folder. File names must end in {', '.join(sorted(ENDINGS))}.")
     return files

@@ -30,7 +30,7 @@ def examples_png(images_BCHW: np.ndarray, masks_BHW: np.ndarray, path: Path) -> 
     rows = []
     for planes_CHW, mask_HW in zip(images_BCHW, masks_BHW, strict=True):
         target, ref1, ref2 = planes_CHW
-        panels = [*map(_grey, planes_CHW), _signed(both_differences(target, ref1, ref2)), _grey(mask_HW * MAX_GREY)]
+        panels = [*map(grey, planes_CHW), _signed(both_differences(target, ref1, ref2)), grey(mask_HW * MAX_GREY)]
         rows.append(_beside(panels))
     _write(path, _below(rows))
 
@@ -39,7 +39,7 @@ def result_png(planes_CHW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray 
     """Write target, ref1, ref2, target - ref1, target - ref2, the smaller of both, and the heat map over target."""
     target, ref1, ref2 = planes_CHW
     panels = [
-        *map(_grey, planes_CHW),
+        *map(grey, planes_CHW),
         _signed(target - ref1),
         _signed(target - ref2),
         _signed(both_differences(target, ref1, ref2)),
@@ -51,7 +51,7 @@ def result_png(planes_CHW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray 
 def shifts_png(target_HW: np.ndarray, reference_HW: np.ndarray, found: Alignment, path: Path) -> None:
     """Write the shifts as arrows over target, their confidence, and the difference before and after the alignment."""
     before, after = (MAX_GREY - np.abs(target_HW - plane_HW) for plane_HW in (reference_HW, found.reference_HW))
-    panels = [_arrows(target_HW, found), _confidence(found, target_HW.shape), _grey(before), _grey(after)]
+    panels = [_arrows(target_HW, found), _confidence(found, target_HW.shape), grey(before), grey(after)]
     _write(path, _beside(panels))
 
 
@@ -73,7 +73,7 @@ def overlay(target_HW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray | No
     heat = np.clip(heat_HW * MAX_GREY, 0, MAX_GREY).astype(np.uint8)
     colour = cv2.applyColorMap(heat, cv2.COLORMAP_INFERNO).astype(np.float32)
     share = np.clip(heat_HW * 2, 0, 1)[..., None]
-    mixed = np.ascontiguousarray((_grey(target_HW) * (1 - share) + colour * share).astype(np.uint8))
+    mixed = np.ascontiguousarray((grey(target_HW) * (1 - share) + colour * share).astype(np.uint8))
     if mask_HW is not None and mask_HW.any():
         # Around the defect, not on it: an outline would hide a defect of nine pixels.
         side = 2 * OUTLINE_DISTANCE + 1
@@ -87,7 +87,7 @@ def _arrows(target_HW: np.ndarray, found: Alignment) -> np.ndarray:
     """Target, pale, with arrows from where a block is in target to where the reference shows it; magnified."""
     import cv2
 
-    plot = (_grey(target_HW) // 3 + 170).astype(np.uint8)
+    plot = (grey(target_HW) // 3 + 170).astype(np.uint8)
     rows, columns, _ = found.shift_GK2.shape
     block_y, block_x = -(-target_HW.shape[0] // rows), -(-target_HW.shape[1] // columns)
     step = max(1, ARROWS_PX // block_y)
@@ -111,12 +111,13 @@ def _confidence(found: Alignment, shape_hw: tuple[int, ...]) -> np.ndarray:
     return cv2.applyColorMap(dense, cv2.COLORMAP_VIRIDIS)
 
 
-def _grey(plane_HW: np.ndarray) -> np.ndarray:
+def grey(plane_HW: np.ndarray) -> np.ndarray:
+    """A plane of grey levels as an image, uint8 [H, W, 3]."""
     return np.repeat(np.clip(plane_HW, 0, MAX_GREY).astype(np.uint8)[..., None], 3, axis=2)
 
 
 def _signed(difference_HW: np.ndarray) -> np.ndarray:
-    return _grey(difference_HW / 2 + (MAX_GREY + 1) / 2)
+    return grey(difference_HW / 2 + (MAX_GREY + 1) / 2)
 
 
 def _beside(panels: Sequence[np.ndarray]) -> np.ndarray:

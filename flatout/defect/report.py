@@ -15,10 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from flatout.defect.data.items import MAX_GREY
 from flatout.defect.evaluate.blobs import Blob, BlobImage, Region
 from flatout.defect.evaluate.evaluate import EvaluatedImage
-from flatout.defect.plots import overlay
+from flatout.defect.plots import grey, overlay
 from flatout.errors import counted
 
 MAX_CROPS, MAX_IMAGES = 24, 12
@@ -196,7 +195,7 @@ def _blob_card(name: str, evaluated: EvaluatedImage, blob: Blob, kind: str) -> s
 
 def _crops_card(kind: str, name: str, evaluated: EvaluatedImage, box_xyxy: tuple[int, int, int, int], text: str) -> str:
     rows, columns = crop_around(box_xyxy, (evaluated.heat_HW.shape[0], evaluated.heat_HW.shape[1]))
-    target, ref1 = (_grey(plane_HW[rows, columns]) for plane_HW in evaluated.planes_CHW[:2])
+    target, ref1 = (grey(plane_HW[rows, columns]) for plane_HW in evaluated.planes_CHW[:2])
     mask_HW = None if evaluated.mask_HW is None else evaluated.mask_HW[rows, columns]
     heat = overlay(evaluated.planes_CHW[0][rows, columns], evaluated.heat_HW[rows, columns], mask_HW)
     crops = "".join(
@@ -249,7 +248,7 @@ def _whole_image(target_HW: np.ndarray, found: BlobImage, max_px: int) -> np.nda
     """Target with boxes around blobs and missed defects, uint8 BGR [H, W, 3], at most `max_px` long."""
     import cv2
 
-    picture = _reduced(_grey(target_HW), max_px)
+    picture = _reduced(grey(target_HW), max_px)
     scale = picture.shape[0] / target_HW.shape[0]
     marks = [(blob[:4], _FOUND if blob.hits else _FALSE) for blob in found.blobs]
     marks += [(missed[:4], _MISSED) for missed in found.missed]
@@ -258,10 +257,6 @@ def _whole_image(target_HW: np.ndarray, found: BlobImage, max_px: int) -> np.nda
         low, high = (tuple(round(value * scale) for value in corner) for corner in corners)
         cv2.rectangle(picture, low, high, colour, 2)
     return picture
-
-
-def _grey(plane_HW: np.ndarray) -> np.ndarray:
-    return np.repeat(np.clip(plane_HW, 0, MAX_GREY).astype(np.uint8)[..., None], 3, axis=2)
 
 
 def _reduced(picture: np.ndarray, max_px: int) -> np.ndarray:

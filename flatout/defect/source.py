@@ -9,7 +9,7 @@ Dimension key:  M samples   P patch side   K defects per sample at most   C plan
                 S side of a kernel's square
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -102,21 +102,18 @@ class SampleRecipe:
 class _RecipeSource:
     """The part of the feed's source protocol that depends on the recipe alone: lengths, names, draws, substitutes."""
 
-    def __init__(self, recipe: SampleRecipe, images: DecodedImages) -> None:
-        self._recipe, self._images = recipe, images
+    def __init__(self, recipe: SampleRecipe, where_item: Callable[[int], str]) -> None:
+        self._recipe, self.where_item = recipe, where_item
 
     def __len__(self) -> int:
         return len(self._recipe)
 
     def where(self, index: int) -> str:
-        return self._images.where(index // self._recipe.grid.per_image)
+        return self.where_item(index // self._recipe.grid.per_image)
 
     @property
     def num_items(self) -> int:
         return self._recipe.num_items
-
-    def where_item(self, item: int) -> str:
-        return self._images.where(item)
 
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         return self._recipe.draw(seed, epoch, positions, indices)
@@ -129,7 +126,8 @@ class PatchSource(_RecipeSource):
     """Source of finished samples: `images` float32 [3, P, P] in 0..255, `masks` uint8 [1, P, P] of 0 and 1."""
 
     def __init__(self, recipe: SampleRecipe, images: DecodedImages) -> None:
-        super().__init__(recipe, images)
+        super().__init__(recipe, images.where)
+        self._images = images
         height, width = recipe.grid.patch_hw
         self.fields: Fields = {
             "images": Field((PLANES, height, width), np.float32),
@@ -177,8 +175,8 @@ class PatchSource(_RecipeSource):
 class ParameterSource(_RecipeSource):
     """Source of the same samples as parameters, for the renderers of `render`."""
 
-    def __init__(self, recipe: SampleRecipe, images: DecodedImages) -> None:
-        super().__init__(recipe, images)
+    def __init__(self, recipe: SampleRecipe, where_item: Callable[[int], str]) -> None:
+        super().__init__(recipe, where_item)
         config, max_defects = recipe.config, recipe.config.num_defects[1]
         fields: dict[str, Field] = {
             "items": Field((), np.int32),
@@ -204,16 +202,3 @@ class ParameterSource(_RecipeSource):
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         for name in self.fields:
             out[name][...] = draws["item" if name == "items" else name]
-
-
-class ImageNames:
-    """Names of images whose pixels are on the device. Workers unpickle it, so it must not import torch."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        raise AssertionError("pixels are on the device")
-
-    def where(self, index: int) -> str:
-        return self._names[index]

@@ -22,7 +22,9 @@ from flatout.lazy import face
 if TYPE_CHECKING:
     from flatout.safefiles.archive import AGAIN, DAMAGED, SUSPECT, Refusal, WorkLimit, quoted, read_at, read_into
     from flatout.safefiles.atomic import (
+        append_text,
         check_room,
+        csv_text,
         file_size_limit,
         ran_out_of_room,
         reason_of,

@@ -3,13 +3,15 @@
 write to a hidden file in the same folder -> fsync -> rename -> fsync of the folder
 """
 
+import csv
 import errno
+import io
 import os
 import re
 import resource
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -70,6 +72,22 @@ def write_file(path: str | Path, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     with replacing(Path(path), needed_bytes=len(data)) as sink:
         sink.write(data)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a file, which need not exist; ResourceError as in `replacing`."""
+    try:
+        with path.open("a") as file:
+            file.write(text)
+    except OSError as error:
+        raise write_error(error, path, len(text)) from error
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as the text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def _written_and_synced(file: IO[bytes]) -> Iterator[Sink]:

@@ -294,13 +294,6 @@ class TrainConfig:
 UnusedValue = dict[str, Any] | list[Any] | str | int | float | bool | None
 """Any value, for keys that are accepted and not used."""
 
-UNUSED_KEYS = {
-    "MODEL": ("VRT_CFG", "CHANNELS_PER_SCALE", "LAYERS", "VRT", "SPIKE_ENCODER", "SPIKE_TSA", "FUSE", "WINDOW_SIZE",
-              "IMG_SIZE_H", "IMG_SIZE_W"),
-    "LOG": ("ENABLE_TIMING_LOG", "TIMING_CONSOLE", "TIMING_FILE", "TIMING_CONSOLE_INTERVAL", "TIMING_FILE_INTERVAL"),
-}  # fmt: skip
-"""Section -> keys that are accepted and not used."""
-
 
 # Section MODEL
 
@@ -479,6 +472,13 @@ def _override(values: Any, text: str) -> None:
     if not isinstance(values, dict):
         raise ConfigError(f"--set {text}: {'.'.join(keys[:-1])} is not a section of the file.")
     values[keys[-1]] = parse_yaml(value, where=f"--set {text}")
+
+
+UNUSED_KEYS = {
+    section: [each.name for each in fields(config) if each.type == UnusedValue]
+    for section, config in (("MODEL", ModelConfig), ("LOG", LogConfig))
+}
+"""Section -> keys that are accepted and not used."""
 
 
 def notes(values: Mapping[Any, Any], config: SpikeConfig) -> Iterator[str]:

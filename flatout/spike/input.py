@@ -257,22 +257,25 @@ def training_source(clips: ClipSet, config: DataConfig, store: Store | None = No
     )
 
 
+def training_plan(clips: ClipSet, settings: FeedSettings, *, steps: StepPlan, seed: int, world: World) -> Plan:
+    """Which clips this rank trains on, in which order: shuffled, only whole steps."""
+    return Plan(
+        num_samples=len(clips),
+        batch_size=settings.batch,
+        seed=seed,
+        order=WholeStepOrder(len(clips), plan=steps, seed=seed),
+        rank=world.rank,
+        num_ranks=world.size,
+    )
+
+
 def open_training_feed(
-    clips: ClipSet,
-    config: DataConfig,
-    settings: FeedSettings,
-    *,
-    steps: StepPlan,
-    seed: int,
-    epochs: int,
-    world: World,
-    store: Store | None,
+    clips: ClipSet, config: DataConfig, settings: FeedSettings, plan: Plan, *, epochs: int, store: Store | None
 ) -> ClipFeed:
-    """Open the training feed of this rank: shuffled crops, made by workers."""
+    """Open the training feed of this rank, in the order of `training_plan`: shuffled crops, made by workers."""
     with ExitStack() as stack:
         if store is not None:
             stack.enter_context(store)
-        plan = _training_plan(clips, settings, steps=steps, seed=seed, world=world)
         feed = Feed(training_source(clips, config, store), plan, _feed_config(settings, epochs=epochs))
         return ClipFeed(clips, DeviceBatches(feed, settings.device), store, stack.pop_all())
     raise AssertionError
@@ -301,15 +304,7 @@ def open_scoring_feed(
 
 
 def open_resident_feed(
-    clips: ClipSet,
-    config: DataConfig,
-    settings: FeedSettings,
-    *,
-    steps: StepPlan,
-    seed: int,
-    epochs: int,
-    world: World,
-    store: Store | None,
+    clips: ClipSet, config: DataConfig, settings: FeedSettings, plan: Plan, *, epochs: int, store: Store | None
 ) -> ClipFeed:
     """As `open_training_feed`, with the same clips, but rendered on the device from frames and streams kept there."""
     from flatout.feed import DeviceFeed, DeviceStore
@@ -322,7 +317,6 @@ def open_resident_feed(
         items = store or Store.open(FrameItems(clips), StoreConfig(place="off"))
         stack.enter_context(items)
         resident = DeviceStore(items, settings.device, batch_items=3 * clips.clip_length * settings.batch)
-        plan = _training_plan(clips, settings, steps=steps, seed=seed, world=world)
         numbers = ClipParameterSource(
             clips, Frames(clips, representation), representation, crop=config.CROP_SIZE, augment=config.AUGMENT
         )
@@ -330,17 +324,6 @@ def open_resident_feed(
         feed = Feed(numbers, plan, _feed_config(few, epochs=epochs), unreadable=resident.unreadable)
         return ClipFeed(clips, DeviceFeed(feed, resident, render, render.outputs), store, stack.pop_all())
     raise AssertionError
-
-
-def _training_plan(clips: ClipSet, settings: FeedSettings, *, steps: StepPlan, seed: int, world: World) -> Plan:
-    return Plan(
-        num_samples=len(clips),
-        batch_size=settings.batch,
-        seed=seed,
-        order=WholeStepOrder(len(clips), plan=steps, seed=seed),
-        rank=world.rank,
-        num_ranks=world.size,
-    )
 
 
 def _feed_config(settings: FeedSettings, *, epochs: int | None) -> FeedConfig:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -184,35 +184,30 @@ class _FrameWriter:
         """The files, in order: blurry frames, and what was written."""
 
     def __call__(self, restored: RestoredBatch) -> None:
-        self._for_each(restored, lambda row, position, each, name: self._write(restored, row, position, each, name))
+        for row, position, each, name in self._scored(restored):
+            frame = as_bytes(restored.predicted[row, position])
+            if self._compare:
+                others = (as_bytes(restored.blur[row, position]), as_bytes(restored.sharp[row, position]))
+                frame = side_by_side((others[0], frame, others[1]))
+            write_image(self._folder / name, frame)
+            self.count += 1
+            self.written.append(BeforeAfter(each.stem, Path(each.blur), self._folder / name))
 
     def compare_into(self, folder: Path, restored: RestoredBatch) -> None:
         """Write images with the blurry and the restored frame to another folder."""
-
-        def write(row: int, position: int, name: str) -> None:
+        for row, position, _, name in self._scored(restored):
             frames = (restored.blur[row, position], restored.predicted[row, position])
             write_image(folder / name, side_by_side([as_bytes(each) for each in frames]))
 
-        self._for_each(restored, lambda row, position, each, name: write(row, position, name))
-
-    def _write(self, restored: RestoredBatch, row: int, position: int, each: ClipFrame, name: str) -> None:
-        frame = as_bytes(restored.predicted[row, position])
-        if self._compare:
-            others = (as_bytes(restored.blur[row, position]), as_bytes(restored.sharp[row, position]))
-            frame = side_by_side((others[0], frame, others[1]))
-        write_image(self._folder / name, frame)
-        self.count += 1
-        self.written.append(BeforeAfter(each.stem, Path(each.blur), self._folder / name))
-
-    def _for_each(self, restored: RestoredBatch, do: Callable[[int, int, ClipFrame, str], None]) -> None:
-        """Call `do` with row, position in the clip, files and name of every scored frame."""
+    def _scored(self, restored: RestoredBatch) -> Iterator[tuple[int, int, ClipFrame, str]]:
+        """Row, position in the clip, files and name of every scored frame."""
         for row, index in enumerate(restored.indices):
             for position, is_scored in enumerate(self._clips.score_NL[index].tolist()):
                 if is_scored:
                     each = self._clips.frames[int(self._clips.windows_NL[index, position])]
                     sequence = self._clips.sequences[each.sequence].name
                     folder = f"{sequence}/" if len(self._clips.sequences) > 1 else ""
-                    do(row, position, each, f"{folder}{each.stem}.png")
+                    yield row, position, each, f"{folder}{each.stem}.png"
 
 
 def _clips_of_folders(config: SpikeConfig, blur: Path, spikes: Path) -> ClipSet:

@@ -74,6 +74,7 @@ from flatout.spike.input import (
     open_store,
     open_training_feed,
     plan_for,
+    training_plan,
 )
 from flatout.spike.model import DeblurNet
 from flatout.spike.options import TrainOptions
@@ -241,18 +242,8 @@ class SpikeRecipe(Recipe):
             device=self.device,
         )
         open_feed = open_resident_feed if self.config.TRAIN.DEVICE_RESIDENT else open_training_feed
-        feed = self._run.stack.enter_context(
-            open_feed(
-                clips,
-                data,
-                settings,
-                steps=self._steps,
-                seed=self.seed,
-                epochs=model.epochs,
-                world=self.world,
-                store=store,
-            )
-        )
+        order = training_plan(clips, settings, steps=self._steps, seed=self.seed, world=self.world)
+        feed = self._run.stack.enter_context(open_feed(clips, data, settings, order, epochs=model.epochs, store=store))
         self._validation_feed = self._open_validation_feed(feed) if self.validates and self.world.is_first else None
         return feed.batches
 

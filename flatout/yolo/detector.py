@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
@@ -12,7 +12,6 @@ import torch
 
 from flatout.config import build_config
 from flatout.errors import ConfigError, DataError, counted
-from flatout.feed import plan_workers
 from flatout.hub import downloaded
 from flatout.ranks import choose_device, make_current
 from flatout.yolo.evaluate.run import InferenceModel
@@ -20,11 +19,11 @@ from flatout.yolo.find_file import shipped_weights, weights_file
 from flatout.yolo.model.configs import find_config, is_config_name
 from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.predict.files import Unreadable
-from flatout.yolo.predict.given import Given, frames_of_source
+from flatout.yolo.predict.given import Given
 from flatout.yolo.predict.options import PredictOptions
 from flatout.yolo.predict.result import Result, shown
-from flatout.yolo.predict.results import load_networks, predictor_for, results_of
-from flatout.yolo.predict.tracks import Tracker, tracked
+from flatout.yolo.predict.results import load_networks, predictor_for, results_of_source
+from flatout.yolo.predict.tracks import Tracker
 
 if TYPE_CHECKING:
     from flatout.engine import Callback
@@ -198,14 +197,7 @@ class Detector:
         tracker = tracker or Tracker.from_options(options)
         device, model = self._networks(augment=options.augment)
         predictor = predictor_for(model, device, options)
-        threads = min(options.workers, plan_workers("cpu*1.0").total)
-        with ExitStack() as stack:
-            large = options.tiles is not None
-            frames = frames_of_source(
-                source, stack, large=large, allow_urls=options.allow_urls, one_of_live=one_of_live
-            )
-            results = results_of(frames, predictor, threads=threads, at_once=options.at_once)
-            yield from tracked(stack.enter_context(closing(results)), tracker)
+        return results_of_source(source, predictor, options, tracker=tracker, one_of_live=one_of_live)
 
     def _networks(self, *, augment: bool = False) -> tuple[torch.device, InferenceModel]:
         """The device and the network. Only one network is kept, to save GPU memory."""

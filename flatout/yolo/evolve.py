@@ -8,8 +8,6 @@ generation is computed from its text, so an interrupted search continues as if i
 Dimension key:  N generations   G genes
 """
 
-import csv
-import io
 import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +21,7 @@ from flatout.engine import Callback, Callbacks, RunStart, Scores, has_native_bf1
 from flatout.errors import ConfigError, DivergedError
 from flatout.ranks import StopSignals, choose_devices, read_world
 from flatout.runs import RunFolder, RunRequest, Spending, choose_run, finished_run, reporting_end
-from flatout.safefiles import write_file
+from flatout.safefiles import csv_text, write_file
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.metrics import YOLOV7_RESULTS, fitness, zero_scores
@@ -347,12 +345,10 @@ class EvolutionLog:
         self._write_table()
 
     def _write_table(self) -> None:
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(["generation", "fitness", *YOLOV7_RESULTS, *KEYS])
-        for generation, (score, row) in enumerate(zip(self.fitness_N, self.values, strict=True)):
-            table.writerow([generation, round(float(score), 6), *row])
-        write_file(self._folder / "evolve.csv", text.getvalue())
+        scored = enumerate(zip(self.fitness_N, self.values, strict=True))
+        rows = ([generation, round(float(score), 6), *row] for generation, (score, row) in scored)
+        names = ["generation", "fitness", *YOLOV7_RESULTS, *KEYS]
+        write_file(self._folder / "evolve.csv", csv_text([names, *rows]))
 
 
 def values_of(hyp: Hyp) -> dict[str, float]:

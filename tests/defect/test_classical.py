@@ -15,7 +15,7 @@ from bench.defect_boards import moved
 from flatout.__main__ import main
 from flatout.defect.check import check_data_set
 from flatout.defect.compare.calibrate import LOWEST, Blobs, choose_settings, heat_blobs, read_settings, threshold_for
-from flatout.defect.compare.classical import ClassicalMapper, find_components, refined
+from flatout.defect.compare.classical import components_of, find_differences, heat_of_differences, refined
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.pairs import PairReader, list_pair_images, read_boxes, read_planes
 from flatout.defect.evaluate.scores import detect_components
@@ -41,7 +41,7 @@ def test_an_edge_that_is_one_pixel_off_is_no_defect():
     board = scan()
     off = moved(board, (1, 1))
     assert (np.abs(board.astype(int) - off) > 100).sum() > 300, "a plain difference is full of edges"
-    assert find_components(np.stack((board, off, off))).core_N.sum() == 0
+    assert components_of(find_differences(np.stack((board, off, off)))).core_N.sum() == 0
 
 
 def test_a_defect_is_drawn_to_the_pixel_with_the_heat_of_its_core():
@@ -49,7 +49,7 @@ def test_a_defect_is_drawn_to_the_pixel_with_the_heat_of_its_core():
     target, mask = board.copy(), np.zeros(board.shape, bool)
     mask[100:108, 60:68] = True
     target[mask] = 255 - target[mask]
-    heat = ClassicalMapper()(np.stack((target, board, board)))
+    heat = heat_of_differences(find_differences(np.stack((target, board, board))))
     np.testing.assert_array_equal(heat > 0, mask)
     assert len(np.unique(heat[mask])) == 1 and heat.max() > 0.5
 
@@ -59,7 +59,7 @@ def test_a_thin_line_that_is_missing_in_target_is_found():
     board[30:32, 10:80] = 255
     target = board.copy()
     target[30:32, 40:52] = 0
-    heat = ClassicalMapper()(np.stack((target, board, board)))
+    heat = heat_of_differences(find_differences(np.stack((target, board, board))))
     assert heat[30:32, 42:50].min() >= 0.5
     assert not heat[:, 60:].any()
 
@@ -68,8 +68,8 @@ def test_with_two_references_a_difference_to_one_of_them_is_no_defect():
     board = scan()
     target = board.copy()
     target[100:108, 60:68] = 255 - target[100:108, 60:68]
-    assert not ClassicalMapper()(np.stack((target, board, target))).any()
-    assert ClassicalMapper()(np.stack((target, board, board))).any()
+    assert not heat_of_differences(find_differences(np.stack((target, board, target)))).any()
+    assert heat_of_differences(find_differences(np.stack((target, board, board)))).any()
 
 
 def test_refining_draws_what_the_network_chose_and_nothing_else():

@@ -63,7 +63,7 @@ def test_painting_on_a_device_equals_painting_by_workers(name, device):
     recipe = recipe_for(images, **RECIPES[name])
     plan = Plan(num_samples=len(recipe), batch_size=len(recipe), seed=5, shuffle=False)
     (expected,) = plain_batches(PatchSource(recipe, images), plan, 1)
-    (params,) = plain_batches(ParameterSource(recipe, images), plan, 1)
+    (params,) = plain_batches(ParameterSource(recipe, images.where), plan, 1)
     renderer = renderer_for(recipe.grid, recipe.config, recipe.kernels, torch.device(device))
     found = arrays_of(renderer, np.stack(images.images), dict(params.fields), device)
     np.testing.assert_allclose(found["images"], expected["images"], rtol=0, atol=2e-4)
@@ -189,9 +189,9 @@ def whole_epoch(source: Any, *, unreadable: dict[int, str] | None = None, **chan
 def test_patches_of_a_damaged_image_are_cut_at_the_same_place_of_another_one(damaged):
     images = DamagedTextures(8, damaged)
     recipe = recipe_for(Textures(8), hard=2, hard_negative_ratio=0.5)
-    undamaged, _ = whole_epoch(ParameterSource(recipe, Textures(8)))
+    undamaged, _ = whole_epoch(ParameterSource(recipe, Textures(8).where))
     known = dict.fromkeys(damaged, "found by the device")
-    params, _ = whole_epoch(ParameterSource(recipe, Textures(8)), unreadable=known)
+    params, _ = whole_epoch(ParameterSource(recipe, Textures(8).where), unreadable=known)
     patches, bad = whole_epoch(PatchSource(recipe, images))
     assert bad == damaged
     for other in ({"workers": 2, "start_method": "fork"}, {"unreadable": {min(damaged): "known"}}):

@@ -52,7 +52,7 @@ def by_both(name: str, device: str, *, num: int | None = None, channels_last: bo
     images = Textures(4)
     recipe = recipe_for(images, **RECIPES[name])
     plan = Plan(num_samples=len(recipe), batch_size=num or len(recipe), seed=5, shuffle=False)
-    params = next(iter(plain_batches(ParameterSource(recipe, images), plan, 1)))
+    params = next(iter(plain_batches(ParameterSource(recipe, images.where), plan, 1)))
     pixels = np.stack(images.images)
     return [
         rendered(

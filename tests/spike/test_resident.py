@@ -11,7 +11,7 @@ from flatout.ranks.world import World
 from flatout.spike.config import AugmentConfig, DataConfig
 from flatout.spike.data.clip_set import open_clips
 from flatout.spike.data.decode import decode, map_stream
-from flatout.spike.input import FeedSettings, open_resident_feed, open_store, open_training_feed
+from flatout.spike.input import FeedSettings, open_resident_feed, open_store, open_training_feed, training_plan
 from flatout.spike.step import plan_steps
 from tests.spike.test_source import damaged_tree
 
@@ -25,11 +25,12 @@ def feeds(config: DataConfig, device: str, *, cached: bool = False):
     clips = open_clips(config, "train", scored=False)
     steps = plan_steps(len(clips), world=1, batch=3, accumulation=1)
     settings = FeedSettings(batch=3, workers=0, device=torch.device(device))
+    plan = training_plan(clips, settings, steps=steps, seed=5, world=World())
     for open_feed in (open_training_feed, open_resident_feed):
         store = (
             open_store(clips, replace(config, USE_RAM_CACHE=True), budget_bytes=10**8, workers=0) if cached else None
         )
-        yield open_feed(clips, config, settings, steps=steps, seed=5, epochs=2, world=World(), store=store)
+        yield open_feed(clips, config, settings, plan, epochs=2, store=store)
 
 
 def check_equal(config: DataConfig, device: str, **keys) -> None:

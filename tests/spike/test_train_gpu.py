@@ -8,7 +8,7 @@ import torch
 from flatout.ranks.world import World
 from flatout.spike.config import DataConfig, LossConfig, ModelConfig, load_config
 from flatout.spike.data.clip_set import open_clips
-from flatout.spike.input import FeedSettings, open_resident_feed
+from flatout.spike.input import FeedSettings, open_resident_feed, training_plan
 from flatout.spike.model import DeblurNet
 from flatout.spike.step import DeblurLoss, ToClip, plan_steps, to_float_frames
 from flatout.spike.train import TrainOptions, train
@@ -37,9 +37,8 @@ def test_input_and_step_do_not_wait_for_the_device(demo: Path):
     settings = FeedSettings(batch=1, workers=0, device=torch.device("cuda", 0))
     network = DeblurNet(ModelConfig(WIDTH=4, ENC_BLOCKS=(1, 1), DEC_BLOCKS=(1, 1)), channels=4).cuda()
     loss, to_clip = DeblurLoss(LossConfig()).cuda(), ToClip(config)
-    with open_resident_feed(
-        clips, config, settings, steps=steps, seed=1, epochs=2, world=World(), store=None
-    ) as feed:  # fmt: skip
+    plan = training_plan(clips, settings, steps=steps, seed=1, world=World())
+    with open_resident_feed(clips, config, settings, plan, epochs=2, store=None) as feed:
         batches = feed.batches.epoch(0)
 
         def step() -> None:

@@ -11,12 +11,9 @@ references, a difference counts if it is there for both.
 Dimension key:  C planes (target, ref1, ref2)   H W image   N components   M pixels that are drawn
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
-from flatout.errors import ConfigError
 
 HALF_AT = 10.0
 """Core, in pixels, of a component whose heat is 0.5."""
@@ -25,24 +22,12 @@ STRIDE = 4
 """Rows and columns between the pixels from which the contrast is taken."""
 DARK, BRIGHT = 0.01, 0.99
 """Quantiles of these pixels that are the contrast apart."""
+MIN_CONTRAST = 8.0
+"""Contrast in grey levels that images are taken to have at least, so that the noise of flat ones is not found."""
+MIN_DIFFERENCE = 0.4
+"""Lowest difference that is drawn, as a share of the contrast."""
 CORE_SHARE = 0.8
 """Share of the bound of a difference above which pixels that no move of an edge explains are drawn, opening or not."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassicalConfig:
-    """What counts as a difference."""
-
-    difference: float = 0.4
-    """Lowest difference that is drawn, as a share of the contrast (from the darkest to the brightest percent)."""
-    min_contrast: float = 8.0
-    """Contrast in grey levels that images are taken to have at least, so that the noise of flat ones is not found."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.difference < 1:
-            raise ConfigError(f"difference={self.difference}: it is a share of the contrast, above 0 and below 1.")
-        if self.min_contrast <= 0:
-            raise ConfigError(f"min_contrast={self.min_contrast}: it must be above 0.")
 
 
 class Differences(NamedTuple):
@@ -65,21 +50,8 @@ class Components(NamedTuple):
     """int32: 0 outside, else the number of the component, from 1."""
     pixels_M: np.ndarray
     """Flat indices of the pixels of all components."""
-    box_xywh_N4: np.ndarray
-    area_N: np.ndarray
     core_N: np.ndarray
     """Pixels that no move of an edge by one pixel explains, each weighted with its share of the full contrast."""
-
-
-class ClassicalMapper:
-    """Heat maps of images of any size by comparison with their references."""
-
-    def __init__(self, config: ClassicalConfig | None = None) -> None:
-        self._config = config or ClassicalConfig()
-
-    def __call__(self, planes_CHW: np.ndarray) -> np.ndarray:
-        """Heat map, float32 [H, W] in 0..1, of aligned planes in 0..255; every pixel of a component has its heat."""
-        return heat_of_differences(find_differences(planes_CHW, self._config))
 
 
 def heat_of_core(core_N: np.ndarray) -> np.ndarray:
@@ -87,25 +59,19 @@ def heat_of_core(core_N: np.ndarray) -> np.ndarray:
     return np.asarray(core_N / (core_N + HALF_AT), np.float32)
 
 
-def find_components(planes_CHW: np.ndarray, config: ClassicalConfig | None = None) -> Components:
-    """Connected differences of target to both references, which must be aligned; planes in 0..255."""
-    return components_of(find_differences(planes_CHW, config))
-
-
-def find_differences(planes_CHW: np.ndarray, config: ClassicalConfig | None = None) -> Differences:
+def find_differences(planes_CHW: np.ndarray) -> Differences:
     """The differences of target to both references, which must be aligned; planes in 0..255.
 
     `flatout.defect.compare.classical_torch` computes the same for batches, on any device.
     """
     import cv2
 
-    config = config or ClassicalConfig()
     planes = [_bytes(plane_HW) for plane_HW in planes_CHW]
     target_HW, references = planes[0], planes[1:]
     if np.array_equal(references[0], references[-1]):
         references = references[:1]
-    contrast = max(_contrast(references[0]), config.min_contrast)
-    bound = config.difference * contrast
+    contrast = max(_contrast(references[0]), MIN_CONTRAST)
+    bound = MIN_DIFFERENCE * contrast
     differs_HW, there_HW, missing_HW = _differences(target_HW, references[0])
     for reference_HW in references[1:]:
         others = _differences(target_HW, reference_HW)
@@ -119,18 +85,18 @@ def components_of(differences: Differences) -> Components:
     """The connected components of the pixels that are drawn."""
     import cv2
 
-    count, number_HW, facts, _ = cv2.connectedComponentsWithStats(differences.drawn_HW, connectivity=8)
+    count, number_HW = cv2.connectedComponents(differences.drawn_HW, connectivity=8)
     pixels_M = np.flatnonzero(differences.drawn_HW)
     number_M = number_HW.reshape(-1)[pixels_M]
     cores = [
         np.bincount(number_M, plane_HW.reshape(-1)[pixels_M], minlength=count)[1:] / differences.contrast
         for plane_HW in (differences.there_HW, differences.missing_HW)
     ]
-    return Components(number_HW, pixels_M, facts[1:, :4], facts[1:, 4], np.maximum(*cores))
+    return Components(number_HW, pixels_M, np.maximum(*cores))
 
 
 def heat_of_differences(differences: Differences) -> np.ndarray:
-    """Heat map of the classical method, float32 [H, W] in 0..1."""
+    """Heat map of the classical method, float32 [H, W] in 0..1; every pixel of a component has its heat."""
     found = components_of(differences)
     heat_N = heat_of_core(found.core_N)
     heat_HW = np.zeros(found.number_HW.shape, np.float32)
@@ -138,12 +104,12 @@ def heat_of_differences(differences: Differences) -> np.ndarray:
     return heat_HW
 
 
-def refined(heat_HW: np.ndarray, planes_CHW: np.ndarray, config: ClassicalConfig | None = None) -> np.ndarray:
+def refined(heat_HW: np.ndarray, planes_CHW: np.ndarray) -> np.ndarray:
     """The heat map of a network, drawn by the difference: a component gets the highest heat in it, the rest gets 0.
 
     A network knows which differences are defects, but not to the pixel where they end; the difference does.
     """
-    return drawn_by(find_differences(planes_CHW, config).drawn_HW, heat_HW)
+    return drawn_by(find_differences(planes_CHW).drawn_HW, heat_HW)
 
 
 def drawn_by(drawn_HW: np.ndarray, heat_HW: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flatout.defect.compare.classical import BRIGHT, CORE_SHARE, DARK, STRIDE, ClassicalConfig
+from flatout.defect.compare.classical import BRIGHT, CORE_SHARE, DARK, MIN_CONTRAST, MIN_DIFFERENCE, STRIDE
 
 
 class DifferencesBatch(NamedTuple):
@@ -26,13 +26,12 @@ class DifferencesBatch(NamedTuple):
     """float64."""
 
 
-def find_differences_batch(planes_BCHW: Tensor, config: ClassicalConfig | None = None) -> DifferencesBatch:
+def find_differences_batch(planes_BCHW: Tensor) -> DifferencesBatch:
     """The differences of targets to their references, which must be aligned; planes in 0..255 of any number type."""
-    config = config or ClassicalConfig()
     planes_BCHW = planes_BCHW.round().clamp(0, 255).to(torch.uint8)
     target_BHW = planes_BCHW[:, 0]
-    contrast_B = _contrast(planes_BCHW[:, 1, ::STRIDE, ::STRIDE].flatten(1)).clamp(min=config.min_contrast)
-    bound_B11 = (config.difference * contrast_B)[:, None, None]
+    contrast_B = _contrast(planes_BCHW[:, 1, ::STRIDE, ::STRIDE].flatten(1)).clamp(min=MIN_CONTRAST)
+    bound_B11 = (MIN_DIFFERENCE * contrast_B)[:, None, None]
     differs, there, missing = _differences(target_BHW, planes_BCHW[:, 1])
     for number in range(2, planes_BCHW.shape[1]):
         others = _differences(target_BHW, planes_BCHW[:, number])

@@ -9,6 +9,7 @@ Dimension key:  R rows of a strip or tile   B bytes of a row   V values of a row
 """
 
 import struct
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -354,15 +355,8 @@ def _file(page: "tifffile.TiffPage", data: list[bytes], bits: int) -> bytes:
     if extra:
         tags[338] = [0] * extra
     order = page.parent.byteorder
-    tags[offsets_tag] = _starts(data, len(_header(order, tags)))
+    tags[offsets_tag] = list(accumulate(map(len, data[:-1]), initial=len(_header(order, tags))))
     return _header(order, tags) + b"".join(data)
-
-
-def _starts(data: list[bytes], first: int) -> list[int]:
-    starts = [first]
-    for part in data[:-1]:
-        starts.append(starts[-1] + len(part))
-    return starts
 
 
 def _header(byteorder: str, tags: dict[int, list[int]]) -> bytes:

@@ -15,6 +15,7 @@ from flatout.errors import DataError
 
 ImgFormat = Literal["tiff", "png_jpg"]
 EXTENSIONS: dict[str, tuple[str, ...]] = {"tiff": (".tiff", ".tif"), "png_jpg": (".png", ".jpg", ".jpeg")}
+ENDINGS = frozenset(extension for extensions in EXTENSIONS.values() for extension in extensions)
 GOOD, DEFECTIVE = "good", "bright_spots"
 HARD_NEGATIVES = "hard_negative_samples"
 Split = Literal["test", "valid"]
@@ -55,8 +56,7 @@ def list_images(folder: str | Path, img_format: ImgFormat) -> list[Path]:
         kinds = [f"{', '.join(others)} files"] if others else []
         kinds += ["files without an extension"] if "" in suffixes else []
         there = f"; it holds {' and '.join(kinds)}" if kinds else ""
-        known = {extension for extensions in EXTENSIONS.values() for extension in extensions}
-        advice = " Choose their format with --img_format." if known.intersection(others) else ""
+        advice = " Choose their format with --img_format." if ENDINGS.intersection(others) else ""
         raise DataError(f"{folder}: no {' or '.join(EXTENSIONS[img_format])} files{there}.{advice}")
     return sorted(found, key=lambda path: path.name)
 
@@ -98,6 +98,5 @@ def _masks(folder: Path) -> dict[str, Path]:
     """Mask files by the stem of their image."""
     if not folder.is_dir():
         return {}
-    known = {extension for extensions in EXTENSIONS.values() for extension in extensions}
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in known)
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
     return {path.stem.removesuffix("_mask"): path for path in found if path.stem.endswith("_mask")}

@@ -1,9 +1,12 @@
 """Arguments that several commands of `flatout spike` share."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli import value
+from flatout.errors import DataError
 
 if TYPE_CHECKING:
     from flatout.spike.view import ViewConfig
@@ -97,6 +100,22 @@ RANGE = (
     value("--fps", "images per second of a video (default: %(default)s)", type=float, default=25.0, metavar="N"),
 )
 """Which part of a stream is shown, and how."""
+
+
+@contextmanager
+def advising_geometry(flags: str) -> Iterator[None]:
+    """A stream that does not fit its geometry is reported with the flags of the command."""
+    from flatout.spike.data.stream_layout import StreamError
+
+    try:
+        yield
+    except StreamError as error:
+        if error.kind != "reshape":
+            raise
+        raise DataError(
+            f"{error.what} Give the size of spike frames with {flags}, or as spike_h and spike_w in a config.yaml "
+            "beside the spikes."
+        ) from None
 
 
 def stream_settings(args: argparse.Namespace) -> dict[str, Any]:

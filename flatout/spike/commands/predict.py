@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from flatout.cli import parser_of, show_log, switch, value
-from flatout.spike.commands.arguments import DEVICE, OTHER_CONFIG
+from flatout.spike.commands.arguments import DEVICE, OTHER_CONFIG, advising_geometry
 
 DESCRIPTION = """\
 Deblur a folder of frames with a folder of spike files of the same names. Large frames are processed in overlapping
@@ -60,10 +60,8 @@ def main(argv: list[str]) -> int:
     tiles = {"TILE_SIZE": 0 if args.disable_tiling else args.tile_size, "TILE_OVERLAP": args.tile_overlap}
     show_log()
     # Imported here so that help and argument errors do not load torch.
-    from flatout.errors import DataError
     from flatout.spike.config import load_config
     from flatout.spike.data.geometry import parse_geometry
-    from flatout.spike.data.stream_layout import StreamError
     from flatout.spike.predict import load_predictor, predict_folder
 
     height, width = parse_geometry(args.geometry) if args.geometry else (None, None)
@@ -71,18 +69,11 @@ def main(argv: list[str]) -> int:
     config = load_config(args.config, overrides) if args.config else None
     given = {key: value for key, value in tiles.items() if value is not None}
     predictor = load_predictor(args.weights, args.device, config, overrides=overrides, tiles=given)
-    try:
+    with advising_geometry("--geometry WxH"):
         done = predict_folder(
             predictor, args.input_blur, args.input_spike, args.output,
             video=args.video, compare=args.side_by_side, page=args.page,
         )  # fmt: skip
-    except StreamError as error:
-        if error.kind != "reshape":
-            raise
-        raise DataError(
-            f"{error.what} Give the size of spike frames with --geometry WxH, or as spike_h and spike_w in a "
-            "config.yaml beside the spikes."
-        ) from None
     if done.page is not None:
         print(f"{done.page}: open it in a browser")
     print(f"{done.frames} frames in {done.folder}, {done.frames / done.seconds:.2f} frames/s")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from flatout.cli import parser_of, show_log, switch, value
 from flatout.errors import ConfigError
+from flatout.spike.commands.arguments import advising_geometry
 
 DESCRIPTION = """\
 Write a data set in the layout that training expects: for every sequence the folders blur, sharp and spike side by side,
@@ -110,25 +111,16 @@ def main(argv: list[str]) -> int:
 
 def _check(output: Path, splits: list[str], spike_hw: tuple[int, int] | None) -> int:
     """Compare one stream of every sequence with its frame; returns the exit code."""
-    from flatout.errors import DataError
     from flatout.spike.check import orientation_of
     from flatout.spike.config import DataConfig
     from flatout.spike.data.clip_set import open_clips
-    from flatout.spike.data.stream_layout import StreamError
 
     height, width = spike_hw or (None, None)
     data = DataConfig(ROOT=str(output), CLIP_LEN=1, SPIKE_H=height, SPIKE_W=width)
     bad = 0
     for split in splits:
-        try:
+        with advising_geometry("--geometry WxH (or --spike_hw H W)"):
             clips = open_clips(data, split, scored=True)
-        except StreamError as error:
-            if error.kind != "reshape":
-                raise
-            raise DataError(
-                f"{error.what} Give the size of spike frames with --geometry WxH (or --spike_hw H W), or as spike_h "
-                "and spike_w in a config.yaml beside the spikes."
-            ) from None
         for number, facts in enumerate(clips.sequences):
             frame = next(index for index, each in enumerate(clips.frames) if each.sequence == number)
             found = orientation_of(clips, frame)

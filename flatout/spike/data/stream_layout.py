@@ -106,11 +106,9 @@ def decide_layout(
         raise StreamError(f"{where} is empty (0 bytes). Copy or create it again.", kind="empty")
     explicit_hw = (settings.height, settings.width) if settings.height and settings.width else sidecar_hw
     height, width = explicit_hw or DEFAULT_HW
-    packed = _packed(size, height, width, settings)
-    plain = _plain(size, height, width, settings, implicit=explicit_hw is None)
     if settings.format == "uint8" and content == "bytes":
-        raise StreamError(_not_binary(where, size, packed), kind="not_binary")
-    for layout in _candidates(size, content, settings, explicit_hw, packed, plain):
+        raise StreamError(_not_binary(where, size, _packed(size, height, width, settings)), kind="not_binary")
+    for layout in _candidates(size, content, settings, explicit_hw):
         if layout is not None:
             return layout
     raise StreamError(
@@ -134,14 +132,11 @@ def fitting_geometries(size: int) -> list[tuple[int, int, int]]:
 
 
 def _candidates(
-    size: int,
-    content: Content,
-    settings: StreamSettings,
-    explicit_hw: tuple[int, int] | None,
-    packed: Layout | None,
-    plain: Layout | None,
+    size: int, content: Content, settings: StreamSettings, explicit_hw: tuple[int, int] | None
 ) -> Sequence[Layout | None]:
     """Possible layouts, most likely first; None for those that do not fit."""
+    packed = _packed(size, *(explicit_hw or DEFAULT_HW), settings)
+    plain = _plain(size, *(explicit_hw or DEFAULT_HW), settings, implicit=explicit_hw is None)
     if settings.format == "packed":
         return (packed,)
     if settings.format in ("uint8", "bytes"):

@@ -27,7 +27,23 @@ from flatout.yolo.data.letterbox import resize_long_side, resize_scaled_decode
 from flatout.yolo.data.tile_set import TileSet
 
 
-class ResizedImages:
+class _ImageFiles:
+    """The image files of a data set, by number."""
+
+    def __init__(self, image_set: ImageSet) -> None:
+        self._paths = image_set.paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def path(self, index: int) -> str:
+        return self._paths[index]
+
+    def where(self, index: int) -> str:
+        return self._paths[index]
+
+
+class ResizedImages(_ImageFiles):
     """Images of a data set as items of a `flatout.feed.Store`: uint8 [h, w, 3], BGR, longer side `size`.
 
     Open a store with them and pass it to a source, or pass them directly: then every access decodes the file.
@@ -43,7 +59,7 @@ class ResizedImages:
         (bench/augment_shrunk.py): for training only, and only on request.
         """
         assert augment or not shrunk
-        self._paths = image_set.paths
+        super().__init__(image_set)
         self._size = size
         self._augment = augment
         self._at_least_px = size if shrunk else 0
@@ -55,17 +71,8 @@ class ResizedImages:
         shrunk = ", decoded small" if self._at_least_px else ""
         return f"BGR, longest side {self._size}, augment {self._augment}, OpenCV {cv2.__version__}, version 1{shrunk}"
 
-    def __len__(self) -> int:
-        return len(self._paths)
-
     def __getitem__(self, index: int) -> np.ndarray:
         return self.decode(index)
-
-    def path(self, index: int) -> str:
-        return self._paths[index]
-
-    def where(self, index: int) -> str:
-        return self._paths[index]
 
     def decode(self, index: int) -> np.ndarray:
         """Decode and resize image `index`."""
@@ -101,13 +108,13 @@ class SizedImages(SizeCheckedImages):
         self.shapes_ND = np.concatenate((wh_N2[:, ::-1], np.full((len(wh_N2), 1), 3)), 1).astype(np.int64)
 
 
-class WholeImages:
+class WholeImages(_ImageFiles):
     """Images of a data set in their own size as items of a `flatout.feed.Store`, for tiles: uint8 [H, W, 3], BGR."""
 
     store_kind = "WholeImages"
 
     def __init__(self, image_set: ImageSet) -> None:
-        self._paths = image_set.paths
+        super().__init__(image_set)
         self.num_bytes = 3 * int(image_set.size_wh_N2.astype(np.int64).prod(1).sum())
         """Size of all images, decoded."""
 
@@ -116,15 +123,6 @@ class WholeImages:
         import cv2
 
         return f"BGR, own size, OpenCV {cv2.__version__}, version 1"
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def path(self, index: int) -> str:
-        return self._paths[index]
-
-    def where(self, index: int) -> str:
-        return self._paths[index]
 
     def decode(self, index: int) -> np.ndarray:
         with clock.stage("decode"):

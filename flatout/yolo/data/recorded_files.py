@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from flatout.safefiles import write_file
+from flatout.safefiles import csv_text, write_file
 from flatout.yolo.data.file_records import stat_of
 from flatout.yolo.data.image_set import ImageSet
 
@@ -64,9 +64,7 @@ def write_files(folder: Path, images: ImageSet, *, continues: bool) -> str:
     found = describe_files(images)
     recorded = read_files(folder) if continues else None
     if recorded is None or digest(recorded) != digest(found):
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([COLUMNS, *found])
-        write_file(folder / FILE_NAME, text.getvalue().encode(errors="surrogateescape"))
+        write_file(folder / FILE_NAME, csv_text([COLUMNS, *found]).encode(errors="surrogateescape"))
     return digest(found)
 
 

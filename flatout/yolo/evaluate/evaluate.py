@@ -16,7 +16,7 @@ import torch
 
 from flatout.errors import ConfigError
 from flatout.runs import new_run_folder
-from flatout.safefiles import write_error, write_file
+from flatout.safefiles import append_text, write_file
 from flatout.yolo.boxes import xyxy_to_cxcywh
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.evaluate.run import BatchObserver, EvaluationRun, Outcome, Speed, open_evaluation_run
@@ -112,17 +112,9 @@ class TxtLabels:
         table = native._replace(row_D6=torch.cat(columns, 1)).per_image()
         for path, row_n in zip(batch.paths, table, strict=True):
             if len(row_n):
-                self._append(PurePath(path).stem, row_n.tolist())
-
-    def _append(self, stem: str, rows: list[list[float]]) -> None:
-        path = self._folder / f"{stem}.txt"
-        text = "".join(" ".join(f"{number:g}" for number in row) + "\n" for row in rows)
-        try:
-            with path.open("a") as file:
-                file.write(text)
-        except OSError as error:
-            raise write_error(error, path, len(text)) from error
-        self.num_files += 1
+                text = "".join(" ".join(f"{number:g}" for number in row) + "\n" for row in row_n.tolist())
+                append_text(self._folder / f"{PurePath(path).stem}.txt", text)
+                self.num_files += 1
 
 
 # The tasks of `test.py`

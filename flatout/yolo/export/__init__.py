@@ -16,9 +16,9 @@ Files:
     postprocess  The modules that are traced, and their postprocessing: none, or NMS by ONNX or TensorRT
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from flatout.lazy import face
 from flatout.yolo.export.options import ExportOptions
 
 if TYPE_CHECKING:
@@ -26,14 +26,4 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportOptions", "ExportOutcome", "export", "export_network"]
 
-_NEED_TORCH = {
-    "ExportOutcome": "flatout.yolo.export.files",
-    "export": "flatout.yolo.export.files",
-    "export_network": "flatout.yolo.export.files",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_NEED_TORCH[name]), name)
+__getattr__, __dir__ = face(__name__)

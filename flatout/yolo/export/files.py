@@ -194,7 +194,7 @@ class ExportOutcome:
         timed = " x ".join(map(str, self.timed_shape))
         lines = [f"compared with the network on {self.images}, input {shapes}"]
         lines += [file.line() for file in self.files]
-        lines += [f"median time per call, input {timed}, {_threads(self.threads)}:"]
+        lines += [f"median time per call, input {timed}, {counted(self.threads, 'CPU thread')}:"]
         lines.append(_time_line(f"torch on {self.device}, folded", self.torch_ms, self.torch_ms))
         lines += [
             _time_line(file.path.name, file.median_ms, self.torch_ms)
@@ -203,10 +203,6 @@ class ExportOutcome:
         ]
         lines.append(f"model card: {self.card}")
         return "\n".join(lines)
-
-
-def _threads(number: int) -> str:
-    return "1 CPU thread" if number == 1 else f"{number} CPU threads"
 
 
 def _time_line(name: str, median_ms: float, torch_ms: float) -> str:

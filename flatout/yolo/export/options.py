@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flatout.errors import ConfigError
+from flatout.runs import too_small
 from flatout.yolo.predict.options import tile_problems
 
 Form = Literal["raw", "grid", "onnx-nms", "tensorrt-nms", "tensorrt-nms-corners"]
@@ -120,10 +121,8 @@ class ExportOptions:
 
 
 def _problems(options: ExportOptions) -> Iterator[str]:
-    for name, least in (("batch_size", 1), ("topk_all", 1), ("pictures", 1), ("max_wh", 0)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            yield f"--{name.replace('_', '-')} {value} must be {least} or more"
+    yield from too_small(options, 1, "batch_size", "topk_all", "pictures")
+    yield from too_small(options, 0, "max_wh")
     if min(options.img_size) < 1:
         yield f"--img-size {options.img_size[0]} {options.img_size[1]}: both sizes must be 1 or more"
     for name in ("conf_thres", "iou_thres"):

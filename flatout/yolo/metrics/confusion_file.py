@@ -10,7 +10,6 @@ Dimension key:  C classes   R rows, with or without one for the background
 """
 
 import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from flatout.errors import ConfigError, DataError
-from flatout.safefiles import write_file
+from flatout.safefiles import csv_text, write_file
 
 BACKGROUND = "background"
 MAX_BYTES = 256 << 20
@@ -50,11 +49,8 @@ class Confusion:
 def write_confusion(shown_RR: np.ndarray, names: Sequence[str], path: Path) -> Path:
     """Write counts with the background last, row = predicted, column = true, as in the chart; returns the path."""
     labels = [*names[: len(shown_RR) - 1], BACKGROUND]
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["predicted", *labels])
-    table.writerows([label, *row] for label, row in zip(labels, shown_RR.tolist(), strict=True))
-    write_file(path, text.getvalue())
+    rows = ([label, *row] for label, row in zip(labels, shown_RR.tolist(), strict=True))
+    write_file(path, csv_text([["predicted", *labels], *rows]))
     return path
 
 

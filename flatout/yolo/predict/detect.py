@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -135,7 +135,7 @@ class _DetectionPass:
         begin_s = time.perf_counter()
         threads = min(self._options.workers, plan_workers("cpu*1.0").total)
         with (
-            _windows(self._options) as windows,
+            (open_windows() if self._options.view_img else None) or nullcontext() as windows,
             Interrupts() as interrupts,
             self._progress() as progress,
             Outputs(self._folder, self._settings(windows), threads=threads) as outputs,
@@ -242,13 +242,3 @@ def _frames(sources: Files | Streams, stack: ExitStack, *, large: bool) -> tuple
     if isinstance(sources, Streams):
         return stack.enter_context(LiveFrames(sources.addresses)), 0
     return frames_of(sources, large=large), count_frames(sources)
-
-
-@contextmanager
-def _windows(options: DetectOptions) -> Iterator[Windows | None]:
-    windows = open_windows() if options.view_img else None
-    try:
-        yield windows
-    finally:
-        if windows is not None:
-            windows.close()

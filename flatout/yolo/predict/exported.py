@@ -7,8 +7,8 @@ Dimension key:  B images   h w input   K boxes of an image   O box, objectness, 
 """
 
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -16,15 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import ConfigError
-from flatout.feed import plan_workers
 from flatout.yolo.detector import predict_options
 from flatout.yolo.evaluate.run import InferenceModel
 from flatout.yolo.model.layers import Predictions
-from flatout.yolo.predict.files import Unreadable
-from flatout.yolo.predict.given import frames_of_source
-from flatout.yolo.predict.options import PredictOptions
 from flatout.yolo.predict.result import Result
-from flatout.yolo.predict.results import predictor_for, results_of
+from flatout.yolo.predict.results import predictor_for, results_of_source
 
 if TYPE_CHECKING:
     from flatout.yolo.predict.given import Given
@@ -107,19 +103,8 @@ def predict_with(
     # With the whole side as stride, every image is letterboxed to the full square that the file expects.
     network = ExportedNetwork(run, facts.batch, len(facts.names))
     model = InferenceModel(network, len(facts.names), facts.side or facts.stride, facts.names)
-    with closing(_results(model, source, made)) as results:
+    predictor = predictor_for(model, torch.device("cpu"), made)
+    with closing(results_of_source(source, predictor, made)) as results:
         for result in results:
             if isinstance(result, Result):
                 yield result
-
-
-def _results(
-    model: InferenceModel, source: "Given | Iterable[Given]", options: PredictOptions
-) -> Generator[Result | Unreadable, None, None]:
-    predictor = predictor_for(model, torch.device("cpu"), options)
-    threads = min(options.workers, plan_workers("cpu*1.0").total)
-    with ExitStack() as stack:
-        frames = frames_of_source(source, stack, large=options.tiles is not None, allow_urls=options.allow_urls)
-        yield from stack.enter_context(
-            closing(results_of(frames, predictor, threads=threads, at_once=options.at_once))
-        )  # fmt: skip

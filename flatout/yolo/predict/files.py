@@ -311,7 +311,7 @@ def video_frames(origin: Origin) -> Iterator[ReadFrame]:
     seen = 0
     num_frames, fps = num_frames_of(capture), fps_of(capture)
     try:
-        while (image := _next_image(capture)) is not None:
+        while (image := capture.read()[1]) is not None:  # in its own memory
             seen += 1
             frame = Frame(image, origin._replace(frame=seen, num_frames=num_frames, fps=fps))
             yield partial(already_read, frame)
@@ -361,9 +361,3 @@ def _open(path: str) -> Any:
     import cv2
 
     return cv2.VideoCapture(path)
-
-
-def _next_image(capture: Any) -> Any:
-    """The next frame, uint8 [H, W, 3], BGR, in its own memory; None at the end."""
-    there, image = capture.read()
-    return image if there else None

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flatout.errors import ConfigError
+from flatout.runs import too_small
 
 MIN_TILE = 32
 """Smallest side of a tile: the coarsest stride of most networks."""
@@ -80,10 +81,7 @@ class DetectOptions(PredictOptions):
 
 
 def _problems(options: PredictOptions) -> Iterator[str]:
-    for name in ("img_size", "at_once", "workers", "track_buffer"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            yield f"--{name.replace('_', '-')} {value} must be 1 or more"
+    yield from too_small(options, 1, "img_size", "at_once", "workers", "track_buffer")
     for name in ("conf_thres", "iou_thres"):
         if not 0 <= getattr(options, name) <= 1:
             yield f"--{name.replace('_', '-')} {getattr(options, name)} is outside 0 to 1"

@@ -16,7 +16,7 @@ import numpy as np
 
 from flatout.charts import write_image
 from flatout.errors import ResourceError
-from flatout.safefiles import write_error
+from flatout.safefiles import append_text, write_error
 from flatout.yolo.predict.files import Origin
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.threads import Closing, WriteQueue
@@ -237,7 +237,9 @@ class Outputs(Closing):
         """Write everything that needs the order of the results."""
         origin = result.origin
         if self._settings.txt and len(result):
-            self._append(self.folder / "labels" / f"{stem}.txt", txt_lines(result, scores=self._settings.scores))
+            lines = txt_lines(result, scores=self._settings.scores)
+            append_text(self.folder / "labels" / f"{stem}.txt", "".join(f"{line}\n" for line in lines))
+            self.num_txt += 1
         if self._settings.crops:
             self.num_crops += len(_crops(result))
         if self._json is not None:
@@ -254,15 +256,6 @@ class Outputs(Closing):
             self._videos.finish(self._last_video)  # video files come one after another, streams in parallel
         self._last_video = path
         self._videos.add(path, plotted, STREAM_FPS if origin.kind == "stream" else origin.fps)
-
-    def _append(self, path: Path, lines: list[str]) -> None:
-        text = "".join(f"{line}\n" for line in lines)
-        try:
-            with path.open("a") as file:
-                file.write(text)
-        except OSError as error:
-            raise write_error(error, path, len(text)) from error
-        self.num_txt += 1
 
 
 def folder_name(name: str) -> str:

@@ -8,13 +8,15 @@ Dimension key:  B images of a batch   h w input   D detections of a batch   n de
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from itertools import chain
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
+from flatout.feed import plan_workers
 from flatout.yolo.boxes import Letterbox, to_native
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.evaluate.run import InferenceModel, load_inference_model
@@ -22,11 +24,12 @@ from flatout.yolo.evaluate.tiles import TileConfig, TileDetector, Watch, WholeIm
 from flatout.yolo.find_file import weights_files
 from flatout.yolo.nms import NmsConfig, non_max_suppression
 from flatout.yolo.predict.files import Frame, Prepare, Prepared, ReadFrame, Unreadable
+from flatout.yolo.predict.given import Given, frames_of_source
 from flatout.yolo.predict.options import PredictOptions, class_numbers
 from flatout.yolo.predict.result import Boxes, Result
 from flatout.yolo.predict.streams import LiveFrames
 from flatout.yolo.predict.threads import Prefetcher
-from flatout.yolo.predict.tracks import LOWEST_TRACKED
+from flatout.yolo.predict.tracks import LOWEST_TRACKED, Tracker, tracked
 
 # The network
 
@@ -177,8 +180,8 @@ class ReorderBuffer(Generic[T]):
         self._early: dict[int, T] = {}
         self._next = 0
 
-    def put(self, place: int, result: T) -> None:
-        self._early[place] = result
+    def put(self, placed: Iterable[tuple[int, T]]) -> None:
+        self._early.update(placed)
 
     def ready(self) -> Iterator[T]:
         """All results that are next in order."""
@@ -223,61 +226,70 @@ def results_of(
     iterator to end its threads early; live frames are closed with it.
     """
     live = frames if isinstance(frames, LiveFrames) else None
+    predict: _ByBatches | _ByTiles
+    calls: Iterable[Callable[[], Any]]
     if predictor.tiles is not None:
-        detector = predictor.tile_detector(at_once, partial(_watch, stopped, on_tile))
-        yield from _results_by_tiles(frames, predictor, detector, live, threads=threads, stopped=stopped)
-        return
-    at_once = at_once or predictor.default_at_once
-    groups, in_order = ShapeBatcher(at_once), ReorderBuffer[Result | Unreadable]()
-    calls = (partial(_prepared, read, predictor.prepare) for read in frames)
-    # Live frames are not prefetched beyond a batch: the newest are wanted.
-    depth = at_once if live is not None else at_once + threads
+        predict = _ByTiles(predictor, predictor.tile_detector(at_once, partial(_watch, stopped, on_tile)))
+        # Images are read as far ahead as there are threads.
+        calls, depth = frames, 1 if live is not None else threads
+    else:
+        at_once = at_once or predictor.default_at_once
+        predict = _ByBatches(predictor, at_once)
+        calls = (partial(_prepared, frame, predictor.prepare) for frame in frames)
+        # Live frames are not prefetched beyond a batch: the newest are wanted.
+        depth = at_once if live is not None else at_once + threads
+    in_order = ReorderBuffer[Result | Unreadable]()
     # Live frames are closed first: the prefetcher's thread would wait for the next one.
     with Prefetcher(calls, threads=threads, depth=depth) as prefetched, live or nullcontext():
-        for place, prepared in enumerate(prefetched.results(stopped)):
-            if isinstance(prepared, Unreadable):
-                in_order.put(place, prepared)
-            else:
-                _predict(predictor, groups.add(place, prepared), in_order)
+        for place, read in enumerate(prefetched.results(stopped)):
+            in_order.put([(place, read)] if isinstance(read, Unreadable) else predict.add(place, read))
             if live is not None and prefetched.is_drained:
-                _predict_rest(predictor, groups, in_order)
-            yield from in_order.ready()
-        _predict_rest(predictor, groups, in_order)
-        yield from in_order.ready()
-
-
-def _results_by_tiles(
-    frames: Iterable[ReadFrame],
-    predictor: Predictor,
-    detector: TileDetector,
-    live: LiveFrames | None,
-    *,
-    threads: int,
-    stopped: Stopped,
-) -> Generator[Result | Unreadable, None, None]:
-    """`results_of` with tiles; images are read as far ahead as there are threads."""
-    in_order = ReorderBuffer[Result | Unreadable]()
-    known: dict[int, Frame] = {}
-
-    def put(found: Iterator[WholeImage]) -> None:
-        for place, row_n6, seconds in found:
-            in_order.put(place, predictor.result(known.pop(place), row_n6, 1e3 * seconds))
-
-    depth = 1 if live is not None else threads
-    with Prefetcher(frames, threads=threads, depth=depth) as prefetched, live or nullcontext():
-        for place, frame in enumerate(prefetched.results(stopped)):
-            if isinstance(frame, Unreadable):
-                in_order.put(place, frame)
-            else:
-                known[place] = frame
-                put(detector.add(place, frame.image))
-            if live is not None and prefetched.is_drained:
-                put(detector.rest())
+                in_order.put(predict.rest())
             # An image of a loop variable would stay in memory while the next one is read.
-            del frame
+            del read
             yield from in_order.ready()
-        put(detector.rest())
+        in_order.put(predict.rest())
         yield from in_order.ready()
+
+
+Placed = Iterator[tuple[int, Result]]
+"""Results with the places of their frames."""
+
+
+class _ByBatches:
+    """Predicts frames in batches of one input shape."""
+
+    def __init__(self, predictor: Predictor, at_once: int) -> None:
+        self._predictor, self._groups = predictor, ShapeBatcher(at_once)
+
+    def add(self, place: int, prepared: Prepared) -> Placed:
+        return self._results(self._groups.add(place, prepared))
+
+    def rest(self) -> Placed:
+        return chain.from_iterable(map(self._results, self._groups.rest()))
+
+    def _results(self, batch: list[IndexedInput]) -> Placed:
+        results = self._predictor([each.prepared for each in batch]) if batch else []
+        return zip([each.place for each in batch], results, strict=True)
+
+
+class _ByTiles:
+    """Predicts frames tile by tile."""
+
+    def __init__(self, predictor: Predictor, detector: TileDetector) -> None:
+        self._predictor, self._detector = predictor, detector
+        self._known: dict[int, Frame] = {}
+
+    def add(self, place: int, frame: Frame) -> Placed:
+        self._known[place] = frame
+        return self._results(self._detector.add(place, frame.image))
+
+    def rest(self) -> Placed:
+        return self._results(self._detector.rest())
+
+    def _results(self, found: Iterator[WholeImage]) -> Placed:
+        for place, row_n6, seconds in found:
+            yield place, self._predictor.result(self._known.pop(place), row_n6, 1e3 * seconds)
 
 
 def _prepared(read: ReadFrame, prepare: Prepare) -> Prepared | Unreadable:
@@ -285,13 +297,18 @@ def _prepared(read: ReadFrame, prepare: Prepare) -> Prepared | Unreadable:
     return frame if isinstance(frame, Unreadable) else prepare(frame)
 
 
-def _predict(predictor: Predictor, batch: list[IndexedInput], in_order: ReorderBuffer[Result | Unreadable]) -> None:
-    if batch:
-        results = predictor([each.prepared for each in batch])
-        for each, result in zip(batch, results, strict=True):
-            in_order.put(each.place, result)
-
-
-def _predict_rest(predictor: Predictor, groups: ShapeBatcher, in_order: ReorderBuffer[Result | Unreadable]) -> None:
-    for batch in groups.rest():
-        _predict(predictor, batch, in_order)
+def results_of_source(
+    source: "Given | Iterable[Given]",
+    predictor: Predictor,
+    options: PredictOptions,
+    *,
+    tracker: Tracker | None = None,
+    one_of_live: bool = False,
+) -> Generator[Result | Unreadable, None, None]:
+    """The results of whatever is given in Python, in order; close the iterator to end its threads early."""
+    threads = min(options.workers, plan_workers("cpu*1.0").total)
+    with ExitStack() as stack:
+        large = options.tiles is not None
+        frames = frames_of_source(source, stack, large=large, allow_urls=options.allow_urls, one_of_live=one_of_live)
+        results = results_of(frames, predictor, threads=threads, at_once=options.at_once)
+        yield from tracked(stack.enter_context(closing(results)), tracker)

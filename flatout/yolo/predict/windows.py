@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from flatout.errors import ResourceError
+from flatout.yolo.predict.threads import Closing
 
 logger = logging.getLogger(__name__)
 
 STOP_KEY = "q"
 
 
-class Windows:
+class Windows(Closing):
     """Shows images in windows: any thread puts them, the main thread shows them, as GUI toolkits require."""
 
     def __init__(self, cv2: Any) -> None:

@@ -5,7 +5,6 @@ runs/stages/gradual_unfreeze/    run.json, results.*, weights/best.pt      of th
 """
 
 import csv
-import io
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from flatout.engine import Callback, Scores
 from flatout.errors import CheckpointError, ConfigError, FlatoutError
 from flatout.ranks import StopSignals
 from flatout.runs import Identity, RunFolder, RunLock, RunRequest, Spending, choose_run, numbered, read_record
-from flatout.safefiles import write_file
+from flatout.safefiles import csv_text, write_file
 from flatout.yolo.find_file import find_weights
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.stages.plan import StagePlan
@@ -147,11 +146,7 @@ def _renumbered_csv(stages: list[Path]) -> str:
         for row in csv.DictReader(_lines(stage / "results.csv")):
             rows.append(row | {"stage": number, "epoch": len(rows)})
     names = dict.fromkeys(["stage", *(name for row in rows for name in row)])
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(names), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue() if rows else ""
+    return csv_text([names, *([row.get(name, "") for name in names] for row in rows)]) if rows else ""
 
 
 def _renumbered_events(stages: list[Path]) -> Iterator[str]:

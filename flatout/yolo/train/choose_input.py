@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from flatout.errors import counted
 from flatout.feed import plan_workers
 from flatout.profiler import KEPT_DECODED, Demands
 
@@ -222,8 +223,7 @@ def describe_rule(asked: Asked, first: Choice) -> str:
         what = "images are kept and augmented on the device"
     else:
         rule = " (80 % of the cores, at most one per image of a batch)" if asked.workers == AUTO else ""
-        count = first.settings.workers
-        what = f"it gets {count} worker{'' if count == 1 else 's'}{rule}"
+        what = f"it gets {counted(first.settings.workers, 'worker')}{rule}"
     return f"{asked.flag}: the run is too short to measure, so {what}."
 
 
@@ -353,7 +353,8 @@ class _Chooser(NamedTuple):
     def _on_device(self, why: str, *, subsampled: bool, img_s: float | None = None) -> Iterator[Choice]:
         """Images on the device: first decoded by the GPU, if that may be faster, then by the CPU."""
         for gpu_decode in (True, False) if self._decodes_on_gpu() else (False,):
-            decodes = [f"JPEG files decoded by the GPU, with only {_cores(self.machine.cores)}"] if gpu_decode else []
+            cores = counted(self.machine.cores, "core")
+            decodes = [f"JPEG files decoded by the GPU, with only {cores}"] if gpu_decode else []
             yield Choice(
                 what=f"images kept on the device{' as 4:2:0' if subsampled else ''}, augmented there",
                 settings=InputSettings(
@@ -409,7 +410,3 @@ def _size(num_bytes: float) -> str:
 
 def _workers(count: int) -> str:
     return f"{count or 'no'} worker{'' if count == 1 else 's'}"
-
-
-def _cores(count: int) -> str:
-    return f"{count} core{'' if count == 1 else 's'}"

@@ -31,8 +31,8 @@ from flatout.yolo.augment.gpu.input import (
 )
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device
 from flatout.yolo.augment.gpu.source import TILES
-from flatout.yolo.augment.layout import check_scanned_size, resized_wh
-from flatout.yolo.augment.samples import ResizedImages, TileImages, WholeImages
+from flatout.yolo.augment.layout import resized_wh
+from flatout.yolo.augment.samples import ResizedImages, SizedImages, TileImages, WholeImages
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
@@ -321,26 +321,17 @@ class _Opener:
         return DeviceBatches(Feed(source, self._plan, feed_config), config.device)
 
 
-class NeededImages:
+class NeededImages(SizedImages):
     """Resized images of which only some will be looked at: all others are blank, and their files are not opened."""
-
-    dtype = np.dtype(np.uint8)
 
     def __init__(
         self, images: "ResizedImages | NeededTiles", image_set: ImageSet, size: int, needed: np.ndarray
     ) -> None:
-        self._images, self._needed = images, frozenset(needed.tolist())
-        wh_N2 = resized_wh(image_set.size_wh_N2, size)
-        self._wh_N2 = wh_N2
-        self.shapes_ND = np.concatenate((wh_N2[:, ::-1], np.full((len(wh_N2), 1), 3)), 1).astype(np.int64)
-
-    def __len__(self) -> int:
-        return len(self._images)
+        super().__init__(images, resized_wh(image_set.size_wh_N2, size))
+        self._needed = frozenset(needed.tolist())
 
     def __getitem__(self, index: int) -> np.ndarray:
-        if index not in self._needed:
-            return np.zeros(self.shapes_ND[index], self.dtype)
-        return check_scanned_size(self._images[index], self._wh_N2[index])
+        return super().__getitem__(index) if index in self._needed else np.zeros(self.shapes_ND[index], self.dtype)
 
 
 class NeededTiles:

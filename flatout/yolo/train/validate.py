@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -66,7 +67,6 @@ class Validation(AbstractContextManager["Validation"]):
         self._images, self._names, self._config = images, names, config
         self._loss, self._run = loss, run
         self._stack = ExitStack()
-        self._input: ValidationInput | TiledInput | None = None
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
@@ -83,7 +83,7 @@ class Validation(AbstractContextManager["Validation"]):
         with clock.stage("train.validate"), without_tuning():
             outcome = evaluate.run(
                 network,
-                self._opened(),
+                self._input,
                 conf_thres=CONF_THRES,
                 iou_thres=IOU_THRES,
                 amp=self._config.amp,
@@ -101,11 +101,10 @@ class Validation(AbstractContextManager["Validation"]):
             logger.info("%s", line)
         return outcome
 
-    def _opened(self) -> ValidationInput | TiledInput:
-        if self._input is None:
-            with span("validation input"):
-                self._input = self._open()
-        return self._input
+    @cached_property
+    def _input(self) -> ValidationInput | TiledInput:
+        with span("validation input"):
+            return self._open()
 
     def _open(self) -> ValidationInput | TiledInput:
         config, world = self._config, self._run.world

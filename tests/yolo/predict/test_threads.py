@@ -148,6 +148,6 @@ def test_no_image_waits_forever_for_others():
 def test_results_are_returned_in_order_however_they_come():
     buffer, returned = ReorderBuffer[str](), []
     for place in (2, 0, 3, 1, 4):
-        buffer.put(place, str(place))
+        buffer.put([(place, str(place))])
         returned.append(list(buffer.ready()))
     assert returned == [[], ["0"], [], ["1", "2", "3"], ["4"]]

@@ -177,7 +177,7 @@ def test_a_video_with_crossings_has_the_same_good_ids_in_label_files_json_video_
             yield replace(result, image=frame.image, origin=frame.origin)
 
     monkeypatch.setattr("flatout.yolo.predict.detect.results_of", results_of_scene)
-    monkeypatch.setattr("flatout.yolo.detector.results_of", results_of_scene)
+    monkeypatch.setattr("flatout.yolo.predict.results.results_of", results_of_scene)
     words = ["--weights", place / "a.pt", "--source", "scene.mp4", "--device", "cpu", "--name", "scene"]
     assert main(["yolo", "detect", *map(str, words), "--track", "--save-txt", "--save-json"]) == 0
     results = flatout.yolo.load(place / "a.pt", device="cpu").track("scene.mp4")

@@ -7,14 +7,13 @@
 An image without objects has no row, so it is not listed.
 """
 
-import csv
 import glob
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from flatout.errors import DataError
+from flatout.safefiles import csv_text
 from flatout.yolo.data.formats.annotated import (
     AnnotatedImage,
     AnnotationFile,
@@ -139,17 +138,13 @@ def write_open_images(images: Sequence[ImageToWrite], names: Sequence[str]) -> I
     """The boxes of a split, piece by piece; ids of classes are their names."""
     yield ",".join(WRITTEN_COLUMNS) + "\n"
     for image in images:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        stem = os.path.splitext(image.name)[0]
+        stem, rows = os.path.splitext(image.name)[0], []
         for number, (x1, y1, x2, y2) in zip(image.class_n, image.box_n4.tolist(), strict=True):
             place = (f"{value:.7g}" for value in (x1, x2, y1, y2))
-            writer.writerow([stem, "xclick", names[number], 1, *place, 0, 0, 0, 0, 0])
-        yield text.getvalue()
+            rows.append([stem, "xclick", names[number], 1, *place, 0, 0, 0, 0, 0])
+        yield csv_text(rows)
 
 
 def write_descriptions(names: Sequence[str]) -> bytes:
     """The file of descriptions, in the order of the classes."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([name, name] for name in names)
-    return text.getvalue().encode()
+    return csv_text([name, name] for name in names).encode()
