@@ -4,7 +4,8 @@ Counted are lines with code: no blank lines, comments or docstrings. Declared fl
 are data and are counted apart, and so are imports. Longer names and messages take more lines; statements, with those
 that import, do not depend on that. `--code FOLDER` counts another checkout first. `--since COMMIT` lists by which
 commits the mechanism grew and shrank, file by file: features add files and lines, simplifications take lines away, and
-the total shows neither.
+the total shows neither. Commits that lines_of_code_features.txt names are features that came later, and are summed
+apart; a commit that it does not name counts as work on what was there, also if it adds a message or repairs something.
 Answer: bench/results/lines_of_code_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -14,6 +15,7 @@ import subprocess
 import tokenize
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,14 +62,19 @@ def count_package(package: Path) -> Counter[str]:
 
 
 class Change(NamedTuple):
-    """By how many lines of mechanism the files of a commit grew and shrank."""
+    """By how many lines of mechanism the files of a commit grew and shrank, and by how many of options they changed."""
 
     commit: str
     grew: int
     shrank: int
+    options: int
 
     def line(self) -> str:
-        return f"{self.grew:+8,}{self.shrank:+8,}  {self.commit}"
+        return f"{self.grew:+8,}{self.shrank:+8,}{self.options:+8,}  {self.commit}"
+
+    @property
+    def is_feature(self) -> bool:
+        return self.commit.split()[0] in later_features()
 
 
 def changes_since(commit: str) -> list[Change]:
@@ -75,21 +82,42 @@ def changes_since(commit: str) -> list[Change]:
     found = []
     for number in git("rev-list", "--no-merges", "--reverse", f"{commit}..HEAD").split():
         names = git("diff-tree", "-r", "--no-commit-id", "--name-only", "-M", number, "--", "flatout").split()
-        deltas = [count_in(number, name) - count_in(f"{number}^", name) for name in names if name.endswith(".py")]
-        grew, shrank = sum(filter(lambda delta: delta > 0, deltas)), sum(filter(lambda delta: delta < 0, deltas))
-        if grew or shrank:
-            found.append(Change(git("log", "-1", "--format=%h %s", number).strip(), grew, shrank))
+        files = [(count_in(number, name), count_in(f"{number}^", name)) for name in names if name.endswith(".py")]
+        deltas = [after["mechanism"] - before["mechanism"] for after, before in files]
+        change = Change(
+            git("log", "-1", "--format=%h %s", number).strip(),
+            grew=sum(delta for delta in deltas if delta > 0),
+            shrank=sum(delta for delta in deltas if delta < 0),
+            options=sum(after["options"] - before["options"] for after, before in files),
+        )
+        if change.grew or change.shrank or change.options:
+            found.append(change)
     return found
 
 
-def total_of(changes: Sequence[Change]) -> Change:
-    return Change("together", sum(each.grew for each in changes), sum(each.shrank for each in changes))
+def sum_of(changes: Sequence[Change], name: str) -> Change:
+    grew, shrank = sum(each.grew for each in changes), sum(each.shrank for each in changes)
+    return Change(name, grew, shrank, sum(each.options for each in changes))
 
 
-def count_in(commit: str, name: str) -> int:
-    """Lines of mechanism of a file in a commit; 0 if it has no such file."""
+@cache
+def later_features() -> set[str]:
+    """Commits, by their short names, that added a feature."""
+    lines = (Path(__file__).parent / "lines_of_code_features.txt").read_text().splitlines()
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def count_in(commit: str, name: str) -> Counter[str]:
+    """Lines of a file in a commit by kind; none if it has no such file."""
     shown = subprocess.run(["git", "show", f"{commit}:{name}"], cwd=THIS_CHECKOUT, capture_output=True, text=True)
-    return count(shown.stdout)["mechanism"] if shown.returncode == 0 else 0
+    return count(shown.stdout) if shown.returncode == 0 else Counter()
+
+
+def without_features(mechanism: int, options: int) -> str:
+    return (
+        f"without the features that came later: {mechanism:,} lines of mechanism, "
+        f"{mechanism + options:,} if declared flags counted as mechanism"
+    )
 
 
 def git(*words: str) -> str:
@@ -115,9 +143,15 @@ def main() -> int:
         numbers[code.name] = dict(found)
     if options.since:
         changes = changes_since(options.since)
-        lines += ["", f"since {options.since}: lines by which files grew and shrank"]
-        lines += [each.line() for each in [*changes, total_of(changes)]]
-        numbers["since"] = {each.commit: each.grew + each.shrank for each in changes}
+        features = [each for each in changes if each.is_feature]
+        work = [each for each in changes if not each.is_feature]
+        sums = [sum_of(features, "features that came later"), sum_of(work, "work on what was there")]
+        for title, part in (("features", features), ("work on what was there", work), ("together", sums)):
+            lines += ["", f"since {options.since}, {title}: lines by which files grew and shrank, and options by"]
+            lines += [each.line() for each in part]
+        without = found["mechanism"] - sums[0].grew - sums[0].shrank
+        lines += ["", without_features(without, found["options"] - sums[0].options)]
+        numbers["since"] = {each.commit: [each.grew + each.shrank, each.options] for each in [*changes, *sums]}
     report("lines_of_code", "\n".join(lines), numbers, options)
     return 0
 
