@@ -84,8 +84,15 @@ def _open_regular(path: str | Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         what = "a folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "a pipe or device"
         os.close(fd)
-        raise Refusal(f"is {what}. Give the path of a .pt or .safetensors file.")
+        example = next((f", such as {file}" for file in _weights_below(Path(path)) if file.is_file()), "")
+        raise Refusal(f"is {what}. Give the path of a .pt or .safetensors file{example}.")
     return open(fd, "rb", buffering=0)
+
+
+def _weights_below(folder: Path) -> Iterator[Path]:
+    """The files that would have been meant if the folder is that of a run."""
+    for name in ("best.pt", "last.pt"):
+        yield from (folder / inside / name for inside in ("", "weights", "ckpts"))
 
 
 # The objects of a file that torch.save wrote

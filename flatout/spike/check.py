@@ -9,6 +9,7 @@ import csv
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from flatout.errors import DataError, FlatoutError
-from flatout.feed import Feed, FeedConfig, Plan
+from flatout.feed import DecodeError, Feed, FeedConfig, Plan
 from flatout.findings import Finding
 from flatout.spike.config import SpikeConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips, sequence_files, validation_split
@@ -102,6 +103,26 @@ def orientation_of(clips: ClipSet, frame: int) -> Orientation:
     return compare_with_frame(spikes.mean(axis=0), blur, flipud=layout.flipud)
 
 
+def orientations_of(clips: ClipSet) -> dict[int, Orientation]:
+    """The same for some frames, from the first to the last one."""
+    chosen = np.unique(np.linspace(0, len(clips.frames) - 1, ORIENTATION_FILES).astype(int)).tolist()
+    return {frame: orientation_of(clips, frame) for frame in chosen}
+
+
+def warn_of_mismatch(clips: ClipSet) -> None:
+    """Warn if not a single stream looks like its frame, as when the size of spike frames or the flip is wrong.
+
+    Only a warning: in the dark, or of a uniform area, no stream looks like its frame.
+    """
+    if clips.precomputed:
+        return
+    # What cannot be read is reported by whoever needs it.
+    with suppress(FlatoutError, DecodeError, OSError):
+        problems = [found.problem for found in orientations_of(clips).values()]
+        if all(problems):
+            logger.warning("%s: %s `flatout spike check` shows more.", clips.where, problems[0])
+
+
 class CheckFailed(Exception):
     """A check found a problem; the text describes it."""
 
@@ -154,8 +175,7 @@ def _format(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
         f"{layout.format} {layout.height} x {layout.width}, {layout.frames} spike frames, flipped: {layout.flipud}"
     ]
     problems = []
-    for frame in np.unique(np.linspace(0, len(clips.frames) - 1, ORIENTATION_FILES).astype(int)).tolist():
-        found = orientation_of(clips, frame)
+    for frame, found in orientations_of(clips).items():
         listed = ", ".join(f"{orientation} {value:.2f}" for orientation, value in found.correlation.items())
         usual = "" if TYPICAL_RATE[0] <= found.mean_rate <= TYPICAL_RATE[1] else " (unusual: 0.05 to 0.45 is typical)"
         lines.append(

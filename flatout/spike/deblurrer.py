@@ -79,6 +79,7 @@ class Deblurrer:
     ) -> "PredictedFolder":
         """Deblur the frames in `blur` with the spike files of the same names in `spikes`; writes them to `output`.
 
+        Both may also be one file: a frame and its stream.
         Also writes a video, images side by side, and a page with a slider, as requested.
         """
         from flatout.spike.predict import predict_folder

@@ -17,11 +17,12 @@ import torch
 from flatout.engine import DTYPES, default_amp
 from flatout.errors import CheckpointError, DataError
 from flatout.ranks import choose_device
+from flatout.spike.check import warn_of_mismatch
 from flatout.spike.config import SpikeConfig, config_from
 from flatout.spike.data.clip_set import ClipFrame, ClipSet, clips_of, open_clips, validation_split
 from flatout.spike.data.frames import read_frame
 from flatout.spike.data.stream_files import STREAM_EXTS
-from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, files_by_stem
+from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, files_by_stem, ordered
 from flatout.spike.evaluate import DeblurEvaluation, RestoredBatch, Restorer, evaluate
 from flatout.spike.input import FeedSettings, open_scoring_feed
 from flatout.spike.lpips import Lpips, LpipsMeter
@@ -119,10 +120,13 @@ def score_split(
     """
     meter = LpipsMeter(Lpips(lpips).to(predictor.device)) if lpips is not None else None
     data = predictor.config.DATA
+    if not Path(data.ROOT).is_dir():
+        raise DataError(f"DATA.ROOT={data.ROOT}: no such folder. Say where it is now with --set DATA.ROOT=FOLDER.")
     split = split or validation_split(data)
     if split is None:
         raise DataError("There is no split to score: name one with --split.")
     clips = open_clips(data, split, scored=True)
+    warn_of_mismatch(clips)
     writer = _FrameWriter(folder / "visuals", clips, compare=True) if folder is not None else None
     with open_scoring_feed(clips, data, _feed_settings(predictor)) as feed:
         scores = evaluate(predictor.restorer, feed, [each for each in (writer, meter) if each is not None])
@@ -147,9 +151,11 @@ def predict_folder(
 ) -> PredictedFolder:
     """Deblur the frames of a folder that have a spike file of the same name; every frame is written once.
 
+    `blur` and `spikes` may also be one frame and its stream, whatever their names.
     Also writes, as requested, a video, images side by side (`compare`), and a page with a slider.
     """
-    clips = _clips_of_folders(predictor.config, blur, spikes)
+    clips = _clips_of(predictor.config, blur, spikes)
+    warn_of_mismatch(clips)
     writer = _FrameWriter(output, clips, compare=False)
     start = time.perf_counter()
     with open_scoring_feed(clips, predictor.config.DATA, _feed_settings(predictor)) as feed:
@@ -210,17 +216,34 @@ class _FrameWriter:
                     yield row, position, each, f"{folder}{each.stem}.png"
 
 
-def _clips_of_folders(config: SpikeConfig, blur: Path, spikes: Path) -> ClipSet:
-    for flag, folder in (("--input_blur", blur), ("--input_spike", spikes)):
-        if not folder.is_dir():
-            raise DataError(f"{flag} {folder}: no such folder.")
-    endings = VOXEL_EXTS if config.DATA.USE_PRECOMPUTED_VOXELS else STREAM_EXTS
-    frames = files_by_stem(blur, config.DATA.IMAGE_EXTS)
+def _clips_of(config: SpikeConfig, blur: Path, spikes: Path) -> ClipSet:
+    """The frames that have spikes, each scored once: of two folders, or one frame and its stream."""
+    for flag, path in (("--input_blur", blur), ("--input_spike", spikes)):
+        if not path.exists():
+            raise DataError(f"{flag} {path}: no such folder or file.")
+    if blur.is_file() != spikes.is_file():
+        one = "--input_blur" if blur.is_file() else "--input_spike"
+        raise DataError(f"{one} is a file, the other one a folder: give two folders, or one frame and its stream.")
+    if blur.is_file():
+        frames, streams, root = {blur.stem: blur}, {blur.stem: spikes}, blur.parent
+    else:
+        endings = VOXEL_EXTS if config.DATA.USE_PRECOMPUTED_VOXELS else STREAM_EXTS
+        frames, streams, root = files_by_stem(blur, config.DATA.IMAGE_EXTS), files_by_stem(spikes, endings), blur
+        if not frames.keys() & streams.keys():
+            raise DataError(_no_common_name(blur, spikes, frames, streams))
     # There are no sharp frames: the blurry ones take their place, and nothing is scored.
-    files = SequenceFiles(blur.name, blur, frames, frames, files_by_stem(spikes, endings))
+    files = SequenceFiles(root.name, root, frames, frames, streams)
     shortest = min((len(run) for run in files.runs()), default=1)
     data = replace(config.DATA, CLIP_LEN=min(config.DATA.CLIP_LEN, shortest), VAL_CLIP_STRIDE="clip")
-    return clips_of(data, blur, [files], scored=True)
+    return clips_of(data, root.parent, [files], scored=True)
+
+
+def _no_common_name(blur: Path, spikes: Path, frames: Mapping[str, Path], streams: Mapping[str, Path]) -> str:
+    found = [
+        f"{len(files)} {what} in {folder}" + (f" (such as {ordered(files)[0]})" if files else "")
+        for what, folder, files in (("frames", blur, frames), ("spike files", spikes, streams))
+    ]
+    return f"No frame has a spike file of the same name: {found[0]}, {found[1]}. So there is nothing to deblur."
 
 
 def _feed_settings(predictor: DeblurPredictor) -> FeedSettings:

@@ -50,6 +50,7 @@ from flatout.runs import (
     run,
     write_yaml,
 )
+from flatout.spike.check import warn_of_mismatch
 from flatout.spike.config import (
     DataConfig,
     LossConfig,
@@ -196,6 +197,8 @@ class SpikeRecipe(Recipe):
 
     def open_data(self) -> DataFacts:
         train, val = self._clip_sets
+        if self.world.is_first:
+            warn_of_mismatch(train)
         self.validates = val is not None and self.options.validate
         return DataFacts(train.fingerprint(), f"{train.where}: frames or streams")
 

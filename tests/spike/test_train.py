@@ -20,7 +20,7 @@ from flatout.safefiles.container import read_container
 from flatout.spike.config import ModelConfig, SpikeConfig, load_config
 from flatout.spike.data.stream_files import open_stream
 from flatout.spike.model import Clip, DeblurNet
-from flatout.spike.predict import load_predictor, predict_folder
+from flatout.spike.predict import load_predictor, predict_folder, score_split
 from flatout.spike.train import TrainOptions, train
 from tests.spike.test_source import damaged_tree
 
@@ -189,6 +189,58 @@ def test_predict_takes_a_geometry_and_arrays_of_spikes(demo, trained, tmp_path, 
     assert main([*words, str(tmp_path / "npz"), "--output", str(tmp_path / "b")]) == 0
     for path in (tmp_path / "a").glob("*.png"):
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+def predicting(weights: Path, blur: Path, spikes: Path, output: Path) -> list[str]:
+    return [
+        "spike", "predict", "--weights", str(weights), "--device", "cpu",
+        "--input_blur", str(blur), "--input_spike", str(spikes), "--output", str(output),
+    ]  # fmt: skip
+
+
+def test_predict_deblurs_one_frame_with_its_stream_as_within_the_folder(demo, trained, tmp_path):
+    scene, weights = demo.parent / "test/scene_00", trained / "ckpts/best.pt"
+    shutil.copy(scene / "spike/000003.dat", demo.parent / "third_stream.dat")
+    folder = ["--set", "DATA.CLIP_LEN=1"]
+    assert main([*predicting(weights, scene / "blur", scene / "spike", tmp_path / "all"), *folder]) == 0
+    one = predicting(weights, scene / "blur/000003.png", demo.parent / "third_stream.dat", tmp_path / "one")
+    assert main([*one, "--page"]) == 0
+    assert [path.name for path in (tmp_path / "one").glob("*.png")] == ["000003.png"]
+    assert (tmp_path / "one/000003.png").read_bytes() == (tmp_path / "all/000003.png").read_bytes()
+
+
+def test_predict_says_what_is_wrong_with_its_inputs(demo, trained, tmp_path, capsys):
+    scene, weights = demo.parent / "test/scene_00", trained / "ckpts/best.pt"
+
+    def error_of(weights: Path, blur: str, spikes: str) -> str:
+        assert main(predicting(weights, scene / blur, scene / spikes, tmp_path / "out")) in (3, 4)
+        return capsys.readouterr().err
+
+    assert "no such folder or file" in error_of(weights, "blur", "none")
+    assert "--input_blur is a file, the other one a folder" in error_of(weights, "blur/000001.png", "spike")
+    assert "6 frames in" in (text := error_of(weights, "blur", "sharp")) and "0 spike files in" in text
+    assert f"such as {weights}." in error_of(trained, "blur", "spike")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "test", "predict"])
+def test_a_warning_says_if_streams_do_not_look_like_their_frames(command, demo, trained, tmp_path, caplog):
+    def warnings_with(flipped: str) -> list[str]:
+        caplog.clear()
+        keys = (f"DATA.SPIKE_FLIPUD={flipped}",)
+        if command == "train":
+            train(config_for(demo, tmp_path / f"run_{flipped}", "TRAIN.EPOCHS=1", *keys), on_cpu())
+        elif command == "test":
+            score_split(load_predictor(trained / "ckpts/best.pt", "cpu", overrides=keys), "test", None)
+        else:
+            scene = demo.parent / "test/scene_00"
+            words = predicting(trained / "ckpts/best.pt", scene / "blur", scene / "spike", tmp_path / flipped)
+            assert main([*words, "--set", *keys]) == 0
+        return [text for text in caplog.messages if "do not match their frame" in text]
+
+    assert warnings_with("true") == []
+    (warning,) = warnings_with("false")
+    assert "spikes are upside down" in warning and "Set DATA.SPIKE_FLIPUD: true." in warning
 
 
 def test_set_without_config_changes_the_config_in_the_weights(demo, trained, tmp_path, capsys, caplog):

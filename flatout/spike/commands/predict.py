@@ -1,4 +1,4 @@
-"""flatout spike predict: deblur a folder of frames."""
+"""flatout spike predict: deblur a folder of frames, or one frame."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ from flatout.cli import parser_of, show_log, switch, value
 from flatout.spike.commands.arguments import DEVICE, OTHER_CONFIG, advising_geometry
 
 DESCRIPTION = """\
-Deblur a folder of frames with a folder of spike files of the same names. Large frames are processed in overlapping
-tiles that are blended, so that there are no seams.
+Deblur a folder of frames with a folder of spike files of the same names, or one frame with its stream. Large frames are
+processed in overlapping tiles that are blended, so that there are no seams.
 """
 EPILOG = """\
 examples:
@@ -17,11 +17,11 @@ Exit code: 0, 2 wrong arguments, 3 unusable data, 4 unusable weights.
 """
 FLAGS = (
     value("--weights", "weights: best.pt or last.pt of a training", type=Path, required=True, metavar="FILE"),
-    value("--input_blur", "folder of blurry frames", type=Path, required=True, metavar="DIR"),
+    value("--input_blur", "folder of blurry frames, or one frame", type=Path, required=True, metavar="DIR"),
     value(
         "--input_spike",
         "folder of spike streams (.dat, .npz, .npy, .h5), or of precomputed voxels if the config has "
-        "USE_PRECOMPUTED_VOXELS: true",
+        "USE_PRECOMPUTED_VOXELS: true; or one such file",
         type=Path,
         required=True,
         metavar="DIR",
