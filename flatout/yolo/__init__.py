@@ -124,7 +124,7 @@ def audit(
     workers: int = 8,
     mirrored: bool = False,
     tiles: int | None = None,
-    tile_overlap: float = 0.2,
+    tile_overlap: float | None = None,
     out: str | Path | None = None,
     progress: bool = False,
 ) -> "AuditResult":

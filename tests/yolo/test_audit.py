@@ -120,6 +120,14 @@ def test_without_planted_errors_nothing_is_probable():
     assert all(each.score < 0.5 for each in rank(labels, found, gather_evidence(labels, found)))
 
 
+def test_a_class_that_the_network_never_finds_is_not_called_spurious_where_no_other_place_is_free():
+    """Large objects in full images: their boxes overlap labels in every other image, so nothing can be compared."""
+    large = [[0.1, 0.1, 0.9, 0.9, 1.0, 0.0], [0.2, 0.2, 0.3, 0.3, 1.0, 1.0]]
+    labels = boxes_of([large] * 30)
+    found = boxes_of([[[0.2, 0.2, 0.3, 0.3, 0.9, 1.0]]] * 30)
+    assert rank(labels, found, gather_evidence(labels, found)) == []
+
+
 def test_images_without_labels_or_detections_are_audited_too():
     nothing = boxes_of([[], []])
     assert rank(nothing, nothing, gather_evidence(nothing, nothing)) == []
@@ -361,6 +369,9 @@ def test_the_command_applies_a_fix_list(tmp_path: Path, capsys: pytest.CaptureFi
         ('{"fixes": [1]}', r"fixes\[0\] is not an object"),
         ('{"fixes": [{"action": "delete", "file": "a", "line": "2", "was": "", "text": ""}]}', "line must be a whole"),
         ('{"fixes": [{"action": "burn", "file": "a", "line": 2, "was": "", "text": ""}]}', "must be one of delete"),
+        ('{"fixes": [{"action": "add", "file": "a", "line": 2, "was": "", "text": ""}]}', "'' is not a label"),
+        ('{"fixes": [{"action": "replace", "file": "a", "line": 2, "was": "", "text": "0 .5 2"}]}', "is not a label"),
+        ("[" * 100_000, "is not JSON"),
     ],
 )
 def test_a_bad_fix_list_is_refused_with_its_place(tmp_path: Path, text: str, message: str):

@@ -10,7 +10,9 @@ Dimension key:  N images
 import csv
 import hashlib
 import io
+import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +48,8 @@ class Changes(NamedTuple):
     files: dict[str, str]
     """Path -> what changed in the list of images, their sizes or their labels."""
     touched: frozenset[str]
-    """Images whose file has another size or time of change, and nothing of the above."""
+    """Images whose file has another size or time of change, and nothing of the above. Of a data set that was moved or
+    copied, only those with another size, if there are any: copies often have another time of change."""
 
 
 def describe_files(images: ImageSet) -> list[RecordedFile]:
@@ -91,13 +94,16 @@ def digest(files: list[RecordedFile]) -> str:
 def changes_since(recorded: list[RecordedFile], images: ImageSet) -> Changes:
     """What has changed since the files were recorded. A data set that was moved or copied is the same one: if all names
     are equal, and in the same order, folders are not compared."""
+    was_moved = not {file.path for file in recorded} & set(images.paths)
     if [Path(file.path).name for file in recorded] == [Path(path).name for path in images.paths]:
         recorded = [file._replace(path=path) for file, path in zip(recorded, images.paths, strict=True)]
+    elif was_moved:
+        recorded = _moved(recorded, images.paths)
     now = {file.path: file for file in describe_files(images)}
     before = {file.path: file for file in recorded}
     changed = {path: "removed, or no longer usable" for path in before if path not in now}
     changed |= {path: "new" for path in now if path not in before}
-    touched = set()
+    touched, resized = set(), set()
     for path, old in before.items():
         new = now.get(path, old)
         if old.labels != new.labels:
@@ -106,9 +112,23 @@ def changes_since(recorded: list[RecordedFile], images: ImageSet) -> Changes:
             changed[path] = f"was {old.width} x {old.height}, is {new.width} x {new.height} pixels"
         elif old[1:3] != new[1:3]:
             touched.add(path)
+            if old.num_bytes != new.num_bytes:
+                resized.add(path)
     if not changed and [file.path for file in recorded] != list(images.paths):
         changed = {"the list of images": "another order"}
-    return Changes(changed, frozenset(touched))
+    return Changes(changed, frozenset(resized if was_moved and resized else touched))
+
+
+def _moved(recorded: list[RecordedFile], paths: Sequence[str]) -> list[RecordedFile]:
+    """The recorded files as if they were below the folder that all `paths` have in common."""
+    try:
+        before, now = (
+            os.path.commonpath([os.path.dirname(path) or "." for path in each])
+            for each in ([file.path for file in recorded], paths)
+        )
+    except ValueError:  # absolute and relative paths, or none
+        return recorded
+    return [file._replace(path=os.path.join(now, os.path.relpath(file.path, before))) for file in recorded]
 
 
 def _state(path: str) -> tuple[int, int]:

@@ -20,6 +20,8 @@ MIN_SIDE_PX = 2
 """A label is left out of a tile that shows less than this of its width or height."""
 MAX_PAIRS = 1 << 20
 """Pairs of a tile and a label that are compared at a time."""
+SAME_AREA = 1e-6
+"""Relative difference up to which two areas are the same."""
 CHOICE_SEED = 0x711E
 """Seed of the choice of empty tiles: the same in every run."""
 
@@ -39,6 +41,10 @@ class TileSet(ImageSet):
     """int64: part of the image, in pixels."""
     num_empty: int
     """Tiles without labels, before some were chosen."""
+    label_L: np.ndarray
+    """int64: number of each label in `whole`."""
+    shows_most_L: np.ndarray
+    """bool: whether no other tile shows more of that label's object."""
 
     def __str__(self) -> str:
         num_with = int((np.diff(self.labels.first_N) > 0).sum())
@@ -64,6 +70,10 @@ class _Cut(NamedTuple):
     window_T4: np.ndarray
     tile_L: np.ndarray
     """int64, ascending: the tile of each label."""
+    label_L: np.ndarray
+    """int64: number of the label in the image."""
+    visible_px_L: np.ndarray
+    """float64: area that the tile shows of it."""
     class_box_L5: np.ndarray
 
 
@@ -86,6 +96,9 @@ def cut_into_tiles(images: ImageSet, *, tile: int, overlap: float, min_visible: 
     window_N4 = window_N4[kept_N]
     class_box_L5 = np.concatenate([cut.class_box_L5 for cut in cuts])  # empty tiles have none, so nothing is left out
     image_N = image_N[kept_N]
+    first_N = images.labels.first_N
+    label_L = np.concatenate([cut.label_L + first_N[image] for image, cut in enumerate(cuts)])
+    visible_px_L = np.concatenate([cut.visible_px_L for cut in cuts])
     return TileSet(
         tuple(images.paths[image] for image in image_N.tolist()),
         (window_N4[:, 2:] - window_N4[:, :2]).astype(np.int32),
@@ -100,7 +113,16 @@ def cut_into_tiles(images: ImageSet, *, tile: int, overlap: float, min_visible: 
         image_N=image_N,
         window_N4=window_N4,
         num_empty=int((count_N == 0).sum()),
+        label_L=label_L,
+        shows_most_L=shows_most(label_L, visible_px_L),
     )
+
+
+def shows_most(label_L: np.ndarray, visible_px_L: np.ndarray) -> np.ndarray:
+    """Whether an entry shows as much of its label as any other entry does, bool [L]."""
+    most_px = np.zeros(label_L.max(initial=-1) + 1)
+    np.maximum.at(most_px, label_L, visible_px_L)
+    return np.asarray(visible_px_L >= most_px[label_L] * (1 - SAME_AREA))
 
 
 def choose_tiles(count_N: np.ndarray) -> np.ndarray:
@@ -136,6 +158,7 @@ def _cut(images: ImageSet, image: int, tile: int, overlap: float, min_visible: f
     centre_L2, half_L2 = label_L5[:, 1:3], label_L5[:, 3:] / 2
     box_L4 = np.concatenate((centre_L2 - half_L2, centre_L2 + half_L2), 1) * size_4
     tiles, rows = [np.zeros(0, np.int64)], [np.zeros((0, 5))]
+    labels, areas_px = [np.zeros(0, np.int64)], [np.zeros(0)]
     step = max(1, MAX_PAIRS // max(1, len(box_L4)))
     for first in range(0, len(window_T4), step):
         chunk_T4 = window_T4[first : first + step]
@@ -145,4 +168,6 @@ def _cut(images: ImageSet, image: int, tile: int, overlap: float, min_visible: f
         low_n2, high_n2 = (box_n4[:, :2] - own_n4[:, :2]) / side_n2, (box_n4[:, 2:] - own_n4[:, :2]) / side_n2
         rows.append(np.concatenate((label_L5[label_n, :1], (low_n2 + high_n2) / 2, high_n2 - low_n2), 1))
         tiles.append(tile_n + first)
-    return _Cut(window_T4, np.concatenate(tiles), np.concatenate(rows))
+        labels.append(label_n)
+        areas_px.append((box_n4[:, 2:] - box_n4[:, :2]).prod(1))
+    return _Cut(window_T4, *(np.concatenate(parts) for parts in (tiles, labels, areas_px, rows)))

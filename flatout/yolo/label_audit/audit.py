@@ -24,7 +24,7 @@ from flatout.yolo.data.open_set import OpenedSplit, SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.evaluate.tiles import TileConfig
 from flatout.yolo.find_file import find_data, weights_files
-from flatout.yolo.label_audit.config import AuditConfig
+from flatout.yolo.label_audit.config import DEFAULT_OVERLAP, AuditConfig
 from flatout.yolo.label_audit.page import page
 from flatout.yolo.label_audit.passes import PassConfig, passes_of
 from flatout.yolo.label_audit.rank import KINDS, gather_evidence, rank
@@ -71,6 +71,7 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
     replay = _replay_command(config)
     config, statistics = _resolved(config)
     weights = weights_files(config.weights)
+    tiles = _tile_config(config)
     device = choose_device(config.device)
     make_current(device)
     opened = _open(config)
@@ -87,7 +88,7 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
         device=device,
         workers=config.workers,
         mirrored=config.mirrored,
-        tiles=None if config.tiles is None else TileConfig(tile=config.tiles, overlap=config.tile_overlap),
+        tiles=tiles,
     )
     with _new_folder(config) as folder:
         found = fuse(passes_of(weights, images, pass_config, shown=show_progress))
@@ -120,12 +121,24 @@ def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelStatistics | None]
         "img_size": config.img_size or options.img_size[1],
     }
     if config.tiles is None:
-        values |= {"tiles": options.tiles, "tile_overlap": options.tile_overlap}
+        values["tiles"] = options.tiles
+        if config.tile_overlap is None and options.tiles is not None:
+            values["tile_overlap"] = options.tile_overlap
     if options.single_cls:
         raise ConfigError(
             f"{folder}: was trained with --single-cls, where classes cannot be audited. Give a run without it."
         )
     return AuditConfig(**values), read_statistics(folder / FILE_NAME)
+
+
+def _tile_config(config: AuditConfig) -> TileConfig | None:
+    if config.tiles is None:
+        if config.tile_overlap is not None:
+            raise ConfigError("--tile-overlap is about tiles, and this audit has none: use it with --tiles.")
+        return None
+    return TileConfig(
+        tile=config.tiles, overlap=DEFAULT_OVERLAP if config.tile_overlap is None else config.tile_overlap
+    )
 
 
 def _weights_of(folder: Path) -> tuple[str, ...]:
@@ -154,16 +167,15 @@ def _open(config: AuditConfig) -> OpenedSplit:
 @contextmanager
 def _new_folder(config: AuditConfig) -> Iterator[Path]:
     """The folder for the files, created before the work begins; it does not stay behind if nothing is written."""
-    if config.out is not None:
-        yield _given_folder(config.out)
-        return
     project, name = (config.run, "audit") if config.run is not None else (Path("runs/audit"), "exp")
-    folder = new_run_folder(project, name, False)
+    is_own = config.out is None or not config.out.exists()
+    folder = new_run_folder(project, name, False) if config.out is None else _given_folder(config.out)
     try:
         yield folder
     except BaseException:
-        with suppress(OSError):  # it is not empty
-            folder.rmdir()
+        if is_own:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
         raise
 
 

@@ -8,6 +8,8 @@ from flatout.cli import option
 from flatout.errors import ConfigError
 from flatout.yolo.predict.options import tile_problems
 
+DEFAULT_OVERLAP = 0.2
+
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig:
@@ -21,9 +23,9 @@ class AuditConfig:
     tiles: int | None = option(
         None, "for large images: look at them in tiles of this size (default: those of the run, if any)", metavar="PX"
     )
-    tile_overlap: float = option(
-        0.2,
-        "with --tiles: part of its side that a tile shares with each neighbour (default: %(default)s)",
+    tile_overlap: float | None = option(
+        None,
+        "with tiles: part of its side that a tile shares with each neighbour (default: that of the run, or 0.2)",
         metavar="SHARE",
     )
     batch_size: int = option(32, "images per step (default: %(default)s)")
@@ -44,5 +46,5 @@ class AuditConfig:
             raise ConfigError("--data is missing: give the data YAML whose labels are to be audited.")
         if self.batch_size < 1 or self.workers < 0 or self.img_size < 0:
             raise ConfigError("--batch-size must be 1 or more; --workers and --img-size must not be negative.")
-        if problems := list(tile_problems(self.tiles, self.tile_overlap)):
+        if problems := list(tile_problems(self.tiles, self.tile_overlap or 0.0)):
             raise ConfigError("; ".join(problems) + ".")

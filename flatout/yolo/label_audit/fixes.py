@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from flatout.errors import ConfigError, DataError, ResourceError, counted
 from flatout.safefiles import write_file
-from flatout.yolo.data.label_text import decode_text
+from flatout.yolo.data.label_text import decode_text, parse_labels
 
 Action = Literal["delete", "replace", "add"]
 ACTIONS = ("delete", "replace", "add")
@@ -51,7 +51,7 @@ def read_fix_list(path: Path) -> list[Fix]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--fix-list {path}: cannot be read: {error.strerror}. Check the path.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--fix-list {path}: is not JSON ({error}). Save it with the button of audit.html.") from None
     entries = content.get("fixes") if isinstance(content, dict) else None
     if not isinstance(entries, list):
@@ -71,8 +71,14 @@ def _parsed(path: Path, number: int, entry: Any) -> Fix:
             raise ConfigError(f"{where}: {key} must be {'a whole number' if kind is int else 'text'}.")
     if entry["action"] not in ACTIONS:
         raise ConfigError(f"{where}: action {entry['action']!r} must be one of {', '.join(ACTIONS)}.")
-    if "\n" in entry["text"] or "\r" in entry["text"]:
+    if len(entry["text"].splitlines()) > 1 or entry["text"] != entry["text"].rstrip("\r\n"):
         raise ConfigError(f"{where}: text must be a single line.")
+    if entry["action"] != "delete":
+        found = parse_labels(entry["text"].encode(errors="surrogateescape"))
+        if len(found.class_box_n5) != 1 or found.num_dropped:
+            raise ConfigError(
+                f"{where}: text {entry['text']!r} is not a label: a class, and a box or polygon relative to the image."
+            )
     return Fix(**{key: entry[key] for key in types})
 
 

@@ -8,7 +8,7 @@ from the inputs (a CUDA graph can contain it), and nothing that the training com
 kernels.py does the same in three kernels instead of a hundred.
 
 Dimension key:  T targets, or labels of the data set   M matches, or slots for matches   O channels   C classes
-                K columns of sums
+                K columns of sums   L labels of tiles   U those of them that are used
 """
 
 from collections.abc import Mapping, Sequence
@@ -178,3 +178,18 @@ def sums_of_all_ranks(sums: LabelSums, world: World) -> dict[str, np.ndarray] | 
         return None
     total = np.sum([each["sum"] for each in gathered], 0)
     return {"sum": total, "confused": np.max([each["confused"] for each in gathered], 0)}
+
+
+def sums_of_whole_labels(
+    sums: Mapping[str, np.ndarray], label_L: np.ndarray, is_used_L: np.ndarray, num_labels: int
+) -> dict[str, np.ndarray]:
+    """The sums of labels in tiles, `label_L`, as those of the labels of whole images; only entries `is_used_L`.
+
+    A tile that cuts an object off says less about its label than one that shows all of it.
+    """
+    label_U = label_L[is_used_L]
+    sum_TK = np.zeros((num_labels, len(COLUMNS)), np.float32)
+    np.add.at(sum_TK, label_U, sums["sum"][is_used_L])
+    confused_T = np.zeros(num_labels, np.int32)
+    np.maximum.at(confused_T, label_U, sums["confused"][is_used_L])
+    return {"sum": sum_TK, "confused": confused_T}

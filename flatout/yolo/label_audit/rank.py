@@ -261,6 +261,8 @@ def _spurious(labels: SetBoxes, found: SetBoxes, evidence: Evidence) -> np.ndarr
     for number in np.unique(labels.class_D):
         own_T = labels.class_D == number
         of_errors = 1 - background_T[own_T & ~np.isnan(background_T)]
+        if not len(of_errors):  # no box of this class has a free place in another image: assume that nothing is there
+            of_errors = np.ones(1)
         share_T = probability(absent_T[own_T], of_errors, num_errors=RATE * own_T.sum())
         score_T[own_T] = _scored(share_T, absent_T[own_T])
     return score_T

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.errors import ConfigError, MissingFileError
+from flatout.errors import ConfigError, MissingFileError, counted
 from flatout.progress import progress
 from flatout.yolo.data.tile_set import TileSet, whole_images
 from flatout.yolo.replays.run import ReplayRun
@@ -66,6 +66,8 @@ def appearances(
     """
     numbers = _shown_as(run, find_image(run, file))
     epochs = range(run.num_epochs) if epochs is None else epochs
+    if len(epochs) > run.num_epochs:
+        raise ConfigError(f"--epochs {len(epochs)}: {run.folder} is a training of {counted(run.num_epochs, 'epoch')}.")
     for epoch in (epochs[0], epochs[-1]) if epochs else ():
         check_epoch(run, run.num_epochs, epoch)
     found: list[Appearance] = []

@@ -26,7 +26,7 @@ MOST_SAMPLES = 64
 """Samples on a sheet, at most; batch.npz has all of them."""
 LARGE_PX, CELL_PX, CAPTION_PX, GAP_PX = 768, 184, 18, 8
 MAX_SOURCES = 24
-CELL_COLOUR = (255, 255, 255)
+CELL_COLOUR, CELL_BORDER = (255, 255, 255), (40, 40, 40)
 
 
 def save(replayed: Replayed, folder: Path, *, sample: int | None = None) -> list[Path]:
@@ -106,7 +106,9 @@ def _large(replayed: Replayed, row: int) -> np.ndarray:
     for match in replayed.losses.matches if replayed.losses is not None else ():
         if match.sample == row and match.output == "lead":
             x, y = (round((at + 0.5) * match.stride_px * zoom) for at in (match.column, match.row))
-            cv2.circle(large, (x, y), max(2, round(match.stride_px * zoom / 6)), CELL_COLOUR, 1, cv2.LINE_AA)
+            radius = max(2, round(match.stride_px * zoom / 6))
+            for colour, thickness in ((CELL_BORDER, 3), (CELL_COLOUR, 1)):
+                cv2.circle(large, (x, y), radius, colour, thickness, cv2.LINE_AA)
     plot_boxes(large, np.concatenate((centre - half, centre + half), 1), own[:, 1], replayed.names, letters_px=8)
     return np.asarray(large)
 

@@ -27,7 +27,7 @@ from flatout.yolo.augment.draw import FOUR, NINE, PLAIN
 from flatout.yolo.augment.paste import ENOUGH_OBJECTS
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.data.tile_set import TileSet
-from flatout.yolo.replays.run import InputFacts, ReplayRun
+from flatout.yolo.replays.run import MAX_NAMED, InputFacts, ReplayRun
 
 if TYPE_CHECKING:
     from flatout.yolo.replays.losses import StepLosses
@@ -380,7 +380,8 @@ def _causes(run: ReplayRun, facts: InputFacts, touched: tuple[str, ...]) -> list
     """Possible causes of a difference, the likeliest first."""
     causes = []
     if touched:
-        causes.append(f"Changed since the training: {', '.join(touched)}.")
+        more = f" and {len(touched) - MAX_NAMED} more" if len(touched) > MAX_NAMED else ""
+        causes.append(f"Changed since the training: {', '.join(touched[:MAX_NAMED])}{more}.")
     if facts.device == "cuda" and run.device.type != "cuda":
         causes.append("The run made it on a GPU and this replay on the CPU: without a GPU it is not bit-equal.")
     now = {"opencv": cv2.__version__, "torch": str(torch.__version__)}

@@ -48,12 +48,12 @@ from flatout.yolo.data.image_set import ImageWeights
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.recorded_files import write_files
-from flatout.yolo.data.tile_set import whole_images
+from flatout.yolo.data.tile_set import TileSet, whole_images
 from flatout.yolo.evaluate import Outcome, test
 from flatout.yolo.evaluate.tiles import TileConfig
 from flatout.yolo.find_file import find_data, find_file
 from flatout.yolo.hyp import Hyp, load_hyp
-from flatout.yolo.label_audit.in_step import LabelSums, sums_of_all_ranks
+from flatout.yolo.label_audit.in_step import LabelSums, sums_of_all_ranks, sums_of_whole_labels
 from flatout.yolo.label_audit.set_boxes import labels_as_boxes
 from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, write_statistics
 from flatout.yolo.load_network import TrainingStart
@@ -546,7 +546,10 @@ class YoloRecipe(Recipe):
         self._label_sums.clear()
         if sums is None:
             return
-        labels = labels_as_boxes(self._images.train.labels)
+        images = self._images.train
+        labels = labels_as_boxes(whole_images(images).labels)
+        if isinstance(images, TileSet):
+            sums = sums_of_whole_labels(sums, images.label_L, images.shows_most_L, len(labels.class_D))
         own = fingerprint(labels)
         if self._statistics is None or self._statistics.fingerprint != own:
             self._statistics = LabelStatistics.empty(len(labels.class_D), own)
@@ -638,11 +641,6 @@ def _check(options: TrainOptions) -> None:
         raise ConfigError(
             "--quad joins finished images on the CPU, so it does not work with --device-augment or --fast. "
             "Use one of them."
-        )
-    if options.audit and options.tiles is not None:
-        raise ConfigError(
-            "--audit looks at whole images, not at tiles: train without it, and audit the finished run with "
-            "`flatout yolo audit RUN`, which detects by tiles."
         )
     if options.audit and options.single_cls:
         raise ConfigError("--single-cls treats all classes as one, so that --audit cannot judge them: use one of them.")

@@ -122,12 +122,14 @@ def test_weights_may_be_named_as_in_the_run_folder_and_their_page_shows_how_to_r
     flatout.yolo.audit(audited.folder, weights="last.pt", workers=0, device="cpu", out=tmp_path / "out")
     about = json.loads((tmp_path / "out/audit.json").read_text())
     assert about["weights"] == [str(audited.folder / "weights/last.pt")]
+    with pytest.raises(ConfigError, match="--tile-overlap is about tiles"):
+        flatout.yolo.audit(audited.folder, tile_overlap=0.3, device="cpu", out=tmp_path / "other")
     with pytest.raises(ConfigError, match=r"--out .*audit\.json: is no folder and cannot become one"):
         flatout.yolo.audit(audited.folder, workers=0, device="cpu", out=tmp_path / "out/audit.json")
 
 
 def test_an_audit_that_is_interrupted_leaves_no_empty_folder(
-    audited: TrainResult, monkeypatch: pytest.MonkeyPatch
+    audited: TrainResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -137,6 +139,10 @@ def test_an_audit_that_is_interrupted_leaves_no_empty_folder(
     with pytest.raises(KeyboardInterrupt):
         flatout.yolo.audit(audited.folder, workers=0, device="cpu")
     assert set(audited.folder.iterdir()) == before
+    for out, stays in ((tmp_path / "new", False), (tmp_path, True)):
+        with pytest.raises(KeyboardInterrupt):
+            flatout.yolo.audit(audited.folder, workers=0, device="cpu", out=out)
+        assert out.exists() == stays
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

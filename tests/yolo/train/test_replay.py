@@ -163,6 +163,24 @@ def test_a_changed_pixel_is_noticed_and_its_file_is_named(own_run: Path):
     assert np.array_equal(after.targets, before.targets)
 
 
+def test_a_copied_data_set_names_only_the_files_that_differ(own_run: Path, own_files: Path, tmp_path: Path):
+    copy = tmp_path / "copy"
+    shutil.copytree(own_files, copy, copy_function=shutil.copyfile)  # all files get another time of change
+    (data,) = (copy / "data").glob("*.yaml")
+    data.write_text(data.read_text().replace(str(own_files), str(copy)))
+    before = replayed_pixels(own_run, 0, 0, data=str(data))
+    assert before.identical
+    image = Path(before.samples[0].path)
+    cv2.imwrite(str(image), np.zeros_like(cv2.imread(str(image))))
+    after = replayed_pixels(own_run, 0, 0, data=str(data))
+    assert after.comparison.text == f"NOT what the network saw: other images. Changed since the training: {image}."
+    removed = sorted(image.parent.glob("*.jpg"))[1]
+    removed.unlink()
+    with pytest.raises(DataError, match=r"1 file changed since") as raised:
+        replayed_pixels(own_run, 0, 0, data=str(data))
+    assert f"{removed}: removed, or no longer usable" in str(raised.value)
+
+
 def test_a_changed_label_ends_a_replay_with_the_name_of_its_file(own_run: Path, own_files: Path):
     label = sorted((own_files / "data/labels/train").glob("*.txt"))[2]
     label.write_text("0 0.5 0.5 0.25 0.25\n")
@@ -474,6 +492,7 @@ def test_the_command_lists_the_steps_of_a_file(small_run: Path, capsys: pytest.C
         (["--epoch", "1", "--step", "3"], "--step 3: an epoch of {run} has 3 steps. Use 0 to 2."),
         (["--epoch", "1"], "Give --epoch E and --step S"),
         (["--file", "a.jpg", "--step", "1"], "--file lists steps: leave out --step and --sample."),
+        (["--file", "0000.jpg", "--epochs", "3"], "--epochs 3: {run} is a training of 2 epochs."),
         (["--file", "0000.jpg", "--epoch", "2"], "--epoch 2: {run} is a training of 2 epochs. Use 0 to 1."),
         (["--file", "0000.jpg", "--epochs", "0"], "--epochs 0: give the number of epochs to search, 1 or more."),
         (["--epoch", "0", "--step", "0", "--weights", "none.pt"], "--weights none.pt: no such file"),

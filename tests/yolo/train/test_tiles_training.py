@@ -18,8 +18,10 @@ from flatout.images import read_image
 from flatout.yolo.augment.samples import TileImages, WholeImages
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.data.open_data import open_data_set
+from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.tile_set import MIN_SIDE_PX, TileSet, choose_tiles, clip_labels, cut_into_tiles
 from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
+from flatout.yolo.label_audit.statistics import FILE_NAME, read_statistics
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import train
 from flatout.yolo.train.recipe import YoloRecipe
@@ -106,6 +108,16 @@ def test_there_are_at_most_as_many_empty_tiles_as_others_and_always_the_same():
     assert len(kept) == 4 and {1, 4} <= set(kept.tolist()) and (np.diff(kept) > 0).all()
     np.testing.assert_array_equal(kept, choose_tiles(count_N))
     assert choose_tiles(np.array([1, 1, 0])).tolist() == [0, 1, 2]
+
+
+def test_every_label_of_a_tile_has_its_number_in_the_images_and_whether_another_tile_shows_more():
+    images = image_set([[[1, 5, 5, 20, 20], [1, 90, 10, 130, 30]], [], [[2, 95, 50, 105, 60]]], [(200, 100)] * 3)
+    tiles = cut_into_tiles(images, tile=100, overlap=0.0, min_visible=0.2)
+    assert tiles.label_L.tolist() == [0, 1, 1, 2, 2]
+    # The second label is cut at a quarter, the third in halves, which show the same.
+    assert tiles.shows_most_L.tolist() == [True, False, True, True, True]
+    for label, row in zip(tiles.label_L.tolist(), tiles.labels.class_box_T5, strict=True):
+        assert row[0] == images.labels.class_box_T5[label, 0]
 
 
 def test_tiles_that_show_no_object_well_enough_are_refused():
@@ -249,6 +261,26 @@ def test_the_audit_of_a_run_on_tiles_looks_at_tiles(files: Path, large: Path, tm
     data = large.parent / "demo.yaml"
     flatout.yolo.audit(weights=run / "weights/last.pt", data=data, workers=0, device="cpu", out=tmp_path / "shrunk")
     assert "last.pt: trained on tiles of 128 px, but images are shrunk: use --tiles 128." in caplog.text
+
+
+def test_audit_while_training_on_tiles_sums_up_the_labels_of_whole_images(files: Path, large: Path, tmp_path: Path):
+    options = tile_options(files, large, tmp_path)
+    plain, audited = (trained(replace(options, name=f"audit{audit}", audit=audit)) for audit in (0, 1))
+    assert_same_end(plain.folder, audited.folder)
+    statistics = read_statistics(audited.folder / FILE_NAME)
+    assert statistics is not None
+    labels = open_split(open_data_set(options.data), "train", SplitConfig()).images.labels
+    assert (len(statistics.epochs_T), statistics.num_epochs) == (len(labels.class_box_T5), 2)
+    assert (statistics.epochs_T > 0).mean() > 0.8
+    found = flatout.yolo.audit(audited.folder, workers=0, device="cpu", tile_overlap=0.1)
+    assert json.loads((found.folder / "audit.json").read_text())["training_epochs"] == 2
+    stopped = trained(replace(options, name="cut", audit=1, stop_after=3))
+    resumed = trained(replace(options, name="cut", audit=1))
+    assert not stopped.finished and resumed.finished
+    again = read_statistics(resumed.folder / FILE_NAME)
+    assert again is not None
+    for column, value in vars(statistics).items():
+        assert np.array_equal(vars(again)[column], value), column
 
 
 def test_a_changed_label_ends_the_replay_of_a_run_on_tiles_with_the_name_of_the_image(files: Path, tmp_path: Path):
