@@ -21,13 +21,29 @@ import numpy as np
 import torch
 
 from flatout.defect.compare.align import AlignConfig
-from flatout.defect.compare.calibrate import Settings, choose_settings, heat_blobs, read_settings
+from flatout.defect.compare.calibrate import (
+    ANY_HEAT,
+    LOWEST,
+    Blobs,
+    Settings,
+    choose_settings,
+    heat_blobs,
+    read_settings,
+)
 from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images, list_split
 from flatout.defect.data.items import MAX_GREY, are_equal, read_canonical
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_boxes
 from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
 from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, evaluate_images
-from flatout.defect.evaluate.maps import HeatMapper, MapMaker, ReadImage, choose_map_maker, map_images, open_mapper
+from flatout.defect.evaluate.maps import (
+    HeatMapper,
+    MapMaker,
+    Mapped,
+    ReadImage,
+    choose_map_maker,
+    map_images,
+    open_mapper,
+)
 from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, DefectEvaluation, ImageRow, detect_components
 from flatout.defect.options import PATCH_OF_TYPE, CalibrateOptions, Method, TestOptions
 from flatout.defect.patches import Grid, GridOver
@@ -39,9 +55,6 @@ from flatout.errors import ConfigError, DataError, ResourceError, counted
 from flatout.ranks import choose_device
 
 logger = logging.getLogger(__name__)
-
-ANY_HEAT = 1e-6
-"""Threshold that every component of a heat map reaches that is 0 elsewhere."""
 
 
 def predict(options: TestOptions) -> DefectEvaluation:
@@ -59,7 +72,7 @@ def predict(options: TestOptions) -> DefectEvaluation:
     result = evaluate_images(
         way.maker,
         images,
-        read=_EqualPlanes(way.read, are_pairs=bool(images[0].references)),
+        read=_Blind(way.read, are_pairs=bool(images[0].references)),
         use_masks=options.use_ground_truth_mask,
         dead_xy_K2=read_dead_pixels(options.dead_pixels) if options.dead_pixels else None,
         threshold=threshold,
@@ -83,11 +96,17 @@ def calibrate(options: CalibrateOptions) -> Settings:
     if options.false_blobs < 0:
         raise ConfigError(f"--false_blobs {options.false_blobs} must be 0 or more.")
     way = open_inspection(replace(options, settings=""))
+    lowest = min(LOWEST, way.threshold or LOWEST)
+
+    def blobs_of(image: EvaluationImage, mapped: Mapped) -> Blobs:
+        return heat_blobs(mapped.heat_HW, image, least=lowest / 2)
+
     settings = choose_settings(
-        map_images(way.images, way.read, way.maker, lambda image, mapped: heat_blobs(mapped.heat_HW, image)),
+        map_images(way.images, way.read, way.maker, blobs_of),
         method=way.method,
         false_blobs=options.false_blobs,
         chosen_on=options.test_path,
+        lowest=lowest,
     )
     settings.write(Path(options.settings))
     return settings
@@ -113,19 +132,21 @@ def open_inspection(options: TestOptions) -> Inspection:
         raise ConfigError("--test_path is missing: a folder with images, or pairs.")
     settings = read_settings(options.settings) if options.settings else None
     if not Path(options.test_path).exists():
-        raise DataError(f"{options.test_path}: no such folder.")
+        raise DataError(f"{options.test_path}: no such file or folder.")
     are_pairs = holds_pairs(options.test_path)
     method = options.method or ("network" if options.model_path or not are_pairs else "classical")
     if method == "network" and not options.model_path:
         raise ConfigError(
-            "--model_path and --test_path are both required: a weights file, and a folder with images. Without "
-            "weights, use --method classical."
+            f"--model_path is missing: the weights of a network. Without weights, {options.test_path} must hold pairs: "
+            "a folder with temp/ and test/, or a CSV file; or use --method classical for images of three planes."
         )
     if options.sweep and method == "classical":
         raise ConfigError("--sweep paints defects for a network: give its weights with --model_path, or omit --sweep.")
     if settings is not None and settings.method != method:
+        advice = "Give its weights with --model_path" if method == "classical" else "Use --method classical"
         raise ConfigError(
-            f"{options.settings}: its threshold was chosen for the {settings.method} method, not for {method}."
+            f"{options.settings}: its threshold was chosen for the {settings.method} method, not for {method}. "
+            f"{advice}, or choose another threshold with: flatout defect calibrate"
         )
     chosen = settings.threshold if settings is not None else None
     images = list_test_images(options)
@@ -158,7 +179,7 @@ def align_config(options: TestOptions, *, are_pairs: bool) -> AlignConfig | None
 
 
 def list_test_images(options: TestOptions) -> list[EvaluationImage]:
-    """Pairs; or a split of a data set, given its root or the folder of the split; or all images of a folder.
+    """Pairs; or a split of a data set, given its root or the folder of the split; or a folder of images, or one image.
 
     The root stands for its test split, and in a calibration for its valid split: a threshold is not chosen on the
     images that it is tested on. Images of a folder named `good` are good, as in a split.
@@ -166,6 +187,8 @@ def list_test_images(options: TestOptions) -> list[EvaluationImage]:
     if holds_pairs(options.test_path):
         return list_pair_images(options.test_path)
     path = Path(options.test_path)
+    if path.is_file():
+        return [EvaluationImage(path, None, is_good=path.parent.name == GOOD)]
     named = [(path.parent, split) for split in SPLITS if path.name == split]
     of_root = [(path, split) for split in (SPLITS[::-1] if isinstance(options, CalibrateOptions) else SPLITS[:1])]
     for root, split in named or of_root:
@@ -298,8 +321,8 @@ def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:
     )
 
 
-class _EqualPlanes:
-    """Reads images, and warns once of those in which nothing can be found, because target is the same as the others."""
+class _Blind:
+    """Reads images, and warns once of one in which nothing can be found, because no plane shows a difference."""
 
     def __init__(self, read: ReadImage, *, are_pairs: bool) -> None:
         self._read, self._are_pairs = read, are_pairs
@@ -308,27 +331,29 @@ class _EqualPlanes:
 
     def __call__(self, path: Path) -> np.ndarray:
         planes_CHW = self._read(path)
-        if self._has_warned or not are_equal(planes_CHW):
+        if self._has_warned or (reason := self._reason(planes_CHW)) is None:
             return planes_CHW
         with self._lock:
             if not self._has_warned:
                 self._has_warned = True
-                self._warn_of(path)
+                logger.warning("%s: %s", path, reason)
         return planes_CHW
 
-    def _warn_of(self, path: Path) -> None:
+    def _reason(self, planes_CHW: np.ndarray) -> str | None:
+        """Why nothing can be found; None: something may be."""
+        if 0 < planes_CHW.max() <= 1:
+            return (
+                "all its values are in 0..1, but 0..255 is expected, so no defect can be found. Multiply them by 255."
+            )
+        if not are_equal(planes_CHW):
+            return None
         if self._are_pairs:
-            logger.warning(
-                "%s: its template shows exactly the same, so no defect can be found. Is it a copy of the test image?",
-                path,
-            )
-        else:
-            logger.warning(
-                "%s: its three planes are equal (a grey file fills all three), so target is the same as both "
-                "references, and no defect can be found. Give files of three planes: target, ref1 and ref2, or pairs "
-                "of a template and a test image. `flatout defect check` lists all such files.",
-                path,
-            )
+            return "its template shows exactly the same, so no defect can be found. Is it a copy of the test image?"
+        return (
+            "its three planes are equal (a grey file fills all three), so target is the same as both references, and "
+            "no defect can be found. Give files of three planes: target, ref1 and ref2, or pairs of a template and a "
+            "test image. `flatout defect check` lists all such files."
+        )
 
 
 def _write_table(path: Path, names: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from flatout.clock import clock
 from flatout.config import read_config
 from flatout.defect.compare.align import AlignConfig
-from flatout.defect.compare.calibrate import heat_blobs, threshold_for
+from flatout.defect.compare.calibrate import ANY_HEAT, LOWEST, heat_blobs, threshold_for
 from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth_folder
 from flatout.defect.data.items import MAX_GREY, Strips
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
@@ -203,7 +203,9 @@ class DefectRecipe(Recipe):
         def keep(evaluated: EvaluatedImage) -> None:
             self._run.stop_if_asked()
             if self.options.false_blobs is not None:
-                blobs = heat_blobs(evaluated.heat_HW, evaluated.image)
+                # Every component of a refined map has one heat, so all of them can be counted.
+                least = ANY_HEAT if are_pairs else LOWEST / 2
+                blobs = heat_blobs(evaluated.heat_HW, evaluated.image, least=least)
                 false_heat.append(blobs.heat_N[blobs.is_false_N])
                 defect_heat.extend(blobs.best_K.tolist())
 
@@ -213,7 +215,8 @@ class DefectRecipe(Recipe):
                 find=detect_components if are_pairs else None, device=self.device, threads=0,
             )  # fmt: skip
         if self.options.false_blobs is not None:
-            threshold = threshold_for(false_heat, self.options.false_blobs)
+            lowest = min(LOWEST, found.threshold) if are_pairs else LOWEST
+            threshold = threshold_for(false_heat, self.options.false_blobs, lowest=lowest)
             found = replace(found, chosen_threshold=threshold)
             if last and max(defect_heat, default=1.0) < threshold:
                 logger.warning(
@@ -307,9 +310,9 @@ class DefectRecipe(Recipe):
                 )
         count = sum(parameter.numel() for parameter in network.parameters())
         logger.info(
-            "Network %s, base width %d: %.2f M parameters. %d images of %d x %d, %d patches of %d pixels each; %s, %s.",
-            options.network, options.base_width, count / 1e6, self._images.num_images, *grid.shape_hw,
-            grid.per_image, options.patch, self.device, self.amp,
+            "Network %s, base width %d: %.2f M parameters. %s of %d x %d, %d patches of %d pixels each; %s, amp %s.",
+            options.network, options.base_width, count / 1e6, counted(self._images.num_images, "image"),
+            *grid.shape_hw, grid.per_image, options.patch, self.device, self.amp,
         )  # fmt: skip
         return network
 

@@ -183,7 +183,7 @@ def test_predict_names_the_missing_argument_or_folder(weights, tmp_path, capsys)
     assert main(["defect", "predict", "--model_path", str(weights)]) == 2
     for with_weights in (["--model_path", str(weights)], []):
         assert main(["defect", "predict", *with_weights, "--test_path", str(tmp_path / "none")]) == 3
-        assert "none: no such folder" in capsys.readouterr().err
+        assert "none: no such file or folder" in capsys.readouterr().err
 
 
 def test_check_finds_nothing_in_a_generated_set_and_everything_in_a_spoiled_one(tmp_path, capsys):

@@ -201,7 +201,9 @@ def grey(stored: np.ndarray) -> np.ndarray:
         return np.asarray(stored)
     if (stored == stored[:, :, :1]).all():
         return np.asarray(stored[:, :, 0])
-    return np.asarray(np.round(stored[:, :, :3] @ _BRIGHTNESS_BGR).astype(np.uint8))
+    brightness_HW = stored[:, :, :3] @ _BRIGHTNESS_BGR
+    rounded_HW = brightness_HW if stored.dtype.kind == "f" else np.round(brightness_HW)
+    return np.asarray(rounded_HW.astype(stored.dtype))
 
 
 def image_files(folder: Path) -> Iterator[Path]:
