@@ -23,7 +23,7 @@ from flatout.defect.data.find import (
     root_of,
     training_folder,
 )
-from flatout.defect.data.items import MAX_GREY, canonical, mask_of, planes_first, size_text
+from flatout.defect.data.items import FAINT, MAX_GREY, canonical, is_faint, mask_of, planes_first, size_text
 from flatout.defect.data.pairs import holds_pairs, labels_without_image, list_pair_images, read_boxes, read_planes
 from flatout.defect.patches import Grid
 from flatout.errors import ConfigError, DataError, counted
@@ -157,9 +157,10 @@ class _Checker:
             return
         yield from self._size(image.path, (planes_CHW.shape[1], planes_CHW.shape[2]))
         flat = _is_flat(planes_CHW)
+        advice = f": {FAINT}" if is_faint(planes_CHW) else ""
         for plane in np.flatnonzero(flat):
             name = ("test image", "template", "second reference")[plane]
-            yield _finding("error", "no content", where, f"its {name} is of one grey level{_too_dark(planes_CHW)}")
+            yield _finding("error", "no content", where, f"its {name} is of one grey level{advice}")
         if not flat.any():
             names = ("template", "second reference")[: len(image.references)]
             for name, reference_HW in zip(names, planes_CHW[1:], strict=False):
@@ -238,12 +239,6 @@ def _boxes(path: Path, shape_hw: tuple[int, int]) -> Iterator[Finding]:
         yield _finding("warning", "box outside", str(path), text)
 
 
-def _too_dark(planes_CHW: np.ndarray) -> str:
-    """What to do about planes whose values are in 0..1; empty for others."""
-    is_dark = 0 < planes_CHW.max() <= 1
-    return ": all values are in 0..1, but 0..255 is expected. Multiply them by 255" if is_dark else ""
-
-
 def _values(path: Path, stored: np.ndarray, planes_CHW: np.ndarray) -> Iterator[Finding]:
     kept = planes_first(stored)
     low, high = float(kept.min()), float(kept.max())
@@ -251,10 +246,11 @@ def _values(path: Path, stored: np.ndarray, planes_CHW: np.ndarray) -> Iterator[
         yield _finding(
             "note", "range", str(path), f"values {low:g} to {high:g} are rescaled to 0..255, all planes together"
         )
+    advice = f": {FAINT}" if is_faint(planes_CHW) else ""
     for plane in np.flatnonzero(_is_flat(planes_CHW)):
         name = ("target", "ref1", "ref2")[plane]
         shade = "black" if planes_CHW[plane].max() == 0 else "of one grey level"
-        yield _finding("error", "no content", str(path), f"{name} is entirely {shade}{_too_dark(planes_CHW)}")
+        yield _finding("error", "no content", str(path), f"{name} is entirely {shade}{advice}")
 
 
 def _is_flat(planes_CHW: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ from flatout.defect.compare.calibrate import (
     read_settings,
 )
 from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images, list_split
-from flatout.defect.data.items import MAX_GREY, are_equal, read_canonical
+from flatout.defect.data.items import FAINT, MAX_GREY, are_equal, is_faint, read_canonical
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_boxes
 from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
 from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, evaluate_images
@@ -55,6 +55,9 @@ from flatout.errors import ConfigError, DataError, ResourceError, counted
 from flatout.ranks import choose_device
 
 logger = logging.getLogger(__name__)
+
+MAX_HEAT = 1.001
+"""Highest threshold that is accepted; `calibrate` chooses one just above 1 if false blobs have a heat of 1."""
 
 
 def predict(options: TestOptions) -> DefectEvaluation:
@@ -162,6 +165,8 @@ def open_inspection(options: TestOptions) -> Inspection:
         )
         own = weights.threshold
     threshold = next((each for each in (options.threshold, chosen, own) if each is not None), None)
+    if threshold is not None and not 0 <= threshold <= MAX_HEAT:
+        raise ConfigError(f"The threshold {threshold:g} is outside of 0..1, where all heat is.")
     find = detect_components if method == "classical" or refines else None
     maker = choose_map_maker(mapper, device, align=align, refines=refines)
     return Inspection(method, images, reader_for(images), maker, threshold, find, device)
@@ -341,10 +346,8 @@ class _Blind:
 
     def _reason(self, planes_CHW: np.ndarray) -> str | None:
         """Why nothing can be found; None: something may be."""
-        if 0 < planes_CHW.max() <= 1:
-            return (
-                "all its values are in 0..1, but 0..255 is expected, so no defect can be found. Multiply them by 255."
-            )
+        if is_faint(planes_CHW):
+            return f"{FAINT}, or no defect can be found."
         if not are_equal(planes_CHW):
             return None
         if self._are_pairs:

@@ -23,7 +23,7 @@ from flatout.defect.compare.calibrate import ANY_HEAT, LOWEST, heat_blobs, thres
 from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth_folder
 from flatout.defect.data.items import MAX_GREY, Strips
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
-from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images
+from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images, mask_of_image
 from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker
 from flatout.defect.evaluate.scores import DefectEvaluation, detect_components
 from flatout.defect.input import InputConfig, TrainingImages, find_images, open_input
@@ -170,6 +170,7 @@ class DefectRecipe(Recipe):
         network = self._network = self._make_network().to(self.device)
         if options.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._refuse_bad_validation_images()
         parameters = list(network.parameters())
         optimizer = make_optimizer("adam", [parameters], lr=options.lr, momentum=ADAM_BETA, decays=[0.0])
         return Model(network=network, optimizer=optimizer, epochs=options.epochs)
@@ -315,6 +316,20 @@ class DefectRecipe(Recipe):
             *grid.shape_hw, grid.per_image, options.patch, self.device, self.amp,
         )  # fmt: skip
         return network
+
+    def _refuse_bad_validation_images(self) -> None:
+        """Read them with their masks before the training: a bad one would end it after the first epoch."""
+        bad: list[str] = []
+        for image in self._validation_images:
+            try:
+                mask_of_image(image, self._read(image.path).shape[1:])
+            except (OSError, DecodeError, DataError) as error:
+                bad.append(str(error))
+        if bad:
+            raise DataError(
+                f"{counted(len(bad), 'validation image')} cannot be used; the first: {bad[0]} To train without "
+                "validation, give --use_mask false."
+            )
 
     def _read(self, path: Path) -> np.ndarray:
         """An image of valid/, decoded once and kept for the following epochs."""

@@ -21,6 +21,7 @@ from flatout.defect.data.pairs import PairReader, list_pair_images, read_boxes, 
 from flatout.defect.evaluate.blobs import inspect_blobs
 from flatout.defect.evaluate.maps import HeatMapper
 from flatout.defect.evaluate.scores import detect_components
+from flatout.defect.input import find_images
 from flatout.defect.model import DefectNet
 from flatout.defect.options import CalibrateOptions, TrainOptions
 from flatout.defect.predict import calibrate
@@ -411,6 +412,38 @@ def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_pa
     threshold = read_weights(tmp_path / "exp/weights/best.pt").threshold
     assert threshold is not None and threshold < LOWEST, "two steps raise no defect to 0.2, but all can be told apart"
     assert "None of the 3 labelled defects" not in caplog.text
+
+
+def test_a_bad_validation_pair_ends_a_training_before_it_starts(tmp_path, capsys):
+    boards = write_boards(tmp_path / "boards", 2)
+    cv2.imwrite(str(boards / "mask/01.png"), np.zeros((99, 98), np.uint8))
+    words = ["defect", "train", "--training_dataset_path", str(boards), "--project", str(tmp_path / "runs")]
+    words += ["--base_width", "4", "--patch_size", "64", "--epochs", "1", "--device", "cpu", "--num_workers", "0"]
+    assert main([*words, "--psf_pool_size", "20"]) == 3
+    message = capsys.readouterr().err
+    assert "1 validation image cannot be used; the first:" in message and "01.png: the mask is 98 x 99 px" in message
+    assert "--use_mask false" in message and not (tmp_path / "runs/exp").exists()
+
+
+def test_values_in_0_to_1_are_named_by_every_command(tmp_path, caplog):
+    boards = write_boards(tmp_path / "boards", 1)
+    for kind in ("temp", "test"):
+        file = boards / kind / "00.png"
+        tifffile.imwrite(file.with_suffix(".tif"), cv2.imread(str(file), 0).astype(np.float32) / 255)
+        file.unlink()
+    text = "all its values are in 0..1, but 0..255 is expected: multiply them by 255"
+    assert main(["defect", "predict", "--test_path", str(boards), "--output_dir", str(tmp_path / "out")]) == 0
+    assert text in caplog.text
+    caplog.clear()
+    find_images(str(boards), "tiff")
+    assert text in caplog.text
+    assert text in "\n".join(check_data_set(str(boards), "tiff", patch=64).lines())
+
+
+def test_a_threshold_in_percent_is_refused(boards, tmp_path, capsys):
+    words = ["defect", "predict", "--test_path", str(boards), "--output_dir", str(tmp_path / "out")]
+    assert main([*words, "--threshold", "50"]) == 2
+    assert "threshold 50 is outside of 0..1" in capsys.readouterr().err
 
 
 def test_pairs_with_boxes_alone_are_not_validated_on_and_a_training_says_so(tmp_path, caplog):

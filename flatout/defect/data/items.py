@@ -103,6 +103,8 @@ class Strips:
             self.parameters = f"{VERSION}, {getattr(read, '__name__', read)!r}"
         self.equal_planes = ""
         """Path of the first readable image, if it was decoded here and its planes are equal; else empty."""
+        self.faint = ""
+        """The same for an image with values in 0..1."""
         self.shape_hw = shape_hw or self._shape_of_first()
 
     def __len__(self) -> int:
@@ -145,6 +147,7 @@ class Strips:
                 errors.append(error)
             else:
                 self.equal_planes = path if are_equal(planes_CHW) else ""
+                self.faint = path if is_faint(planes_CHW) else ""
                 return planes_CHW.shape[1], planes_CHW.shape[2]
         if len(errors) == 1:
             raise DataError(f"The only image cannot be read: {errors[0]}")
@@ -163,6 +166,15 @@ def are_equal(planes_CHW: np.ndarray) -> bool:
     """Whether all planes are the same, as those of a grey PNG or JPEG are."""
     middle = planes_CHW.shape[1] // 2  # nearly always differs, so that the rest need not be compared
     return all(bool((part == part[:1]).all()) for part in (planes_CHW[:, middle], planes_CHW))
+
+
+FAINT = "all its values are in 0..1, but 0..255 is expected: multiply them by 255"
+"""What is said of an image that `is_faint`."""
+
+
+def is_faint(planes_CHW: np.ndarray) -> bool:
+    """Whether all values are in 0..1, as in images that were scaled for a network: nothing can be seen in them."""
+    return 0 < float(planes_CHW.max()) <= 1
 
 
 def read_mask(path: str | Path) -> np.ndarray:
