@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ from flatout.defect.compare.calibrate import (
     read_settings,
 )
 from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images, list_split
-from flatout.defect.data.items import FAINT, MAX_GREY, are_equal, is_faint, read_canonical
+from flatout.defect.data.items import MAX_GREY, BlindnessWarning, read_canonical
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_boxes
 from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
 from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, evaluate_images
@@ -75,7 +74,7 @@ def predict(options: TestOptions) -> DefectEvaluation:
     result = evaluate_images(
         way.maker,
         images,
-        read=_Blind(way.read, are_pairs=bool(images[0].references)),
+        read=BlindnessWarning(way.read, are_pairs=bool(images[0].references)),
         use_masks=options.use_ground_truth_mask,
         dead_xy_K2=read_dead_pixels(options.dead_pixels) if options.dead_pixels else None,
         threshold=threshold,
@@ -324,39 +323,6 @@ def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:
         num_false_blobs=len(found.false_blobs) if found.is_labelled else None,
         area_px=sum(blob.area_px for blob in found.blobs),
     )
-
-
-class _Blind:
-    """Reads images, and warns once of one in which nothing can be found, because no plane shows a difference."""
-
-    def __init__(self, read: ReadImage, *, are_pairs: bool) -> None:
-        self._read, self._are_pairs = read, are_pairs
-        self._has_warned = False
-        self._lock = Lock()
-
-    def __call__(self, path: Path) -> np.ndarray:
-        planes_CHW = self._read(path)
-        if self._has_warned or (reason := self._reason(planes_CHW)) is None:
-            return planes_CHW
-        with self._lock:
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning("%s: %s", path, reason)
-        return planes_CHW
-
-    def _reason(self, planes_CHW: np.ndarray) -> str | None:
-        """Why nothing can be found; None: something may be."""
-        if is_faint(planes_CHW):
-            return f"{FAINT}, or no defect can be found."
-        if not are_equal(planes_CHW):
-            return None
-        if self._are_pairs:
-            return "its template shows exactly the same, so no defect can be found. Is it a copy of the test image?"
-        return (
-            "its three planes are equal (a grey file fills all three), so target is the same as both references, and "
-            "no defect can be found. Give files of three planes: target, ref1 and ref2, or pairs of a template and a "
-            "test image. `flatout defect check` lists all such files."
-        )
 
 
 def _write_table(path: Path, names: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:

@@ -290,8 +290,8 @@ def test_only_detections_that_reach_the_threshold_are_listed(data, weights, tmp_
     assert above == [score for score in scores if score >= middle] and 0 < len(above) < len(scores)
     assert sum(rows.values()) == len(above), "images.csv counts what detections.csv lists"
     assert f"2 images, {len(above)} detection" in capsys.readouterr().out
-    assert listed("--threshold", "1.1") == ([], dict.fromkeys(rows, 0))
-    assert listed("--threshold", "1.1", "--all_detections")[0] == scores
+    assert listed("--threshold", "1.001") == ([], dict.fromkeys(rows, 0))
+    assert listed("--threshold", "1.001", "--all_detections")[0] == scores
 
 
 def test_images_without_references_are_explained_once(weights, tmp_path, caplog):
