@@ -138,10 +138,13 @@ def open_inspection(options: TestOptions) -> Inspection:
     are_pairs = holds_pairs(options.test_path)
     method = options.method or ("network" if options.model_path or not are_pairs else "classical")
     if method == "network" and not options.model_path:
-        raise ConfigError(
-            f"--model_path is missing: the weights of a network. Without weights, {options.test_path} must hold pairs: "
-            "a folder with temp/ and test/, or a CSV file; or use --method classical for images of three planes."
+        without = (
+            "omit --method network: pairs need none."
+            if are_pairs
+            else f"{options.test_path} must hold pairs: a folder with temp/ and test/, or a CSV file; or use --method "
+            "classical for images of three planes."
         )
+        raise ConfigError(f"--model_path is missing: the weights of a network. Without weights, {without}")
     if options.sweep and method == "classical":
         raise ConfigError("--sweep paints defects for a network: give its weights with --model_path, or omit --sweep.")
     if settings is not None and settings.method != method:

@@ -440,6 +440,18 @@ def test_values_in_0_to_1_are_named_by_every_command(tmp_path, caplog):
     assert text in "\n".join(check_data_set(str(boards), "tiff", patch=64).lines())
 
 
+def test_what_to_do_without_weights_depends_on_the_images(boards, capsys):
+    assert main(["defect", "predict", "--test_path", str(boards), "--method", "network"]) == 2
+    assert "omit --method network" in capsys.readouterr().err
+    assert main(["defect", "predict", "--test_path", str(boards / "test")]) == 2
+    assert "test must hold pairs: a folder with temp/ and test/" in capsys.readouterr().err
+
+
+def test_a_negative_number_of_false_blobs_is_refused(boards, capsys):
+    assert main(["defect", "train", "--training_dataset_path", str(boards), "--false_blobs", "-2"]) == 2
+    assert "--false_blobs -2.0 must be 0 or more" in capsys.readouterr().err
+
+
 def test_a_threshold_in_percent_is_refused(boards, tmp_path, capsys):
     words = ["defect", "predict", "--test_path", str(boards), "--output_dir", str(tmp_path / "out")]
     assert main([*words, "--threshold", "50"]) == 2

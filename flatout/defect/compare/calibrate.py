@@ -55,7 +55,7 @@ def heat_blobs(heat_HW: np.ndarray, image: EvaluationImage, *, least: float = LO
     if not image.is_labelled and image.boxes is None:
         raise DataError(
             f"{image.path}: it has neither a mask nor boxes, and is not known to be good. Good images are those of a "
-            "folder named good, and pairs with an empty file of boxes."
+            "folder named good, and pairs with an empty mask or an empty file of boxes."
         )
     boxes = None if image.is_good or image.boxes is None else read_boxes(image.boxes)
     found = inspect_blobs(heat_HW, least, mask_of_image(image, heat_HW.shape), boxes)
