@@ -1,7 +1,7 @@
 """Check every file of a data set for problems that would spoil a training.
 
 Checked are sizes, planes, value ranges, non-finite values, images without content, misaligned planes, references that
-are copies of target, and masks that are missing, empty or of another size.
+are copies of target, masks that are missing, empty, inverted or of another size, and labels that belong to no image.
 
 Dimension key:  C planes   H W image
 """
@@ -23,8 +23,8 @@ from flatout.defect.data.find import (
     root_of,
     training_folder,
 )
-from flatout.defect.data.items import MAX_GREY, canonical, mask_of, planes_first
-from flatout.defect.data.pairs import holds_pairs, list_pair_images, read_boxes, read_planes
+from flatout.defect.data.items import FAINT, MAX_GREY, canonical, is_faint, mask_of, planes_first, size_text
+from flatout.defect.data.pairs import holds_pairs, labels_without_image, list_pair_images, read_boxes, read_planes
 from flatout.defect.patches import Grid
 from flatout.errors import ConfigError, DataError, counted
 from flatout.feed import DecodeError
@@ -39,7 +39,9 @@ NOISE_SIGMAS = 6
 SAME_FIT = 1e-3
 """Relative tolerance within which two correlations count as equal; a shift by one pixel costs coarse patterns at least
 0.3 %."""
-CHECKS = 9
+MOSTLY = 0.5
+"""Share of pixels from which on a mask is reported: it is probably inverted."""
+CHECKS = 10
 """Number of checks, for the summary line."""
 
 
@@ -94,6 +96,10 @@ def _check_pairs(path: str, patch: int) -> CheckReport:
     """Check every pair: its files, sizes and values, whether the template can be aligned, and its labels."""
     images, checker = list_pair_images(path), _Checker(patch)
     findings = [finding for image in images for finding in checker.pair(image)]
+    findings += [
+        _finding("warning", "label unused", str(label), "no test image has its name, so it is not used")
+        for label in labels_without_image(path, images)
+    ]
     return _report(findings, len(images), checker.shape_hw)
 
 
@@ -151,9 +157,10 @@ class _Checker:
             return
         yield from self._size(image.path, (planes_CHW.shape[1], planes_CHW.shape[2]))
         flat = _is_flat(planes_CHW)
+        advice = f": {FAINT}" if is_faint(planes_CHW) else ""
         for plane in np.flatnonzero(flat):
             name = ("test image", "template", "second reference")[plane]
-            yield _finding("error", "no content", where, f"its {name} is of one grey level")
+            yield _finding("error", "no content", where, f"its {name} is of one grey level{advice}")
         if not flat.any():
             names = ("template", "second reference")[: len(image.references)]
             for name, reference_HW in zip(names, planes_CHW[1:], strict=False):
@@ -161,15 +168,16 @@ class _Checker:
                 if (farthest := float(np.median(np.abs(shift_GK2), (0, 1)).max())) > AlignConfig.reach_px:
                     text = f"its {name} is off by {farthest:.0f} px or more: align it beforehand, or raise align_px"
                     yield _finding("warning", "misregistered", where, text)
+        shape_hw = planes_CHW.shape[1], planes_CHW.shape[2]
         if image.mask is not None:
-            yield from self.mask(image.path, image.mask)
+            yield from self.mask(image.path, image.mask, shape_hw, is_pair=True)
         if image.boxes is not None:
-            try:
-                read_boxes(image.boxes)
-            except DataError as error:
-                yield _finding("error", "cannot be used", str(image.boxes), str(error))
+            yield from _boxes(image.boxes, shape_hw)
 
-    def mask(self, image: Path, mask: Path | None) -> Iterator[Finding]:
+    def mask(
+        self, image: Path, mask: Path | None, shape_hw: tuple[int, int] | None = None, *, is_pair: bool = False
+    ) -> Iterator[Finding]:
+        """The findings of a mask. `shape_hw`: the size of its image; None: that of the first image."""
         if mask is None:
             yield _finding(
                 "warning", "mask missing", str(image), f"there is no {image.stem}_mask.* in the ground truth"
@@ -182,17 +190,23 @@ class _Checker:
         except (OSError, DecodeError) as error:
             yield _finding("error", "cannot be used", str(mask), " ".join([str(error), *messages[:1]]))
             return
-        if self.shape_hw is not None and mask_HW.shape != self.shape_hw:
-            height, width = self.shape_hw
+        of, shape_hw = ("its image", shape_hw) if shape_hw is not None else ("the first image", self.shape_hw)
+        if shape_hw is not None and mask_HW.shape != shape_hw:
             text = (
-                f"the mask is {mask_HW.shape[1]} x {mask_HW.shape[0]} px (width x height), the first image {width} x "
-                f"{height}: save it at the size of its image"
+                f"the mask is {size_text(mask_HW.shape)} px (width x height), {of} {size_text(shape_hw)}: save it at "
+                "the size of its image"
             )
             yield _finding("error", "size", str(mask), text)
         elif not mask_HW.any():
-            yield _finding(
-                "warning", "mask empty", str(mask), "it marks no pixel, although its image is a defective one"
-            )
+            if is_pair:
+                yield _finding("note", "mask empty", str(mask), "it marks no pixel: its image counts as good")
+            else:
+                yield _finding(
+                    "warning", "mask empty", str(mask), "it marks no pixel, although its image is a defective one"
+                )
+        elif (share := float(mask_HW.mean())) > MOSTLY:
+            text = f"it marks {share:.0%} of the pixels; every value above 0 is a defect. Is it inverted?"
+            yield _finding("warning", "mask inverted", str(mask), text)
 
     def _size(self, path: Path, shape_hw: tuple[int, int]) -> Iterator[Finding]:
         if self.shape_hw is None:
@@ -207,6 +221,24 @@ class _Checker:
             yield _finding("error", "size", str(path), text)
 
 
+def _boxes(path: Path, shape_hw: tuple[int, int]) -> Iterator[Finding]:
+    try:
+        boxes = read_boxes(path)
+    except DataError as error:
+        yield _finding("error", "cannot be used", str(path), str(error).removeprefix(f"{path}:").strip())
+        return
+    height, width = shape_hw
+    x1_K, y1_K, x2_K, y2_K = boxes.xyxy_K4.T
+    outside_K = (x1_K >= width) | (y1_K >= height) | (x2_K <= 0) | (y2_K <= 0)
+    if outside_K.any():
+        box = " ".join(f"{value:g}" for value in boxes.xyxy_K4[outside_K][0])
+        text = f"the box {box} is outside of its image of {size_text(shape_hw)} (width x height)"
+        yield _finding("warning", "box outside", str(path), text)
+    if len(boxes.class_K) and boxes.xyxy_K4.max() <= 1:
+        text = "all its boxes lie within one pixel: coordinates are pixels, not shares of the size"
+        yield _finding("warning", "box outside", str(path), text)
+
+
 def _values(path: Path, stored: np.ndarray, planes_CHW: np.ndarray) -> Iterator[Finding]:
     kept = planes_first(stored)
     low, high = float(kept.min()), float(kept.max())
@@ -214,10 +246,11 @@ def _values(path: Path, stored: np.ndarray, planes_CHW: np.ndarray) -> Iterator[
         yield _finding(
             "note", "range", str(path), f"values {low:g} to {high:g} are rescaled to 0..255, all planes together"
         )
+    advice = f": {FAINT}" if is_faint(planes_CHW) else ""
     for plane in np.flatnonzero(_is_flat(planes_CHW)):
         name = ("target", "ref1", "ref2")[plane]
         shade = "black" if planes_CHW[plane].max() == 0 else "of one grey level"
-        yield _finding("error", "no content", str(path), f"{name} is entirely {shade}")
+        yield _finding("error", "no content", str(path), f"{name} is entirely {shade}{advice}")
 
 
 def _is_flat(planes_CHW: np.ndarray) -> np.ndarray:

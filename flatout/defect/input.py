@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from flatout.defect.data.find import HARD_NEGATIVES, ImgFormat, list_images, root_of, training_folder
-from flatout.defect.data.items import PLANES, Strips
+from flatout.defect.data.items import FAINT, PLANES, Strips
 from flatout.defect.data.pairs import holds_pairs, list_pair_images, read_template_planes
 from flatout.defect.render import renderer_for
 from flatout.defect.source import ParameterSource, PatchSource, SampleRecipe
@@ -78,6 +78,7 @@ def find_images(
     if hard_negatives:
         hard = list_images(hard_negative_folder or root_of(folder) / "train" / HARD_NEGATIVES, img_format)
     strips = Strips([*images, *hard])
+    _warn_if_faint(strips)
     if strips.equal_planes:
         logger.warning(
             "%s: its three planes are equal (a grey file fills all three), so target and both references are the same "
@@ -92,7 +93,14 @@ def _templates(folder: str) -> TrainingImages:
     """The templates of pairs, each once and in all planes: they are free of defects, and disturbed when cropped."""
     references = (path for image in list_pair_images(folder) for path in image.references)
     templates = list(dict.fromkeys(references))
-    return TrainingImages(Strips(templates, read=read_template_planes), len(templates))
+    strips = Strips(templates, read=read_template_planes)
+    _warn_if_faint(strips)
+    return TrainingImages(strips, len(templates))
+
+
+def _warn_if_faint(strips: Strips) -> None:
+    if strips.faint:
+        logger.warning("%s: %s, or what is painted into them has nothing in common with them.", strips.faint, FAINT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 Dimension key:  C planes: target, ref1, ref2   H W image
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ import numpy as np
 from flatout.config import build_config
 from flatout.defect.compare.align import AlignConfig
 from flatout.defect.data.find import ENDINGS, EvaluationImage
-from flatout.defect.data.items import read_canonical
+from flatout.defect.data.items import FAINT, BlindnessWarning, is_faint, read_canonical
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images
 from flatout.defect.demo_data import STRIP_HW
 from flatout.defect.evaluate.evaluate import FINE
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from flatout.defect.train import TrainResult
     from flatout.engine import Callback
     from flatout.export import Exported
+
+logger = logging.getLogger(__name__)
 
 Given = str | Path | np.ndarray
 """A file, a folder, a CSV file of pairs, or planes [3, H, W] in 0..255."""
@@ -134,7 +137,8 @@ class Inspector:
 
         align = AlignConfig() if given.are_pairs else None
         maker = choose_map_maker(self._mapper, choose_device(self._device), align=align, refines=given.are_pairs)
-        return map_images(given.images, given.read, maker, inspected)
+        read = given.read if given.is_array else BlindnessWarning(given.read, are_pairs=given.are_pairs)
+        return map_images(given.images, read, maker, inspected)
 
     def _open_mapper(self) -> HeatMapper:
         network, weights = load_network(self._with_weights())
@@ -175,6 +179,8 @@ class _Given(NamedTuple):
                     f"predict() got an array of shape {list(given.shape)}. Stack the target and its two references as "
                     "[3, height, width] with values from 0 to 255, or give the path of a file."
                 )
+            if given.size and is_faint(given):
+                logger.warning("predict() got an array: %s.", FAINT)
             return cls([EvaluationImage(Path(), None, is_good=False)], lambda _: given, is_array=True)
         if holds_pairs(given):
             images = list_pair_images(given)

@@ -175,7 +175,15 @@ class TrainOptions(RunOptions):
     def _problems(self) -> Iterator[str]:
         yield from too_small(self, 1, "bs", "epochs", "base_width", underscores=True)
         yield from too_small(
-            self, 0, "cache_size", "group_images", "alpha_background", "alpha_defect", "gamma_start", underscores=True
+            self,
+            0,
+            "cache_size",
+            "group_images",
+            "alpha_background",
+            "alpha_defect",
+            "gamma_start",
+            "false_blobs",
+            underscores=True,
         )
         if not 0 <= self.defect_prior < 1:
             yield f"--defect_prior {self.defect_prior} must be from 0 to below 1"

@@ -14,20 +14,35 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from flatout.defect.compare.align import AlignConfig
-from flatout.defect.compare.calibrate import Settings, choose_settings, heat_blobs, read_settings
+from flatout.defect.compare.calibrate import (
+    ANY_HEAT,
+    LOWEST,
+    Blobs,
+    Settings,
+    choose_settings,
+    heat_blobs,
+    read_settings,
+)
 from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images, list_split
-from flatout.defect.data.items import MAX_GREY, are_equal, read_canonical
+from flatout.defect.data.items import MAX_GREY, BlindnessWarning, read_canonical
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_boxes
 from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
 from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, evaluate_images
-from flatout.defect.evaluate.maps import HeatMapper, MapMaker, ReadImage, choose_map_maker, map_images, open_mapper
+from flatout.defect.evaluate.maps import (
+    HeatMapper,
+    MapMaker,
+    Mapped,
+    ReadImage,
+    choose_map_maker,
+    map_images,
+    open_mapper,
+)
 from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, DefectEvaluation, ImageRow, detect_components
 from flatout.defect.options import PATCH_OF_TYPE, CalibrateOptions, Method, TestOptions
 from flatout.defect.patches import Grid, GridOver
@@ -40,8 +55,8 @@ from flatout.ranks import choose_device
 
 logger = logging.getLogger(__name__)
 
-ANY_HEAT = 1e-6
-"""Threshold that every component of a heat map reaches that is 0 elsewhere."""
+MAX_HEAT = 1.001
+"""Highest threshold that is accepted; `calibrate` chooses one just above 1 if false blobs have a heat of 1."""
 
 
 def predict(options: TestOptions) -> DefectEvaluation:
@@ -59,7 +74,7 @@ def predict(options: TestOptions) -> DefectEvaluation:
     result = evaluate_images(
         way.maker,
         images,
-        read=_EqualPlanes(way.read, are_pairs=bool(images[0].references)),
+        read=BlindnessWarning(way.read, are_pairs=bool(images[0].references)),
         use_masks=options.use_ground_truth_mask,
         dead_xy_K2=read_dead_pixels(options.dead_pixels) if options.dead_pixels else None,
         threshold=threshold,
@@ -83,11 +98,17 @@ def calibrate(options: CalibrateOptions) -> Settings:
     if options.false_blobs < 0:
         raise ConfigError(f"--false_blobs {options.false_blobs} must be 0 or more.")
     way = open_inspection(replace(options, settings=""))
+    lowest = min(LOWEST, way.threshold or LOWEST)
+
+    def blobs_of(image: EvaluationImage, mapped: Mapped) -> Blobs:
+        return heat_blobs(mapped.heat_HW, image, least=lowest / 2)
+
     settings = choose_settings(
-        map_images(way.images, way.read, way.maker, lambda image, mapped: heat_blobs(mapped.heat_HW, image)),
+        map_images(way.images, way.read, way.maker, blobs_of),
         method=way.method,
         false_blobs=options.false_blobs,
         chosen_on=options.test_path,
+        lowest=lowest,
     )
     settings.write(Path(options.settings))
     return settings
@@ -113,19 +134,24 @@ def open_inspection(options: TestOptions) -> Inspection:
         raise ConfigError("--test_path is missing: a folder with images, or pairs.")
     settings = read_settings(options.settings) if options.settings else None
     if not Path(options.test_path).exists():
-        raise DataError(f"{options.test_path}: no such folder.")
+        raise DataError(f"{options.test_path}: no such file or folder.")
     are_pairs = holds_pairs(options.test_path)
     method = options.method or ("network" if options.model_path or not are_pairs else "classical")
     if method == "network" and not options.model_path:
-        raise ConfigError(
-            "--model_path and --test_path are both required: a weights file, and a folder with images. Without "
-            "weights, use --method classical."
+        without = (
+            "omit --method network: pairs need none."
+            if are_pairs
+            else f"{options.test_path} must hold pairs: a folder with temp/ and test/, or a CSV file; or use --method "
+            "classical for images of three planes."
         )
+        raise ConfigError(f"--model_path is missing: the weights of a network. Without weights, {without}")
     if options.sweep and method == "classical":
         raise ConfigError("--sweep paints defects for a network: give its weights with --model_path, or omit --sweep.")
     if settings is not None and settings.method != method:
+        advice = "Give its weights with --model_path" if method == "classical" else "Use --method classical"
         raise ConfigError(
-            f"{options.settings}: its threshold was chosen for the {settings.method} method, not for {method}."
+            f"{options.settings}: its threshold was chosen for the {settings.method} method, not for {method}. "
+            f"{advice}, or choose another threshold with: flatout defect calibrate"
         )
     chosen = settings.threshold if settings is not None else None
     images = list_test_images(options)
@@ -141,6 +167,8 @@ def open_inspection(options: TestOptions) -> Inspection:
         )
         own = weights.threshold
     threshold = next((each for each in (options.threshold, chosen, own) if each is not None), None)
+    if threshold is not None and not 0 <= threshold <= MAX_HEAT:
+        raise ConfigError(f"The threshold {threshold:g} is outside of 0..1, where all heat is.")
     find = detect_components if method == "classical" or refines else None
     maker = choose_map_maker(mapper, device, align=align, refines=refines)
     return Inspection(method, images, reader_for(images), maker, threshold, find, device)
@@ -158,7 +186,7 @@ def align_config(options: TestOptions, *, are_pairs: bool) -> AlignConfig | None
 
 
 def list_test_images(options: TestOptions) -> list[EvaluationImage]:
-    """Pairs; or a split of a data set, given its root or the folder of the split; or all images of a folder.
+    """Pairs; or a split of a data set, given its root or the folder of the split; or a folder of images, or one image.
 
     The root stands for its test split, and in a calibration for its valid split: a threshold is not chosen on the
     images that it is tested on. Images of a folder named `good` are good, as in a split.
@@ -166,6 +194,8 @@ def list_test_images(options: TestOptions) -> list[EvaluationImage]:
     if holds_pairs(options.test_path):
         return list_pair_images(options.test_path)
     path = Path(options.test_path)
+    if path.is_file():
+        return [EvaluationImage(path, None, is_good=path.parent.name == GOOD)]
     named = [(path.parent, split) for split in SPLITS if path.name == split]
     of_root = [(path, split) for split in (SPLITS[::-1] if isinstance(options, CalibrateOptions) else SPLITS[:1])]
     for root, split in named or of_root:
@@ -296,39 +326,6 @@ def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:
         num_false_blobs=len(found.false_blobs) if found.is_labelled else None,
         area_px=sum(blob.area_px for blob in found.blobs),
     )
-
-
-class _EqualPlanes:
-    """Reads images, and warns once of those in which nothing can be found, because target is the same as the others."""
-
-    def __init__(self, read: ReadImage, *, are_pairs: bool) -> None:
-        self._read, self._are_pairs = read, are_pairs
-        self._has_warned = False
-        self._lock = Lock()
-
-    def __call__(self, path: Path) -> np.ndarray:
-        planes_CHW = self._read(path)
-        if self._has_warned or not are_equal(planes_CHW):
-            return planes_CHW
-        with self._lock:
-            if not self._has_warned:
-                self._has_warned = True
-                self._warn_of(path)
-        return planes_CHW
-
-    def _warn_of(self, path: Path) -> None:
-        if self._are_pairs:
-            logger.warning(
-                "%s: its template shows exactly the same, so no defect can be found. Is it a copy of the test image?",
-                path,
-            )
-        else:
-            logger.warning(
-                "%s: its three planes are equal (a grey file fills all three), so target is the same as both "
-                "references, and no defect can be found. Give files of three planes: target, ref1 and ref2, or pairs "
-                "of a template and a test image. `flatout defect check` lists all such files.",
-                path,
-            )
 
 
 def _write_table(path: Path, names: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:

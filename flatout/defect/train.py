@@ -19,11 +19,11 @@ from torch import Tensor
 from flatout.clock import clock
 from flatout.config import read_config
 from flatout.defect.compare.align import AlignConfig
-from flatout.defect.compare.calibrate import heat_blobs, threshold_for
+from flatout.defect.compare.calibrate import ANY_HEAT, LOWEST, heat_blobs, threshold_for
 from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth_folder
 from flatout.defect.data.items import MAX_GREY, Strips
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
-from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images
+from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images, mask_of_image
 from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker
 from flatout.defect.evaluate.scores import DefectEvaluation, detect_components
 from flatout.defect.input import InputConfig, TrainingImages, find_images, open_input
@@ -170,6 +170,7 @@ class DefectRecipe(Recipe):
         network = self._network = self._make_network().to(self.device)
         if options.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._refuse_bad_validation_images()
         parameters = list(network.parameters())
         optimizer = make_optimizer("adam", [parameters], lr=options.lr, momentum=ADAM_BETA, decays=[0.0])
         return Model(network=network, optimizer=optimizer, epochs=options.epochs)
@@ -203,7 +204,9 @@ class DefectRecipe(Recipe):
         def keep(evaluated: EvaluatedImage) -> None:
             self._run.stop_if_asked()
             if self.options.false_blobs is not None:
-                blobs = heat_blobs(evaluated.heat_HW, evaluated.image)
+                # Every component of a refined map has one heat, so all of them can be counted.
+                least = ANY_HEAT if are_pairs else LOWEST / 2
+                blobs = heat_blobs(evaluated.heat_HW, evaluated.image, least=least)
                 false_heat.append(blobs.heat_N[blobs.is_false_N])
                 defect_heat.extend(blobs.best_K.tolist())
 
@@ -213,7 +216,8 @@ class DefectRecipe(Recipe):
                 find=detect_components if are_pairs else None, device=self.device, threads=0,
             )  # fmt: skip
         if self.options.false_blobs is not None:
-            threshold = threshold_for(false_heat, self.options.false_blobs)
+            lowest = min(LOWEST, found.threshold) if are_pairs else LOWEST
+            threshold = threshold_for(false_heat, self.options.false_blobs, lowest=lowest)
             found = replace(found, chosen_threshold=threshold)
             if last and max(defect_heat, default=1.0) < threshold:
                 logger.warning(
@@ -307,11 +311,25 @@ class DefectRecipe(Recipe):
                 )
         count = sum(parameter.numel() for parameter in network.parameters())
         logger.info(
-            "Network %s, base width %d: %.2f M parameters. %d images of %d x %d, %d patches of %d pixels each; %s, %s.",
-            options.network, options.base_width, count / 1e6, self._images.num_images, *grid.shape_hw,
-            grid.per_image, options.patch, self.device, self.amp,
+            "Network %s, base width %d: %.2f M parameters. %s of %d x %d, %d patches of %d pixels each; %s, amp %s.",
+            options.network, options.base_width, count / 1e6, counted(self._images.num_images, "image"),
+            *grid.shape_hw, grid.per_image, options.patch, self.device, self.amp,
         )  # fmt: skip
         return network
+
+    def _refuse_bad_validation_images(self) -> None:
+        """Read them with their masks before the training: a bad one would end it after the first epoch."""
+        bad: list[str] = []
+        for image in self._validation_images:
+            try:
+                mask_of_image(image, self._read(image.path).shape[1:])
+            except (OSError, DecodeError, DataError) as error:
+                bad.append(str(error))
+        if bad:
+            raise DataError(
+                f"{counted(len(bad), 'validation image')} cannot be used; the first: {bad[0]} To train without "
+                "validation, give --use_mask false."
+            )
 
     def _read(self, path: Path) -> np.ndarray:
         """An image of valid/, decoded once and kept for the following epochs."""

@@ -18,9 +18,13 @@ from flatout.defect.compare.calibrate import LOWEST, Blobs, choose_settings, hea
 from flatout.defect.compare.classical import components_of, find_differences, heat_of_differences, refined
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.pairs import PairReader, list_pair_images, read_boxes, read_planes
+from flatout.defect.evaluate.blobs import inspect_blobs
+from flatout.defect.evaluate.maps import HeatMapper
 from flatout.defect.evaluate.scores import detect_components
+from flatout.defect.input import find_images
 from flatout.defect.model import DefectNet
-from flatout.defect.options import TrainOptions
+from flatout.defect.options import CalibrateOptions, TrainOptions
+from flatout.defect.predict import calibrate
 from flatout.defect.train import _list_validation_images
 from flatout.defect.weights import read_weights, weights_metadata
 from flatout.errors import ConfigError, DataError
@@ -133,6 +137,39 @@ def test_a_calibration_that_finds_no_labelled_defect_warns(false_heat, heat, adv
         assert "None of the 3 labelled defects reaches this threshold" in caplog.text and advice in caplog.text
 
 
+@pytest.mark.parametrize(("heat", "expected"), [(0.05, 0.02), (0.3, 0.2)])
+def test_the_lowest_threshold_is_that_of_the_network_if_it_is_lower(boards, tmp_path, heat, expected, monkeypatch):
+    weights = tmp_path / "best.pt"
+    facts = weights_metadata(network := DefectNet("v1", 8), patch=64)
+    threshold = 0.02 if heat < 0.2 else 0.25
+    write_container(weights, {"weights": facts | {"state": network.state_dict(), "threshold": threshold}})
+    monkeypatch.setattr(HeatMapper, "__call__", lambda self, planes_CHW: np.full(planes_CHW.shape[1:], heat))
+    options = CalibrateOptions(
+        model_path=str(weights), test_path=str(boards), settings=str(tmp_path / "n.yaml"), false_blobs=9.0, device="cpu"
+    )
+    assert calibrate(options).threshold == expected
+
+
+def test_a_threshold_that_nothing_can_reach_is_reported(caplog):
+    blobs = [Blobs(np.ones(3, np.float32), np.full(3, True), np.zeros(0))] * 2
+    assert choose_settings(blobs, method="network", false_blobs=0.1, chosen_on="P").threshold > 1
+    assert "everything would pass" in caplog.text
+
+
+def test_a_calibration_and_a_test_agree_on_which_blobs_are_false(tmp_path):
+    """A blob in the notch of an L-shaped defect is inside the box around it, but not near it."""
+    mask_HW = np.zeros((60, 60), np.uint8)
+    mask_HW[5:55, 5:8] = mask_HW[52:55, 5:55] = 255
+    cv2.imwrite(str(tmp_path / "mask.png"), mask_HW)
+    heat_HW = np.zeros((60, 60), np.float32)
+    heat_HW[10, 6], heat_HW[10:13, 40:43] = 0.9, 0.8
+    image = EvaluationImage(tmp_path / "a.png", tmp_path / "mask.png", is_good=False)
+    found = heat_blobs(heat_HW, image)
+    assert found.best_K.tolist() == pytest.approx([0.9])
+    assert found.heat_N[found.is_false_N].tolist() == pytest.approx([0.8])
+    assert [blob.score for blob in inspect_blobs(heat_HW, 0.5, mask_HW > 0).false_blobs] == pytest.approx([0.8])
+
+
 def test_an_image_without_label_cannot_be_calibrated_on(boards):
     image = EvaluationImage(boards / "test/00.png", None, is_good=False)
     with pytest.raises(DataError, match="neither a mask nor boxes"):
@@ -155,7 +192,7 @@ def test_the_stored_threshold_is_used_and_never_taken_from_the_test_images(board
     capsys.readouterr()
     settings.write_text("method: network\nthreshold: 0.5\nfalse_blobs: 1.0\nimages: 3\nchosen_on: x\n")
     assert main(words) == 2
-    assert "chosen for the network method" in capsys.readouterr().err
+    assert "chosen for the network method, not for classical. Give its weights" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_a_settings_file_is_refused(tmp_path):
@@ -282,11 +319,14 @@ def test_a_second_reference_is_its_own_plane(boards, tmp_path):
     ("text", "message"),
     [
         ("test,mask\na,b\n", "column template is missing"),
-        ("template,test,tset\na,b,c\n", "unknown column tset"),
+        ("template,test,tset\na,b,c\n", "unknown column 'tset'"),
         ("template,test\n", "no pairs"),
         ("template,test\n,x.png\n", "pairs.csv:2: template is empty"),
         ("template,test\nnone.png,x.png\n", r"pairs.csv:2: template: .*none.png does not exist"),
         ("template,test\nx.png,x.png\nx.png,x.png\n", "pairs.csv:3: .*also in line 2"),
+        ("template,test\n\n\nx.png,none.png\n", "pairs.csv:4: test: .*none.png does not exist"),
+        ("template,test\nx.png,x, y.png\n", "pairs.csv:2: it has 3 fields, but the first line names 2 columns"),
+        ("template,test,test\nx.png,x.png,x.png\n", "the column test is there twice"),
     ],
 )
 def test_mistakes_in_a_table_of_pairs_are_named(tmp_path, text, message):
@@ -321,8 +361,14 @@ def test_a_line_that_is_no_box_is_named(tmp_path):
     path.write_text("1 2 30 40 3\n5,6,7,8\n")
     boxes = read_boxes(path)
     assert boxes.xyxy_K4.tolist() == [[1, 2, 30, 40], [5, 6, 7, 8]] and boxes.class_K.tolist() == [3, -1]
-    path.write_text("1 2 30 40 3\n9 6 7 8 1\n")
-    with pytest.raises(DataError, match=r"a\.txt:2: .*not a box"):
+    path.write_text("\ufeff1 2 30 40 3\n", encoding="utf-8")
+    assert read_boxes(path).class_K.tolist() == [3], "editors on Windows write a byte-order mark"
+    for line in ("9 6 7 8 1", "-inf 1 inf 8 1", "1 nan 7 8 1", "1 2 7 8 short", "1 2 7 8 -2"):
+        path.write_text(f"1 2 30 40 3\n{line}\n")
+        with pytest.raises(DataError, match=r"a\.txt:2: .*not a box"):
+            read_boxes(path)
+    path.write_bytes("1 2 30 40 3\n".encode("utf-16"))
+    with pytest.raises(DataError, match="not text in UTF-8"):
         read_boxes(path)
 
 
@@ -334,6 +380,28 @@ def test_check_reads_every_pair(boards, tmp_path):
     assert report.is_bad and "its reference" in "\n".join(report.lines())
 
 
+def test_check_names_labels_that_would_mislead(tmp_path):
+    write_boards(tmp_path, 3)
+    (tmp_path / "mask/00.png").rename(tmp_path / "mask/7.png")
+    cv2.imwrite(str(tmp_path / "mask/01.png"), 255 - cv2.imread(str(tmp_path / "mask/01.png"), 0))
+    cv2.imwrite(str(tmp_path / "mask/02.png"), np.zeros((224, 224), np.uint8))
+    (tmp_path / "boxes").mkdir()
+    (tmp_path / "boxes/00.txt").write_text("900 900 910 910 1\n")
+    (tmp_path / "boxes/01.txt").write_text("0.1 0.1 0.2 0.2\n")
+    (tmp_path / "boxes/02.txt").write_bytes(b"\xe4")
+    report = check_data_set(str(tmp_path), "png_jpg", patch=64)
+    text = "\n".join(report.lines())
+    for part in (
+        "7.png: no test image has its name",
+        "Is it inverted?",
+        "its image counts as good",
+        "900 900 910 910 is outside",
+        "not shares of the size",
+        "02.txt: it is not text in UTF-8",
+    ):
+        assert part in text
+
+
 def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_path, caplog):
     boards = write_boards(tmp_path / "boards", 1)
     words = ["defect", "train", "--training_dataset_path", str(boards), "--project", str(tmp_path), "--base_width", "4"]
@@ -341,8 +409,53 @@ def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_pa
     assert main([*words, "--false_blobs", "0.5"]) == 0
     config = (tmp_path / "exp/config.yaml").read_text()
     assert "one_reference: true" in config and "defect_mode: board" in config and "steepness: 4.0" in config
-    assert read_weights(tmp_path / "exp/weights/best.pt").threshold is not None
-    assert "None of the 3 labelled defects of the validation images reaches the stored threshold of 0.2" in caplog.text
+    threshold = read_weights(tmp_path / "exp/weights/best.pt").threshold
+    assert threshold is not None and threshold < LOWEST, "two steps raise no defect to 0.2, but all can be told apart"
+    assert "None of the 3 labelled defects" not in caplog.text
+
+
+def test_a_bad_validation_pair_ends_a_training_before_it_starts(tmp_path, capsys):
+    boards = write_boards(tmp_path / "boards", 2)
+    cv2.imwrite(str(boards / "mask/01.png"), np.zeros((99, 98), np.uint8))
+    words = ["defect", "train", "--training_dataset_path", str(boards), "--project", str(tmp_path / "runs")]
+    words += ["--base_width", "4", "--patch_size", "64", "--epochs", "1", "--device", "cpu", "--num_workers", "0"]
+    assert main([*words, "--psf_pool_size", "20"]) == 3
+    message = capsys.readouterr().err
+    assert "1 validation image cannot be used; the first:" in message and "01.png: the mask is 98 x 99 px" in message
+    assert "--use_mask false" in message and not (tmp_path / "runs/exp").exists()
+
+
+def test_values_in_0_to_1_are_named_by_every_command(tmp_path, caplog):
+    boards = write_boards(tmp_path / "boards", 1)
+    for kind in ("temp", "test"):
+        file = boards / kind / "00.png"
+        tifffile.imwrite(file.with_suffix(".tif"), cv2.imread(str(file), 0).astype(np.float32) / 255)
+        file.unlink()
+    text = "all its values are in 0..1, but 0..255 is expected: multiply them by 255"
+    assert main(["defect", "predict", "--test_path", str(boards), "--output_dir", str(tmp_path / "out")]) == 0
+    assert text in caplog.text
+    caplog.clear()
+    find_images(str(boards), "tiff")
+    assert text in caplog.text
+    assert text in "\n".join(check_data_set(str(boards), "tiff", patch=64).lines())
+
+
+def test_what_to_do_without_weights_depends_on_the_images(boards, capsys):
+    assert main(["defect", "predict", "--test_path", str(boards), "--method", "network"]) == 2
+    assert "omit --method network" in capsys.readouterr().err
+    assert main(["defect", "predict", "--test_path", str(boards / "test")]) == 2
+    assert "test must hold pairs: a folder with temp/ and test/" in capsys.readouterr().err
+
+
+def test_a_negative_number_of_false_blobs_is_refused(boards, capsys):
+    assert main(["defect", "train", "--training_dataset_path", str(boards), "--false_blobs", "-2"]) == 2
+    assert "--false_blobs -2.0 must be 0 or more" in capsys.readouterr().err
+
+
+def test_a_threshold_in_percent_is_refused(boards, tmp_path, capsys):
+    words = ["defect", "predict", "--test_path", str(boards), "--output_dir", str(tmp_path / "out")]
+    assert main([*words, "--threshold", "50"]) == 2
+    assert "threshold 50 is outside of 0..1" in capsys.readouterr().err
 
 
 def test_pairs_with_boxes_alone_are_not_validated_on_and_a_training_says_so(tmp_path, caplog):

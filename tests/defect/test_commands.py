@@ -183,7 +183,7 @@ def test_predict_names_the_missing_argument_or_folder(weights, tmp_path, capsys)
     assert main(["defect", "predict", "--model_path", str(weights)]) == 2
     for with_weights in (["--model_path", str(weights)], []):
         assert main(["defect", "predict", *with_weights, "--test_path", str(tmp_path / "none")]) == 3
-        assert "none: no such folder" in capsys.readouterr().err
+        assert "none: no such file or folder" in capsys.readouterr().err
 
 
 def test_check_finds_nothing_in_a_generated_set_and_everything_in_a_spoiled_one(tmp_path, capsys):
@@ -290,8 +290,8 @@ def test_only_detections_that_reach_the_threshold_are_listed(data, weights, tmp_
     assert above == [score for score in scores if score >= middle] and 0 < len(above) < len(scores)
     assert sum(rows.values()) == len(above), "images.csv counts what detections.csv lists"
     assert f"2 images, {len(above)} detection" in capsys.readouterr().out
-    assert listed("--threshold", "1.1") == ([], dict.fromkeys(rows, 0))
-    assert listed("--threshold", "1.1", "--all_detections")[0] == scores
+    assert listed("--threshold", "1.001") == ([], dict.fromkeys(rows, 0))
+    assert listed("--threshold", "1.001", "--all_detections")[0] == scores
 
 
 def test_images_without_references_are_explained_once(weights, tmp_path, caplog):

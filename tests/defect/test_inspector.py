@@ -53,6 +53,19 @@ def test_the_heat_map_is_the_one_that_the_command_writes(trained, tmp_path):
     np.testing.assert_allclose(tifffile.imread(map_file), result.heat, atol=1e-6)
 
 
+def test_images_in_which_nothing_can_be_found_are_named(trained, tmp_path, caplog):
+    model, data = trained
+    planes = read_canonical(next((data / "test/good").iterdir()))
+    model.predict(planes / 255)
+    assert "predict() got an array: all its values are in 0..1" in caplog.text
+    boards = write_boards(tmp_path / "boards", 1)
+    (inspected,) = model.predict(boards / "test/00.png")
+    assert not np.array_equal(inspected.planes[0], inspected.planes[1]), "a test image is a pair with its template"
+    caplog.clear()
+    model.predict(boards / "test")
+    assert "00.png: its three planes are equal" in caplog.text
+
+
 def test_pairs_are_predicted_as_the_command_does(trained, tmp_path):
     tifffile = pytest.importorskip("tifffile")
     model, _ = trained

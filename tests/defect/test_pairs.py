@@ -9,9 +9,10 @@ import pytest
 
 from bench.defect_boards import _floor, best_shift, moved
 from flatout.defect.data.find import EvaluationImage
-from flatout.defect.data.pairs import PairReader, list_pair_images, read_planes, read_template_planes
+from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_planes, read_template_planes
 from flatout.defect.evaluate.evaluate import evaluate_images
 from flatout.errors import DataError
+from flatout.feed import DecodeError
 
 BOARDS = Path(os.environ.get("FLATOUT_DATA", "none")) / "deeppcb_mini"
 
@@ -40,6 +41,71 @@ def test_a_board_without_template_is_named(tmp_path):
         list_pair_images(tmp_path)
     with pytest.raises(DataError, match="no inspected images"):
         list_pair_images(tmp_path / "none")
+
+
+def test_spreadsheets_write_tables_with_semicolons_spaces_and_capitals(tmp_path):
+    write_pair(tmp_path / "ä ö", "b 1", np.zeros((9, 9), np.uint8), np.ones((9, 9), np.uint8))
+    rows = ["Template; TEST", '"ä ö/temp/b 1.png"; ä ö/test/b 1.png']
+    for separator in ";\t,":
+        text = "\r\n".join(["", *rows]).replace(";", separator).strip()
+        (tmp_path / "pairs.csv").write_text(f"\ufeff{text}\r\n\r\n", encoding="utf-8")
+        (pair,) = list_pair_images(tmp_path / "pairs.csv")
+        assert pair.path == tmp_path / "ä ö/test/b 1.png" and pair.references == (tmp_path / "ä ö/temp/b 1.png",)
+
+
+def test_two_files_of_one_name_are_not_chosen_between(tmp_path):
+    write_pair(tmp_path, "a", np.zeros((9, 9), np.uint8), np.zeros((9, 9), np.uint8))
+    cv2.imwrite(str(tmp_path / "test/a.jpg"), np.zeros((9, 9), np.uint8))
+    with pytest.raises(DataError, match=r"test/a\.jpg: a\.png has the same name"):
+        list_pair_images(tmp_path)
+
+
+def test_masks_of_other_names_are_not_silently_left_out(tmp_path):
+    write_pair(tmp_path, "a", np.zeros((9, 9), np.uint8), np.zeros((9, 9), np.uint8))
+    (tmp_path / "mask").mkdir()
+    cv2.imwrite(str(tmp_path / "mask/a_mask.png"), np.zeros((9, 9), np.uint8))
+    with pytest.raises(DataError, match=r"no file in it has the name of an image in .*a_mask\.png"):
+        list_pair_images(tmp_path)
+
+
+def test_one_inspected_image_is_a_pair_with_its_template(tmp_path):
+    for name in "ab":
+        write_pair(tmp_path, name, np.zeros((9, 9), np.uint8), np.ones((9, 9), np.uint8))
+        for kind in ("temp", "test"):
+            (tmp_path / f"{name}_{kind}.png").write_bytes((tmp_path / kind / f"{name}.png").read_bytes())
+    for path in (tmp_path / "test/b.png", tmp_path / "b_test.png"):
+        assert holds_pairs(path)
+        if path.parent == tmp_path:
+            (tmp_path / "temp").rename(tmp_path / "elsewhere")
+        (pair,) = list_pair_images(path)
+        assert pair.path == path and len(pair.references) == 1
+    assert not holds_pairs(tmp_path / "b_temp.png") and not holds_pairs(tmp_path / "none_test.png")
+
+
+def test_pairs_in_a_folder_named_good_are_good_unless_a_label_says_otherwise(tmp_path):
+    good = tmp_path / "good"
+    for name in "abc":
+        write_pair(good, name, np.zeros((9, 9), np.uint8), np.zeros((9, 9), np.uint8))
+    (good / "boxes").mkdir()
+    (good / "boxes/b.txt").write_text("1 1 3 3\n")
+    (good / "boxes/c.txt").write_text("")
+    assert [image.is_good for image in list_pair_images(good)] == [True, False, True]
+
+
+def test_colours_of_16_bits_become_brightness_without_wrapping_around(tmp_path):
+    rng = np.random.default_rng(0)
+    inspected = rng.integers(0, 1 << 16, (9, 9, 3)).astype(np.uint16)
+    write_pair(tmp_path, "a", np.zeros((9, 9), np.uint16), inspected)
+    (pair,) = list_pair_images(tmp_path)
+    expected = inspected @ np.array([0.114, 0.587, 0.299])
+    np.testing.assert_allclose(read_planes(pair)[0], expected * 255 / expected.max(), atol=0.01)
+
+
+def test_pairs_of_different_depth_are_refused(tmp_path):
+    write_pair(tmp_path, "a", np.full((9, 9), 40_000, np.uint16), np.full((9, 9), 200, np.uint8))
+    (pair,) = list_pair_images(tmp_path)
+    with pytest.raises(DecodeError, match=r"its values are uint8, those of its reference .* are uint16"):
+        read_planes(pair)
 
 
 @pytest.mark.skipif(not BOARDS.is_dir(), reason="FLATOUT_DATA names no folder with deeppcb_mini")

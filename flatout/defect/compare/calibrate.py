@@ -5,7 +5,7 @@
 
 The images are not those that will be tested: a threshold that was chosen on them says nothing about others.
 
-Dimension key:  H W image   N components   K boxes
+Dimension key:  H W image   N components   K labelled defects
 """
 
 import logging
@@ -18,21 +18,23 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.defect.data.find import EvaluationImage
-from flatout.defect.data.items import read_mask
 from flatout.defect.data.pairs import read_boxes
+from flatout.defect.evaluate.blobs import inspect_blobs
+from flatout.defect.evaluate.evaluate import mask_of_image
 from flatout.defect.options import Method
 from flatout.errors import ConfigError, DataError, ResourceError, counted
-from flatout.feed import DecodeError
 
 logger = logging.getLogger(__name__)
 
 LOWEST = 0.2
-"""Lowest threshold that is chosen: heat below it is hardly ever a defect, even if there were no false blobs above."""
+"""Lowest threshold that is chosen, even if there are no false blobs above it: these images may show fewer kinds of
+differences than others. For a network whose own threshold is lower, because it was trained for a few steps only, that
+one is the lowest."""
+ANY_HEAT = 1e-6
+"""Threshold that every component of a heat map reaches that is 0 elsewhere."""
 OUTLIER_SHARE, MIN_FOR_OUTLIERS = 0.02, 20
 """Share of images that are left out, those with most false blobs, and images from which on: one picture with a wrong
 label, or with writing on it, must not decide for all."""
-BOX_TOUCH_PX = 3
-"""Pixels around a labelled defect within which a component still counts as a hit."""
 
 
 class Blobs(NamedTuple):
@@ -46,50 +48,27 @@ class Blobs(NamedTuple):
 
 
 def heat_blobs(heat_HW: np.ndarray, image: EvaluationImage, *, least: float = LOWEST / 2) -> Blobs:
-    """Components of the pixels with a heat of at least `least`; DataError if the image has no label."""
-    import cv2
+    """Components of the pixels with a heat of at least `least`; DataError if the image has no label.
 
-    count, number_HW, facts, _ = cv2.connectedComponentsWithStats((heat_HW >= least).astype(np.uint8), connectivity=8)
-    heat_N = np.zeros(count, np.float32)
-    pixels = np.flatnonzero(number_HW)
-    np.maximum.at(heat_N, number_HW.reshape(-1)[pixels].astype(np.int64), heat_HW.reshape(-1)[pixels])
-    left_N, top_N = facts[1:, 0], facts[1:, 1]
-    right_N, bottom_N = left_N + facts[1:, 2], top_N + facts[1:, 3]
-    x1_K, y1_K, x2_K, y2_K = _labelled_boxes(image, heat_HW.shape).T
-    touches_NK = (
-        (left_N[:, None] < x2_K) & (right_N[:, None] > x1_K) & (top_N[:, None] < y2_K) & (bottom_N[:, None] > y1_K)
-    )
-    best_K = np.where(touches_NK, heat_N[1:, None], 0).max(0, initial=0)
-    return Blobs(heat_N[1:], ~touches_NK.any(1), best_K)
-
-
-def _labelled_boxes(image: EvaluationImage, shape_hw: tuple[int, ...]) -> np.ndarray:
-    """Boxes around the labelled defects of an image, float64 [K, 4]."""
-    import cv2
-
-    if image.is_good:
-        return np.zeros((0, 4))
-    if image.boxes is not None:
-        return read_boxes(image.boxes).xyxy_K4
-    if image.mask is None:
+    Which of them are false is decided as in a test.
+    """
+    if not image.is_labelled and image.boxes is None:
         raise DataError(
             f"{image.path}: it has neither a mask nor boxes, and is not known to be good. Good images are those of a "
-            "folder named good, and pairs with an empty file of boxes."
+            "folder named good, and pairs with an empty mask or an empty file of boxes."
         )
-    try:
-        mask_HW = read_mask(image.mask)
-    except (OSError, DecodeError) as error:
-        raise DataError(str(error)) from None
-    if mask_HW.shape != shape_hw:
-        raise DataError(f"{image.mask}: the mask has another size than its image.")
-    _, _, facts, _ = cv2.connectedComponentsWithStats(mask_HW.astype(np.uint8), connectivity=8)
-    left, top, width, height = facts[1:, :4].T.astype(np.float64)
-    near = BOX_TOUCH_PX
-    return np.stack((left - near, top - near, left + width + near, top + height + near), 1)
+    boxes = None if image.is_good or image.boxes is None else read_boxes(image.boxes)
+    found = inspect_blobs(heat_HW, least, mask_of_image(image, heat_HW.shape), boxes)
+    best_K = np.zeros(found.num_defects)
+    for blob in found.blobs:
+        for defect in blob.hits:
+            best_K[defect] = max(best_K[defect], blob.score)
+    heat_N = np.array([blob.score for blob in found.blobs], np.float32)
+    return Blobs(heat_N, np.array([not blob.hits for blob in found.blobs], np.bool_), best_K)
 
 
-def threshold_for(false_heat: Sequence[np.ndarray], per_image: float) -> float:
-    """The lowest threshold, from LOWEST on, with at most `per_image` false blobs per image at or above it.
+def threshold_for(false_heat: Sequence[np.ndarray], per_image: float, *, lowest: float = LOWEST) -> float:
+    """The lowest threshold, from `lowest` on, with at most `per_image` false blobs per image at or above it.
 
     `false_heat`: the heat of the false blobs of every image. Of 20 images or more, the worst fiftieth is left out.
     """
@@ -97,8 +76,8 @@ def threshold_for(false_heat: Sequence[np.ndarray], per_image: float) -> float:
     falling_N = np.sort(np.concatenate([*kept, np.empty(0, np.float32)]).astype(np.float32))[::-1]
     allowed = int(per_image * len(kept) + 1e-9)
     if len(falling_N) <= allowed:
-        return LOWEST
-    return max(LOWEST, float(np.nextafter(falling_N[allowed], np.float32(2))))
+        return lowest
+    return max(lowest, float(np.nextafter(falling_N[allowed], np.float32(2))))
 
 
 def _without_worst(false_heat: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -161,8 +140,9 @@ def choose_settings(
     method: Method,
     false_blobs: float,
     chosen_on: str,
+    lowest: float = LOWEST,
 ) -> Settings:
-    """Choose the threshold by the blobs of labelled or good images."""
+    """Choose the threshold by the blobs of labelled or good images. `lowest`: as for `threshold_for`."""
     false: list[np.ndarray] = []
     best: list[np.ndarray] = []
     for each in blobs:
@@ -170,7 +150,7 @@ def choose_settings(
         best.append(each.best_K)
     if not false:
         raise DataError(f"{chosen_on}: there are no images to choose a threshold on.")
-    threshold = threshold_for(false, false_blobs)
+    threshold = threshold_for(false, false_blobs, lowest=lowest)
     kept = _without_worst(false)
     num_left_out = len(false) - len(kept)
     best_K = np.concatenate(best)
@@ -186,8 +166,13 @@ def choose_settings(
     if len(best_K) and not found:
         logger.warning(
             "None of the %s reaches this threshold: %s", counted(len(best_K), "labelled defect"),
-            f"a threshold below {LOWEST:g} is not chosen. Train the network longer, or give --threshold yourself."
-            if threshold == LOWEST
+            f"a threshold below {lowest:.4g} is not chosen. Train the network longer, or give --threshold yourself."
+            if threshold == lowest
             else "allow more --false_blobs, or train the network longer.",
         )  # fmt: skip
+    if threshold > 1:
+        logger.warning(
+            "No image can reach this threshold, because false blobs have the highest heat that there is: everything "
+            "would pass. Allow more --false_blobs, or train the network longer."
+        )
     return Settings(method=method, threshold=threshold, false_blobs=false_blobs, images=len(false), chosen_on=chosen_on)

@@ -3,14 +3,18 @@
 Dimension key:  C planes (target, ref1, ref2)   H W pixels
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
 from flatout.defect.data.decode import read_stored
 from flatout.errors import DataError
 from flatout.feed import DecodeError
+
+logger = logging.getLogger(__name__)
 
 # The canonical form of an image, which all other code uses: float32, 0 to 255, planes target, ref1, ref2.
 #
@@ -103,6 +107,8 @@ class Strips:
             self.parameters = f"{VERSION}, {getattr(read, '__name__', read)!r}"
         self.equal_planes = ""
         """Path of the first readable image, if it was decoded here and its planes are equal; else empty."""
+        self.faint = ""
+        """The same for an image with values in 0..1."""
         self.shape_hw = shape_hw or self._shape_of_first()
 
     def __len__(self) -> int:
@@ -145,6 +151,7 @@ class Strips:
                 errors.append(error)
             else:
                 self.equal_planes = path if are_equal(planes_CHW) else ""
+                self.faint = path if is_faint(planes_CHW) else ""
                 return planes_CHW.shape[1], planes_CHW.shape[2]
         if len(errors) == 1:
             raise DataError(f"The only image cannot be read: {errors[0]}")
@@ -163,6 +170,51 @@ def are_equal(planes_CHW: np.ndarray) -> bool:
     """Whether all planes are the same, as those of a grey PNG or JPEG are."""
     middle = planes_CHW.shape[1] // 2  # nearly always differs, so that the rest need not be compared
     return all(bool((part == part[:1]).all()) for part in (planes_CHW[:, middle], planes_CHW))
+
+
+FAINT = "all its values are in 0..1, but 0..255 is expected: multiply them by 255"
+"""What is said of an image that `is_faint`."""
+
+
+def is_faint(planes_CHW: np.ndarray) -> bool:
+    """Whether all values are in 0..1, as in images that were scaled for a network: nothing can be seen in them."""
+    return 0 < float(planes_CHW.max()) <= 1
+
+
+class BlindnessWarning:
+    """Reads images, and warns once of one in which nothing can be found, because no plane shows a difference.
+
+    May be called in several threads.
+    """
+
+    def __init__(self, read: Callable[[Path], np.ndarray], *, are_pairs: bool) -> None:
+        self._read, self._are_pairs = read, are_pairs
+        self._has_warned = False
+        self._lock = Lock()
+
+    def __call__(self, path: Path) -> np.ndarray:
+        planes_CHW = self._read(path)
+        if self._has_warned or (reason := self._reason(planes_CHW)) is None:
+            return planes_CHW
+        with self._lock:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("%s: %s", path, reason)
+        return planes_CHW
+
+    def _reason(self, planes_CHW: np.ndarray) -> str | None:
+        """Why nothing can be found; None: something may be."""
+        if is_faint(planes_CHW):
+            return f"{FAINT}, or no defect can be found."
+        if not are_equal(planes_CHW):
+            return None
+        if self._are_pairs:
+            return "its template shows exactly the same, so no defect can be found. Is it a copy of the test image?"
+        return (
+            "its three planes are equal (a grey file fills all three), so target is the same as both references, and "
+            "no defect can be found. Give files of three planes: target, ref1 and ref2, or pairs of a template and a "
+            "test image. `flatout defect check` lists all such files."
+        )
 
 
 def read_mask(path: str | Path) -> np.ndarray:
@@ -201,7 +253,9 @@ def grey(stored: np.ndarray) -> np.ndarray:
         return np.asarray(stored)
     if (stored == stored[:, :, :1]).all():
         return np.asarray(stored[:, :, 0])
-    return np.asarray(np.round(stored[:, :, :3] @ _BRIGHTNESS_BGR).astype(np.uint8))
+    brightness_HW = stored[:, :, :3] @ _BRIGHTNESS_BGR
+    rounded_HW = brightness_HW if stored.dtype.kind == "f" else np.round(brightness_HW)
+    return np.asarray(rounded_HW.astype(stored.dtype))
 
 
 def image_files(folder: Path) -> Iterator[Path]:

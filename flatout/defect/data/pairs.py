@@ -4,6 +4,7 @@ P/temp/ID.*  P/test/ID.*             a folder each; optional: P/temp2/ID.* (seco
                                      P/boxes/ID.txt (defects: `x1 y1 x2 y2 class` per line)
 P/ID_temp.*  P/ID_test.*             one folder for all; optional: ID_temp2.*, ID_mask.* and ID.txt with boxes
 pairs.csv                            columns template, test and optionally ref2, mask, boxes; paths relative to the file
+P/test/ID.* or P/ID_test.*           one inspected image: that pair alone
 
 Target is the inspected image, ref1 the template aligned to it; with one template, ref2 repeats ref1.
 
@@ -11,6 +12,7 @@ Dimension key:  C planes (target, ref1, ref2)   H W pixels   K boxes   5 (x1, y1
 """
 
 import csv
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +21,7 @@ import numpy as np
 
 from flatout.defect.compare.align import AlignConfig, align
 from flatout.defect.data.decode import read_stored
-from flatout.defect.data.find import EvaluationImage
+from flatout.defect.data.find import ENDINGS, GOOD, EvaluationImage
 from flatout.defect.data.items import MAX_GREY, grey, image_files, size_text
 from flatout.errors import DataError
 from flatout.feed import DecodeError
@@ -30,7 +32,7 @@ COLUMNS = ("template", "test", "ref2", "mask", "boxes")
 
 
 def holds_pairs(path: str | Path) -> bool:
-    """Whether a path is named like a CSV file, or is a folder with templates in either of the two layouts above.
+    """Whether a path is named like a CSV file, is the inspected image of a pair, or is a folder with templates.
 
     Whether every template has its test image is checked when they are listed.
     """
@@ -38,7 +40,7 @@ def holds_pairs(path: str | Path) -> bool:
     if path.suffix.lower() == ".csv":
         return True
     if not path.is_dir():
-        return False
+        return _folder_of_pair(path) is not None
     return (path / TEMPLATE).is_dir() or any(file.stem.endswith(f"_{TEMPLATE}") for file in image_files(path))
 
 
@@ -50,17 +52,56 @@ def list_pair_images(path: str | Path) -> list[EvaluationImage]:
     path = Path(path)
     if path.suffix.lower() == ".csv":
         return _from_csv(path)
+    if (folder := _folder_of_pair(path)) is not None:
+        return [image for image in list_pair_images(folder) if image.path == path]
+    is_good = path.name == GOOD
     if (path / TEMPLATE).is_dir():
         found = {name: _by_stem(image_files(path / name)) for name in (TEMPLATE, TEST, SECOND, MASK)}
         found[BOXES] = _by_stem((path / BOXES).glob("*.txt"))
-        return _matched(found, {name: str(path / name) for name in found})
+        _refuse_labels_of_nothing(found, path)
+        return _matched(found, {name: str(path / name) for name in found}, is_good=is_good)
     files = list(image_files(path))
     found = {name: _by_stem(files, f"_{name}") for name in (TEMPLATE, TEST, SECOND, MASK)}
     found[BOXES] = _by_stem(path.glob("*.txt"))
-    return _matched(found, {name: f"{path}/*_{name}.*" for name in found})
+    return _matched(found, {name: f"{path}/*_{name}.*" for name in found}, is_good=is_good)
 
 
-def _matched(found: Mapping[str, Mapping[str, Path]], places: Mapping[str, str]) -> list[EvaluationImage]:
+def labels_without_image(path: str | Path, images: Iterable[EvaluationImage]) -> list[Path]:
+    """Files in mask/ and boxes/ of a folder of pairs that belong to no inspected image, sorted."""
+    folder, names = Path(path), {image.path.stem for image in images}
+    if not (folder / TEMPLATE).is_dir():
+        return []
+    labels = [*image_files(folder / MASK), *(folder / BOXES).glob("*.txt")]
+    return sorted(label for label in labels if label.stem not in names)
+
+
+def _folder_of_pair(path: Path) -> Path | None:
+    """The folder of pairs that a file is an inspected image of, with a template; None if it is none."""
+    if path.suffix.lower() not in ENDINGS or not path.is_file():
+        return None
+    root = path.parent.parent
+    if path.parent.name == TEST and path.stem in {file.stem for file in image_files(root / TEMPLATE)}:
+        return root
+    template = f"{path.stem.removesuffix(f'_{TEST}')}_{TEMPLATE}"
+    is_pair = path.stem.endswith(f"_{TEST}") and template in {file.stem for file in image_files(path.parent)}
+    return path.parent if is_pair else None
+
+
+def _refuse_labels_of_nothing(found: Mapping[str, Mapping[str, Path]], folder: Path) -> None:
+    """Raise DataError if there are masks, or boxes, but not one has the name of an inspected image."""
+    for kind in (MASK, BOXES):
+        labels = found[kind]
+        if labels and found[TEST] and not labels.keys() & found[TEST].keys():
+            raise DataError(
+                f"{folder / kind}: no file in it has the name of an image in {folder / TEST}, so nothing would be "
+                f"labelled; the first is {labels[min(labels)].name}. Rename them, without an ending such as _mask, or "
+                "remove the folder."
+            )
+
+
+def _matched(
+    found: Mapping[str, Mapping[str, Path]], places: Mapping[str, str], *, is_good: bool
+) -> list[EvaluationImage]:
     tests, templates = found[TEST], found[TEMPLATE]
     if not tests:
         raise DataError(f"{places[TEST]}: there are no inspected images.")
@@ -80,33 +121,16 @@ def _matched(found: Mapping[str, Mapping[str, Path]], places: Mapping[str, str])
             references=[templates[name], *([found[SECOND][name]] if found[SECOND] else [])],
             mask=found[MASK].get(name),
             boxes=found[BOXES].get(name),
+            is_good=is_good,
         )
         for name in sorted(tests)
     ]
 
 
 def _from_csv(path: Path) -> list[EvaluationImage]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            names = tuple(reader.fieldnames or ())
-            rows = list(reader)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: it is not a CSV file in UTF-8: {error}.") from None
-    if missing := [name for name in COLUMNS[:2] if name not in names]:
-        raise DataError(
-            f"{path}: the column {missing[0]} is missing. The first line must name the columns: {', '.join(COLUMNS)}; "
-            "the last three are optional."
-        )
-    if unknown := [name for name in names if name not in COLUMNS]:
-        raise DataError(f"{path}: unknown column {unknown[0]}. Columns are {', '.join(COLUMNS)}.")
-    if not rows:
-        raise DataError(f"{path}: there are no pairs after the first line.")
     images, first_line = [], dict[Path, int]()
-    for line, row in enumerate(rows, start=2):
-        given = {name: path.parent / text for name in COLUMNS if (text := (row.get(name) or "").strip())}
+    for line, row in _csv_rows(path):
+        given = {name: path.parent / text for name, text in row.items() if text}
         for name in COLUMNS[:2]:
             if name not in given:
                 raise DataError(f"{path}:{line}: {name} is empty.")
@@ -119,13 +143,52 @@ def _from_csv(path: Path) -> list[EvaluationImage]:
         images.append(
             _image(test=given["test"], references=references, mask=given.get("mask"), boxes=given.get("boxes"))
         )
+    if not images:
+        raise DataError(f"{path}: there are no pairs after the first line.")
     return images
 
 
-def _image(*, test: Path, references: list[Path], mask: Path | None, boxes: Path | None) -> EvaluationImage:
-    # A file of boxes without a line is a statement: this image was looked at, and it is good.
-    is_good = mask is None and boxes is not None and not boxes.read_text().strip()
-    return EvaluationImage(test, mask, is_good, tuple(references), boxes)
+def _csv_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a table of pairs with the numbers of their lines; blank lines are left out."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            # Spreadsheets write semicolons where the comma is the decimal sign.
+            reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
+            names = [name.strip().lower() for name in next(reader, [])]
+            rows = [(reader.line_num, [text.strip() for text in row]) for row in reader if row]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}.") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: it is not a CSV file in UTF-8: {error}.") from None
+    if missing := [name for name in COLUMNS[:2] if name not in names]:
+        raise DataError(
+            f"{path}: the column {missing[0]} is missing. The first line must name the columns: {', '.join(COLUMNS)}; "
+            "the last three are optional."
+        )
+    for number, name in enumerate(names):
+        if name not in COLUMNS:
+            raise DataError(f"{path}: unknown column {name!r}. Columns are {', '.join(COLUMNS)}.")
+        if name in names[:number]:
+            raise DataError(f"{path}: the column {name} is there twice.")
+    for line, row in rows:
+        if len(row) > len(names):
+            raise DataError(
+                f"{path}:{line}: it has {len(row)} fields, but the first line names {len(names)} columns. Put paths "
+                "that contain the separator in quotes."
+            )
+    return [(line, dict(zip(names, row, strict=False))) for line, row in rows]
+
+
+def _image(
+    *, test: Path, references: list[Path], mask: Path | None, boxes: Path | None, is_good: bool = False
+) -> EvaluationImage:
+    """`is_good`: its folder says so; a label is believed more."""
+    if mask is None and boxes is not None:
+        # A file of boxes without a line is a statement: this image was looked at, and it is good.
+        is_good = not boxes.read_bytes().removeprefix(BOM_UTF8).strip()
+    return EvaluationImage(test, mask, is_good and mask is None, tuple(references), boxes)
 
 
 class PairReader:
@@ -182,6 +245,12 @@ def read_pair(image: EvaluationImage) -> np.ndarray:
     if not np.isfinite(low) or not np.isfinite(high):
         raise DecodeError(f"{image.path}: it or its template has values that are not finite.")
     if low < 0 or high > MAX_GREY:
+        for file, plane_HW in zip(files[1:], planes[1:], strict=True):
+            if plane_HW.dtype != planes[0].dtype:
+                raise DecodeError(
+                    f"{image.path}: its values are {planes[0].dtype}, those of its reference {file} are "
+                    f"{plane_HW.dtype}, and they exceed 0..255: their scales differ. Save both in the same format."
+                )
         planes_CHW = (planes_CHW - low) * np.float32(MAX_GREY / max(high - low, 1e-12))
     return planes_CHW
 
@@ -213,9 +282,11 @@ def read_boxes(path: str | Path) -> Boxes:
     """Read `x1 y1 x2 y2 [class]` per line, separated by spaces or commas; DataError that names the line."""
     boxes, classes = [], []
     try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}.") from None
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: it is not text in UTF-8. A line of boxes is `x1 y1 x2 y2 [class]`.") from None
     for number, line in enumerate(lines, start=1):
         words = line.replace(",", " ").split()
         if not words:
@@ -225,8 +296,11 @@ def read_boxes(path: str | Path) -> Boxes:
             kind = int(words[4]) if len(words) == 5 else -1
         except ValueError:
             kind = -2
-        if kind == -2 or len(words) > 5 or not (x1 < x2 and y1 < y2):
-            raise DataError(f"{path}:{number}: {line!r:.60} is not a box: `x1 y1 x2 y2 [class]` in pixels is expected.")
+        if kind < -1 or len(words) > 5 or not (-np.inf < x1 < x2 < np.inf and -np.inf < y1 < y2 < np.inf):
+            raise DataError(
+                f"{path}:{number}: {line!r:.60} is not a box: `x1 y1 x2 y2 [class]` is expected, in pixels, and the "
+                "class as a number from 0."
+            )
         boxes.append((x1, y1, x2, y2))
         classes.append(kind)
     return Boxes(np.array(boxes, np.float64).reshape(-1, 4), np.array(classes, np.int64))
@@ -252,4 +326,12 @@ def _is_grey(stored: np.ndarray) -> bool:
 
 
 def _by_stem(files: Iterable[Path], ending: str = "") -> dict[str, Path]:
-    return {file.stem.removesuffix(ending): file for file in files if file.stem.endswith(ending)}
+    """Files whose names have this ending, by the name without it; DataError if two have the same."""
+    found: dict[str, Path] = {}
+    for file in files:
+        if file.stem.endswith(ending):
+            name = file.stem.removesuffix(ending)
+            if (other := found.setdefault(name, file)) is not file:
+                one, two = sorted((other, file))
+                raise DataError(f"{one}: {two.name} has the same name, so it is unclear which belongs to its partner.")
+    return found

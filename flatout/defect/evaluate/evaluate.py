@@ -94,7 +94,7 @@ def evaluate_images(
         heat_HW = mapped.heat_HW
         if dead_xy_K2 is not None:
             zero_dead_pixels(heat_HW, dead_xy_K2)
-        mask_HW = _mask_of(image, heat_HW.shape) if use_masks or image.is_good else None
+        mask_HW = mask_of_image(image, heat_HW.shape) if use_masks or image.is_good else None
         found = detect(heat_HW, FINE) if find is None else find(heat_HW)
         each = EvaluatedImage(image, mapped, mask_HW, found)
         if in_threads is not None:
@@ -221,7 +221,7 @@ def defect_at(number_HW: np.ndarray, found: Detection) -> int | None:
     return number - 1 if number else None
 
 
-def _mask_of(image: EvaluationImage, shape_hw: tuple[int, ...]) -> np.ndarray | None:
+def mask_of_image(image: EvaluationImage, shape_hw: tuple[int, ...]) -> np.ndarray | None:
     """The mask of an image, all False if it is good; None if it has none."""
     if image.is_good:
         return np.zeros(shape_hw, np.bool_)
