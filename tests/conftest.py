@@ -1,5 +1,6 @@
 """Setup of all tests: hides GPUs, restores signals, and counts golden cases per group at the end."""
 
+import logging
 import os
 import re
 import signal
@@ -39,6 +40,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for group, counts in sorted(groups.items()):
         text = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
         terminalreporter.write_line(f"{group:<16} {text}")
+
+
+@pytest.fixture(autouse=True)
+def _same_log_level() -> Iterator[None]:
+    """Commands set the level of the log, for all tests after them in the same process."""
+    logger = logging.getLogger("flatout")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture

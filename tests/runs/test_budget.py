@@ -93,6 +93,7 @@ def test_the_command_gets_the_outcome_of_a_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FLATOUT_DATA", raising=False)
     run = tmp_path / "a run; touch $(echo injected) `touch injected`"
     run.mkdir()
     with OnDone(WRITE_VARIABLES, Spending(1.0, clock=clock)) as done:

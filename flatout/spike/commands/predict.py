@@ -17,14 +17,14 @@ Exit code: 0, 2 wrong arguments, 3 unusable data, 4 unusable weights.
 """
 FLAGS = (
     value("--weights", "weights: best.pt or last.pt of a training", type=Path, required=True, metavar="FILE"),
-    value("--input_blur", "folder of blurry frames, or one frame", type=Path, required=True, metavar="DIR"),
+    value("--input_blur", "folder of blurry frames, or one frame", type=Path, required=True, metavar="PATH"),
     value(
         "--input_spike",
         "folder of spike streams (.dat, .npz, .npy, .h5), or of precomputed voxels if the config has "
         "USE_PRECOMPUTED_VOXELS: true; or one such file",
         type=Path,
         required=True,
-        metavar="DIR",
+        metavar="PATH",
     ),
     value("--output", "folder to write sharp frames to", type=Path, required=True, metavar="DIR"),
     value(

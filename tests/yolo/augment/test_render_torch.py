@@ -89,9 +89,11 @@ def test_torch_renders_what_the_classic_painter_paints(change, colors):
     # OpenCV 4 is emulated to the bit; with perspective, its coordinates differ in the last bits of a double.
     if IS_CV4:
         assert share_beyond(expected, found, 0) <= (1e-3 if "perspective" in change else 0)
-    is_colorless = colors == COLORLESS
-    assert share_beyond(expected, found, 1) <= (0.01 if is_colorless else 0.05)
-    assert share_beyond(expected, found, 3) <= (0.001 if is_colorless else 0.005)
+        return
+    # OpenCV 5 does not round coordinates to 1/32 pixel, which is seen most in images of as much detail as these.
+    assert share_beyond(expected, found, 1) <= 0.08
+    assert share_beyond(expected, found, 3) <= (0.005 if colors == COLORLESS else 0.015)
+    assert np.abs(expected.astype(int) - found).mean() <= 0.4
 
 
 def photographs(num: int) -> list[np.ndarray]:

@@ -328,16 +328,17 @@ def test_every_export_has_a_model_card_with_hashes_classes_and_the_rule_of_shape
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"end2end": True, "max_wh": 640}, "OpenCV's dnn cannot read it, because it has no layer for NMS"),
-        ({"dynamic": True}, "OpenCV's dnn cannot read it, because it needs fixed sizes"),
+        ({"end2end": True, "max_wh": 640}, "OpenCV 4's dnn cannot read it, because it has no layer for NMS"),
+        ({"dynamic": True}, "OpenCV 4's dnn cannot read it, because it needs fixed sizes"),
         ({"end2end": True}, "trtexec --onnx=x.onnx --saveEngine=x.engine --fp16` on the machine that will run it (not"),
     ],
 )
 def test_the_card_says_who_cannot_read_a_file(options, sentence, network, tmp_path):
     outcome = exported(network, tmp_path, grid=True, **options)
     assert sentence in outcome.card.read_text()
-    with pytest.raises(cv2.error):
-        cv2.dnn.readNetFromONNX(str(tmp_path / "x.onnx"))
+    if cv2.__version__.startswith("4."):
+        with pytest.raises(cv2.error):
+            cv2.dnn.readNetFromONNX(str(tmp_path / "x.onnx"))
 
 
 def test_the_card_tells_nobody_the_folders_of_this_machine(network, tmp_path):
