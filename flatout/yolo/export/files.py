@@ -462,7 +462,9 @@ def _use(path: Path, options: ExportOptions) -> str:
         )
     use = f'`onnxruntime.InferenceSession("{path.name}")`, input `{onnx_forms.INPUT}`.'
     if has_nms:
-        return f"{use} OpenCV 4's dnn cannot read it, because it has no layer for NMS: export with `--grid` alone for it."
+        return (
+            f"{use} OpenCV 4's dnn cannot read it, because it has no layer for NMS: export with `--grid` alone for it."
+        )
     return f"{use} OpenCV 4's dnn cannot read it, because it needs fixed sizes." if options.free_size else use
 
 
