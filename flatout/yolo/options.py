@@ -178,8 +178,7 @@ class TrainOptions(RunOptions):
         "use whatever is faster on this machine, and report what was chosen and why (flags in parentheses turn a part "
         "off): decode images once "
         "(--no-fast-dataloader), keep and augment them on the GPU (--no-device-augment), train while they are decoded "
-        "(--decode-first), decode JPEG on the GPU "
-        "(--no-gpu-decode), or large JPEG at reduced size (--no-scaled-decode), channels-last layout "
+        "(--decode-first), decode large JPEG at reduced size (--no-scaled-decode), channels-last layout "
         "(--no-channels-last), bf16 (--amp fp16), torch.compile (--no-compile), CUDA graphs (--no-graphs)",
     )
     fast_dataloader: bool = option(
@@ -196,6 +195,11 @@ class TrainOptions(RunOptions):
         False,
         "with --device-augment or --fast: store colours at half resolution (4:2:0), in half the memory and with "
         "nearly the same pixels",
+    )
+    gpu_decode: bool = option(
+        False,
+        "with --device-augment or --fast: decode JPEG files on the GPU (nvJPEG), which may help if there are few "
+        "cores; the pixels differ slightly",
     )
     compile: Compile = option(
         "off",
@@ -231,7 +235,7 @@ class TrainOptions(RunOptions):
     )
     no_scaled_decode: bool = option(False, "with --fast: decode large JPEG files at full size")
     no_gpu_decode: bool = option(
-        False, "with --fast: decode JPEG files on the CPU, even those that are kept on the GPU"
+        False, "decode JPEG files on the CPU; no effect, because that is the default", change="exact"
     )
 
     # New flags: recipe
@@ -310,7 +314,7 @@ class TrainOptions(RunOptions):
             cache_images=self.cache_images,
             store_420=self.store_420,
             scaled_decode=self._choice(False, left_out=self.no_scaled_decode),
-            gpu_decode=self._choice(False, left_out=self.no_gpu_decode),
+            gpu_decode=self.gpu_decode,
             workers=self.workers,
         )
 
@@ -341,8 +345,8 @@ class TrainOptions(RunOptions):
 
     @property
     def decodes_on_gpu(self) -> bool:
-        """Whether JPEG files may be decoded on the GPU, for images that are kept there."""
-        return self.device_augment and self.asked.gpu_decode is not False
+        """Whether JPEG files are decoded on the GPU, for images that are kept there."""
+        return self.device_augment and self.asked.gpu_decode
 
     def resolved(self, *, cuda: bool, bf16: bool) -> "TrainOptions":
         """The options with shortcuts replaced, for a machine with or without CUDA and bf16; idempotent."""
@@ -442,15 +446,16 @@ def _problems_of_training(options: TrainOptions) -> Iterator[str]:
         yield f"--tile-min-visible {options.tile_min_visible} must be between 0 and 1"
     if not 0 <= options.label_smoothing <= 1:
         yield f"--label-smoothing {options.label_smoothing} must be between 0 and 1"
-    for name in ("fast_dataloader", "persistent_workers", "device_augment", "channels_last"):
+    for name in ("fast_dataloader", "persistent_workers", "device_augment", "channels_last", "gpu_decode"):
         if getattr(options, name) and getattr(options, f"no_{name}"):
             yield f"{flag_name(name)} and {flag_name(f'no_{name}')} exclude each other: use only one of them"
     if options.compile != "off" and options.no_compile:
         yield f"--compile {options.compile} and --no-compile exclude each other: use only one of them"
-    if options.store_420 and options.no_device_augment:
-        yield "--store-420 is for images that are kept on the GPU, and --no-device-augment keeps none there"
-    if options.store_420 and not (options.device_augment or options.fast):
-        yield "--store-420 is for images that are kept on the GPU: use it with --device-augment or --fast"
+    for name in ("store_420", "gpu_decode"):
+        if getattr(options, name) and options.no_device_augment:
+            yield f"{flag_name(name)} is for images that are kept on the GPU, and --no-device-augment keeps none there"
+        elif getattr(options, name) and not (options.device_augment or options.fast):
+            yield f"{flag_name(name)} is for images that are kept on the GPU: use it with --device-augment or --fast"
 
 
 def _problems_of_test(options: TestOptions) -> Iterator[str]:

@@ -35,7 +35,7 @@ def identity(options: TrainOptions, hyp: Hyp, *, cuda: bool, bf16: bool) -> Iden
     What `--fast` stands for depends on the machine, so two commands are compared by their meaning on this one, with or
     without CUDA and bf16.
     """
-    changes: dict[str, Change] = {**changes_of(TrainOptions), "scaled_decode": "different", "gpu_decode": "different"}
+    changes: dict[str, Change] = {**changes_of(TrainOptions), "scaled_decode": "different"}
     # A search and a training keep different files in the run folder, so neither may continue in that of the other.
     changes["evolve"] = "different"
     return Identity(config_of_run(options, hyp), partial(_in_effect, cuda=cuda, bf16=bf16), changes)

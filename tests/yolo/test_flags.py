@@ -197,7 +197,7 @@ def parts(words: str) -> dict[str, Any]:
 
 LEFT_OUT = {
     "--no-fast-dataloader": {"fast_dataloader": False},
-    "--no-device-augment": {"device_augment": False, "decodes_on_gpu": False},
+    "--no-device-augment": {"device_augment": False},
     "--no-channels-last": {"channels_last": False},
     "--no-compile": {"compile": "off"},
     "--compile off": {"compile": "off"},
@@ -206,7 +206,6 @@ LEFT_OUT = {
     "--amp off": {"amp": "off"},
     "--no-graphs": {"as_graphs": False},
     "--no-scaled-decode": {"decodes_scaled": False},
-    "--no-gpu-decode": {"decodes_on_gpu": False},
     "--no-persistent-workers": {},
 }
 
@@ -223,6 +222,13 @@ def test_the_help_of_fast_names_the_flag_that_turns_off_each_part():
     assert {part for words in named for part in LEFT_OUT[words]} == {
         part for each in LEFT_OUT.values() for part in each
     }
+
+
+def test_the_gpu_decodes_only_on_request():
+    """Its pixels are not quite those of the CPU, so --fast must not decide it by the machine."""
+    assert not parts("--fast")["decodes_on_gpu"]
+    assert parts("--fast --gpu-decode") == parts("--fast") | {"decodes_on_gpu": True}
+    assert parts("--device-augment --gpu-decode")["decodes_on_gpu"]
 
 
 def test_every_part_of_fast_can_be_turned_off():

@@ -142,13 +142,20 @@ def test_a_shortcut_and_what_it_stands_for_on_this_machine_are_the_same_training
     assert compared(TrainOptions(fast=True, no_scaled_decode=True), spelled_out) == Comparison([], [], [])
     assert compared(fast, TrainOptions(fast=True, no_scaled_decode=True)).different == ["scaled_decode true -> false"]
     on_gpu = compared(fast, spelled_out, cuda=True)
-    assert on_gpu.different == [
-        "device_augment true -> false", "gpu_decode true -> false", "scaled_decode true -> false",
-    ]  # fmt: skip
+    assert on_gpu.different == ["device_augment true -> false", "scaled_decode true -> false"]
     assert on_gpu.rounding == [
         'amp "bf16" -> "fp16"', 'compile "auto" -> "off"',
     ]  # fmt: skip
     assert compared(fast, TrainOptions(fast_dataloader=True)).rounding == ["channels_last true -> false"]
+
+
+def test_decoding_on_the_gpu_is_another_training_only_if_images_are_kept_there():
+    by_gpu = TrainOptions(fast=True, gpu_decode=True)
+    assert compared(TrainOptions(fast=True), by_gpu, cuda=True).different == ["gpu_decode false -> true"]
+    assert compared(TrainOptions(fast=True), by_gpu) == Comparison([], [], [])
+    assert compared(TrainOptions(fast=True), TrainOptions(fast=True, no_gpu_decode=True), cuda=True) == Comparison(
+        [], [], []
+    )
 
 
 def test_turning_off_a_part_of_fast_has_no_effect_without_fast():

@@ -31,7 +31,7 @@ TRAIN_FORK = (
 SPEED = (
     "fast", "fast_dataloader", "persistent_workers", "worker_tensor", "device_augment", "store_420", "compile",
     "channels_last", "no_fast_dataloader", "no_persistent_workers", "no_device_augment", "no_channels_last",
-    "no_compile", "no_graphs", "no_scaled_decode", "no_gpu_decode", "decode_first", "profile", "amp",
+    "no_compile", "no_graphs", "no_scaled_decode", "gpu_decode", "no_gpu_decode", "decode_first", "profile", "amp",
 )  # fmt: skip
 RECIPE = (
     "sequential", "ota_from", "seed", "head_attention", "deterministic", "tiles", "tile_overlap", "tile_min_visible",

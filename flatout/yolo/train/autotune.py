@@ -44,6 +44,7 @@ from flatout.yolo.train.choose_input import (
     depends_on_measurement,
     describe_rule,
     most_workers,
+    remark_on_gpu_decode,
     required_location,
 )
 from flatout.yolo.train.input import InputConfig
@@ -102,10 +103,16 @@ def input_choices(
     """
     if isinstance(images, TileSet):
         # Tiles are cut from whole images in a store: nothing is decoded small or by the GPU, and nothing is measured.
+        if asked.gpu_decode and config.world.is_first:
+            logger.warning("--gpu-decode has no effect: tiles are cut from images that the CPU decodes.")
         asked = replace(asked, scaled_decode=False, gpu_decode=False)
         return choose_input(asked, this_machine(config), unmeasured(images, config))
     if not asked.leaves_choice:
-        return choose_input(asked, this_machine(config), unmeasured(images, config))
+        here = TuningInputs(this_machine(config), unmeasured(images, config))
+        choices = choose_input(asked, here.machine, here.costs)
+        if config.world.is_first:
+            _log_gpu_decode(asked, here, choices)
+        return choices
     found = None
     if config.world.is_first:
         cache = TuningCache(file or default_folder().parent / CACHE_FILE)
@@ -114,6 +121,7 @@ def input_choices(
     choices = choose_input(asked, inputs.machine, inputs.costs)
     if config.world.is_first:
         _log_choices(asked, inputs, choices)
+        _log_gpu_decode(asked, inputs, choices)
     return choices
 
 
@@ -123,6 +131,12 @@ def _log_choices(asked: Asked, inputs: TuningInputs, choices: tuple[Choice, ...]
     if asked.fast:
         for number, choice in enumerate(choices, 1):
             logger.info("--fast, choice %d: %s.", number, choice)
+
+
+def _log_gpu_decode(asked: Asked, inputs: TuningInputs, choices: tuple[Choice, ...]) -> None:
+    remark = remark_on_gpu_decode(asked, inputs.machine, inputs.costs, choices[0])
+    if remark and (asked.fast or asked.gpu_decode):
+        logger.log(logging.WARNING if asked.gpu_decode else logging.INFO, "%s", remark)
 
 
 def _tuning_inputs(

@@ -25,8 +25,8 @@ the fewest resources wins."""
 MEMORY_SHARE = 0.5
 """Share of the free memory, of the GPU and of the host, that kept images may take."""
 FEW_CORES = 8
-"""With more cores, nvJPEG is not used. Sixteen cores were as fast at 320 px and faster at 640 px
-(bench/results/augment_store_h200_202611.md); where fewer cores fall behind was not measured, only estimated."""
+"""With at most so many cores, the log mentions --gpu-decode. Sixteen were as fast as nvJPEG at 320 px, faster at 640
+px (bench/results/augment_store_h200_202611.md); where fewer cores fall behind was not measured, only estimated."""
 DEVICE_WORKERS = 2
 """Workers when the device augments: they only draw parameters and transform boxes, so two are enough for any GPU."""
 SLOTS_AHEAD, MIN_SLOTS = 2, 4
@@ -57,8 +57,8 @@ class Asked:
     """Images on the device may be kept with colours at half resolution."""
     scaled_decode: bool | None = False
     """Decode large JPEG files at a half, a quarter or an eighth of their size."""
-    gpu_decode: bool | None = False
-    """Decode JPEG files on the GPU, if images are kept there."""
+    gpu_decode: bool = False
+    """Decode JPEG files on the GPU, if images are kept there. Never left to flatout: the pixels differ."""
     workers: int | Literal["auto"] = 8
 
     @property
@@ -217,6 +217,29 @@ def most_workers(asked: Asked, machine: Machine, costs: Costs) -> int:
     return num_workers(wanted, costs.batch_size, cores=machine.cores, ranks_here=machine.ranks_here)
 
 
+def why_not_on_gpu(machine: Machine, costs: Costs) -> str:
+    """Why the GPU cannot decode JPEG files; empty if it can."""
+    if not machine.nvjpeg:
+        return "that takes an NVIDIA GPU and torchvision"
+    # Others would have to be in a store for the workers.
+    if costs.decoded_bytes > min(machine.gpu_budget_bytes, machine.ram_budget_bytes):
+        return "not all images fit into half of the free GPU memory and half of the free RAM"
+    return ""
+
+
+def remark_on_gpu_decode(asked: Asked, machine: Machine, costs: Costs, first: Choice) -> str:
+    """For the log: why --gpu-decode has no effect, or when it might help; empty if there is nothing to say."""
+    why_not = why_not_on_gpu(machine, costs) if first.settings.on_device else "images are not kept on the GPU"
+    if asked.gpu_decode:
+        return f"--gpu-decode has no effect: {why_not}." if why_not else ""
+    if why_not or machine.cores > FEW_CORES:
+        return ""
+    return (
+        f"With only {counted(machine.cores, 'core')}, --gpu-decode may decode JPEG files sooner; their pixels then "
+        "differ slightly."
+    )
+
+
 def describe_rule(asked: Asked, first: Choice) -> str:
     """One line for the log of a run that is too short to measure."""
     if first.settings.on_device:
@@ -353,8 +376,7 @@ class _Chooser(NamedTuple):
     def _on_device(self, why: str, *, subsampled: bool, img_s: float | None = None) -> Iterator[Choice]:
         """Images on the device: first decoded by the GPU, if that may be faster, then by the CPU."""
         for gpu_decode in (True, False) if self._decodes_on_gpu() else (False,):
-            cores = counted(self.machine.cores, "core")
-            decodes = [f"JPEG files decoded by the GPU, with only {cores}"] if gpu_decode else []
+            decodes = ["JPEG files decoded by the GPU"] if gpu_decode else []
             yield Choice(
                 what=f"images kept on the device{' as 4:2:0' if subsampled else ''}, augmented there",
                 settings=InputSettings(
@@ -369,10 +391,7 @@ class _Chooser(NamedTuple):
             )
 
     def _decodes_on_gpu(self) -> bool:
-        """Whether the GPU decodes. Only if all images fit on it: others would have to be in a store for the workers."""
-        asked, machine, costs = self
-        fits = costs.decoded_bytes <= min(machine.gpu_budget_bytes, machine.ram_budget_bytes)
-        return asked.gpu_decode is not False and machine.nvjpeg and machine.cores <= FEW_CORES and fits
+        return self.asked.gpu_decode and not why_not_on_gpu(self.machine, self.costs)
 
     def _by_workers(
         self, keep: ImagePlace, workers: int, why: str, *, slots: int | None = None, img_s: float | None = None

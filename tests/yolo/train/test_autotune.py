@@ -204,7 +204,7 @@ def test_all_ranks_follow_the_first(images, config, options, monkeypatch):
 @pytest.fixture
 def device_choices(options) -> tuple[Choice, ...]:
     """Augmented on the device, decoded there or on the CPU, and augmented by workers."""
-    asked = replace(options, fast=True).asked
+    asked = replace(options, fast=True, gpu_decode=True).asked
     return choose_input(asked, machine_of(8, 2), costs_of(3, None))
 
 
@@ -286,12 +286,25 @@ def test_decoding_at_a_smaller_size_is_a_part_of_fast_that_can_be_left_out(
         assert ("decoded small" in resized.parameters) != left_out
 
 
-@pytest.mark.parametrize("left_out", [False, True])
-def test_decoding_by_the_gpu_is_a_part_of_fast_that_can_be_left_out(images, config, options, monkeypatch, left_out):
+@pytest.mark.parametrize(("given", "decodes"), [({}, False), ({"gpu_decode": True}, True)])
+def test_the_gpu_decodes_only_on_request_because_its_pixels_differ(
+    images, config, options, monkeypatch, given, decodes
+):
     device = FakeDeviceInput(monkeypatch)
-    fast = replace(options, fast=True, no_gpu_decode=left_out).asked
+    fast = replace(options, fast=True, **given).asked
     with open_input(images, config, choose_input(fast, machine_of(8, 2), costs_of(3, None))):
-        assert device.tried == [*([] if left_out else ["GPU decodes"]), "device augments"]
+        assert device.tried == [*(["GPU decodes"] if decodes else []), "device augments"]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [({"fast": True}, "images are not kept on the GPU"),
+     ({"device_augment": True}, "that takes an NVIDIA GPU and torchvision")],
+)  # fmt: skip
+def test_the_log_says_that_decoding_on_the_gpu_has_no_effect_without_one(images, config, options, caplog, given, why):
+    asked = replace(options, gpu_decode=True, **given).asked
+    input_choices(images, config, asked, narrow_network(6))
+    assert f"--gpu-decode has no effect: {why}." in caplog.messages
 
 
 @pytest.mark.parametrize("left_out", [False, True])
