@@ -24,8 +24,11 @@ class TensorBoard(Callback):
 
     def validation(self, scores: Scores) -> None:
         writer = self._open()
-        for name, value in scores.scalars.items():
-            writer.add_scalar(name, value, scores.at)
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        # One event for all: each takes turns with the thread that writes them, and training waits for that.
+        values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in scores.scalars.items()]
+        writer.file_writer.add_summary(Summary(value=values), scores.at)
         writer.flush()
 
     def end(self, end: End) -> None:
