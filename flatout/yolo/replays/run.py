@@ -44,9 +44,6 @@ from flatout.yolo.weights import read_weights
 
 logger = logging.getLogger(__name__)
 
-MAX_NAMED = 5
-"""Files named in a message."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class InputFacts:
@@ -199,10 +196,8 @@ class ReplayRun:
         self._digest = digest(recorded)
         found = changes_since(recorded, whole_images(self.images))
         if found.files:
-            shown = "; ".join(f"{path}: {what}" for path, what in sorted(found.files.items())[:MAX_NAMED])
-            more = f"; and {len(found.files) - MAX_NAMED:,} more" if len(found.files) > MAX_NAMED else ""
             message = (
-                f"{self.data.file}: {counted(len(found.files), 'file')} changed since {self.folder} ({shown}{more})"
+                f"{self.data.file}: {counted(len(found.files), 'file')} changed since {self.folder} ({found.listed})"
             )
             if not allowed:
                 raise DataError(
