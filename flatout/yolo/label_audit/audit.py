@@ -25,7 +25,7 @@ from flatout.yolo.data.open_set import OpenedSplit, SplitConfig, open_split
 from flatout.yolo.data.recorded_files import changes_since, read_files
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.evaluate.tiles import TileConfig
-from flatout.yolo.find_file import find_data, weights_files
+from flatout.yolo.find_file import find_data, find_data_of_run, weights_files
 from flatout.yolo.label_audit.config import DEFAULT_OVERLAP, AuditConfig
 from flatout.yolo.label_audit.page import page
 from flatout.yolo.label_audit.passes import PassConfig, passes_of
@@ -119,7 +119,7 @@ def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelStatistics | None]
     weights = tuple(_named(weights, folder) for weights in config.weights) or _weights_of(folder)
     values = vars(config) | {
         "weights": weights,
-        "data": config.data or options.data,
+        "data": str(find_data_of_run(config.data, options.data, folder)),
         "img_size": config.img_size or options.img_size[1],
     }
     if config.tiles is None:

@@ -130,6 +130,9 @@ def test_files_that_have_changed_since_the_training_are_named(
     assert messages_of_an_audit() == (0, [f"{what} {now} {unused}"])
     (run / "train_files.csv").unlink()  # as in a run of an older version
     assert messages_of_an_audit() == (0, [f"{run}: the labels have changed since the training. {now} {unused}"])
+    data.unlink()
+    with pytest.raises(ConfigError, match=r"^The run's data, .*, does not exist any more\. Give its new path"):
+        flatout.yolo.audit(run, device="cpu")
 
 
 def test_weights_are_audited_without_their_run(audited: TrainResult, options: TrainOptions, tmp_path: Path) -> None:
