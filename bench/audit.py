@@ -4,9 +4,10 @@ Errors are planted into 5 % of the training labels, in equal shares: a label is 
 is moved to an IoU of 0.3 to 0.6 with its place, or is added where nothing is (spurious). yolov7-tiny is then fine-tuned
 on these labels (hyp.finetune.yaml, --adam, --audit) and its run is audited. Two data sets: BCCD (give it with
 --data), and a generated one (`flatout yolo demo-data`). With N planted errors: precision of the first 100 findings,
-recall of the first 2N, overall and by kind, and average precision. Four ways: the audit of the run, the audit of its
-weights alone (--weights), and two baselines from the same detections: highest loss of the final network, and confident
-learning (self-confidence of labels, and detections above the mean self-confidence of their class).
+recall of the first 2N, overall and by kind, and average precision. Five ways: the audit of the run, the same with
+mirrored images (--mirrored), the audit of its weights alone (--weights), and two baselines from the same detections:
+highest loss of the final network, and confident learning (self-confidence of labels, and detections above the mean
+self-confidence of their class). Also printed: how long a training and a pass over its images take.
 BCCD has natural errors: the unplanted set is trained on and audited too, and what is among the first 2N findings of
 that audit leaves both counts, of all ways alike (--same-network: found by the network of the planted labels). Two other
 rules stand beside it, because they change the picture: AP if each way leaves out its own first 2N findings on the
@@ -27,23 +28,26 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import yaml
 
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
+from flatout.errors import counted
 
 ROOT = Path(__file__).parents[1]
 SEEDS = (1, 2, 3)
 SHARE = 0.05
 PLANTED = ("missing", "wrong class", "moved box", "spurious")
-RUN, WEIGHTS, LOSS, CONFIDENT = "audit RUN", "audit --weights", "highest loss", "confident learning"
-WAYS = (RUN, WEIGHTS, LOSS, CONFIDENT)
+RUN, MIRRORED, WEIGHTS = "audit RUN", "audit RUN --mirrored", "audit --weights"
+LOSS, CONFIDENT = "highest loss", "confident learning"
+WAYS = (RUN, MIRRORED, WEIGHTS, LOSS, CONFIDENT)
 BCCD, GENERATED = "bccd", "generated"
 NAMES = {"train": "images/train", "val": "images/val"}
 
@@ -170,8 +174,8 @@ class Suspect(NamedTuple):
     number: int
 
 
-def suspects_of(folder: Path, data: Path, options: Namespace) -> dict[str, list[Suspect]]:
-    """The ranked lists of all ways for one run, from one pass of its final weights."""
+def suspects_of(folder: Path, data: Path, options: Namespace) -> tuple[dict[str, list[Suspect]], float]:
+    """The ranked lists of all ways for one run, from passes of its final weights; and the seconds of one pass."""
     from flatout.ranks import choose_device
     from flatout.yolo.data.open_data import open_data_set
     from flatout.yolo.data.open_set import SplitConfig, open_split
@@ -189,26 +193,34 @@ def suspects_of(folder: Path, data: Path, options: Namespace) -> dict[str, list[
     images = open_split(open_data_set(data), "train", SplitConfig(silent=True)).images
     config = PassConfig(size=options.img, batch_size=16, device=choose_device(options.device), workers=2)
     labels = labels_as_boxes(images.labels)
-    found = fuse(passes_of([str(folder / "weights/last.pt")], images, config, shown=False))
+    weights = [str(folder / "weights/last.pt")]
+    begin_s = time.monotonic()
+    found = fuse(passes_of(weights, images, config, shown=False))
+    pass_s = time.monotonic() - begin_s
     evidence = gather_evidence(labels, found)
+    both = fuse(passes_of(weights, images, replace(config, mirrored=True), shown=False))
     statistics = read_statistics(folder / FILE_NAME)
     if statistics is None or statistics.fingerprint != fingerprint(labels):
         # --same-network: other labels than in the training
         statistics = LabelStatistics.empty(len(labels.class_D), fingerprint(labels))
     names = [Path(path).stem for path in images.paths]
     lists = {}
-    for way, own in ((RUN, with_history(evidence, statistics)), (WEIGHTS, evidence)):
+    for way, seen, own in (
+        (RUN, found, with_history(evidence, statistics)),
+        (MIRRORED, both, with_history(gather_evidence(labels, both), statistics)),
+        (WEIGHTS, found, evidence),
+    ):
         lists[way] = [
             Suspect(
                 each.score,
                 names[each.image],
                 each.kind,
-                found.box_D4[each.detection] if each.kind == "missing" else labels.box_D4[each.label],
-                int(found.class_D[each.detection] if each.kind == "missing" else labels.class_D[each.label]),
+                seen.box_D4[each.detection] if each.kind == "missing" else labels.box_D4[each.label],
+                int(seen.class_D[each.detection] if each.kind == "missing" else labels.class_D[each.label]),
             )
-            for each in rank(labels, found, own)
+            for each in rank(labels, seen, own)
         ]
-    return lists | baselines(labels, found, names)
+    return lists | baselines(labels, found, names), pass_s
 
 
 def baselines(labels: Any, found: Any, names: Sequence[str]) -> dict[str, list[Suspect]]:
@@ -310,20 +322,29 @@ def figures(results: Sequence[int], planted: Sequence[Planted]) -> Figures:
     )  # fmt: skip
 
 
-def audit_once(name: str, data: Path, seed: int, options: Namespace, folder: Path) -> dict[str, Figures]:
+class Seconds(NamedTuple):
+    """What a training took, and a pass over its images."""
+
+    training: float
+    one_pass: float
+
+
+def audit_once(
+    name: str, data: Path, seed: int, options: Namespace, folder: Path
+) -> tuple[dict[str, Figures], Seconds]:
     """Plant, train, rank: the figures of all ways for one data set and seed."""
     place = folder / f"{name}-{seed}"
     planted = write_set(data, place / "planted", seed)
-    run, seconds = train(place / "planted/data.yaml", place, "planted-run", seed, options)
-    lists = suspects_of(run, place / "planted/data.yaml", options)
+    run, training_s = train(place / "planted/data.yaml", place, "planted-run", seed, options)
+    lists, pass_s = suspects_of(run, place / "planted/data.yaml", options)
     natural: dict[str, list[Suspect]] = {way: [] for way in WAYS}
     if name == BCCD:
         write_set(data, place / "clean", None)
     if name == BCCD and options.same_network:
-        natural = suspects_of(run, place / "clean/data.yaml", options)
+        natural, _ = suspects_of(run, place / "clean/data.yaml", options)
     elif name == BCCD:
         clean, _ = train(place / "clean/data.yaml", place, "clean-run", seed, options)
-        natural = suspects_of(clean, place / "clean/data.yaml", options)
+        natural, _ = suspects_of(clean, place / "clean/data.yaml", options)
     total = len(planted)
     found = {}
     for way in WAYS:
@@ -334,10 +355,10 @@ def audit_once(name: str, data: Path, seed: int, options: Namespace, folder: Pat
         found[way] = by_rule[0]._replace(
             average_precision_own=by_rule[1].average_precision, average_precision_of_all=by_rule[2].average_precision
         )
-    print(f"{name}, seed {seed}: N = {total}, training {seconds:.0f} s", flush=True)
+    print(f"{name}, seed {seed}: N = {total}, training {training_s:.0f} s, a pass {pass_s:.1f} s", flush=True)
     for way in WAYS:
         print(f"  {row(way, found[way])}", flush=True)
-    return found
+    return found, Seconds(training_s, pass_s)
 
 
 def row(title: str, each: Figures) -> str:
@@ -397,6 +418,7 @@ def main() -> int:
     print(facts_line(), flush=True)
     seeds = options.seeds[:1] if options.quick else options.seeds
     results: dict[str, list[dict[str, Figures]]] = {}
+    seconds: dict[str, list[Seconds]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = options.keep or Path(name)
         sets = {}
@@ -405,8 +427,9 @@ def main() -> int:
         if GENERATED in options.sets:
             sets[GENERATED] = generated(folder, options.images)
         for each, data in sets.items():
-            results[each] = [audit_once(each, data, seed, options, folder) for seed in seeds]
-    return write(results, seeds, options)
+            runs = [audit_once(each, data, seed, options, folder) for seed in seeds]
+            results[each], seconds[each] = [found for found, _ in runs], [taken for _, taken in runs]
+    return write(results, seconds, seeds, options)
 
 
 def generated(folder: Path, num_images: int) -> Path:
@@ -415,7 +438,12 @@ def generated(folder: Path, num_images: int) -> Path:
     return write_demo_data(folder / f"demo-{num_images}", DemoDataConfig(images=num_images, val=16))
 
 
-def write(results: Mapping[str, Sequence[dict[str, Figures]]], seeds: Sequence[int], options: Namespace) -> int:
+def write(
+    results: Mapping[str, Sequence[dict[str, Figures]]],
+    seconds: Mapping[str, Sequence[Seconds]],
+    seeds: Sequence[int],
+    options: Namespace,
+) -> int:
     flags = "--same-network " * options.same_network + " ".join(options.more)
     lines = [
         f"size {options.img}, {options.epochs} epochs, seeds {' '.join(map(str, seeds))}; means over the seeds; "
@@ -425,11 +453,15 @@ def write(results: Mapping[str, Sequence[dict[str, Figures]]], seeds: Sequence[i
     for name, runs in results.items():
         means = {way: mean_of([run[way] for run in runs]) for way in WAYS}
         lines += ["", name, HEAD, *(row(way, means[way]) for way in WAYS)]
+        training_s, pass_s = (mean(each) for each in zip(*seconds[name], strict=True))
+        threads = counted(torch.get_num_threads(), "thread")
+        lines.append(f"a training took {training_s:.0f} s, a pass over its images {pass_s:.1f} s; {threads}")
         criteria += criteria_of(name, means)
     numbers = {
         "results": {
             name: [{way: run[way]._asdict() for way in WAYS} for run in runs] for name, runs in results.items()
         },
+        "seconds": {name: [each._asdict() for each in taken] for name, taken in seconds.items()},
         "criteria": [{"promise": each.promise, "value": each.value, "passed": each.passed} for each in criteria],
         "options": {
             "img": options.img,

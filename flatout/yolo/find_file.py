@@ -66,6 +66,24 @@ def find_data(given: str, *, flag: str = "--data") -> Path:
     return Path(given) if os.path.isdir(given) else find_file(given, flag=flag)
 
 
+def find_data_of_run(given: str, of_run: str, folder: Path) -> Path:
+    """The data set of --data, or else the one that the run in `folder` was trained with, as `find_data` does;
+    ConfigError if it is not here."""
+    if given:
+        return find_data(given)
+    try:
+        return find_data(of_run)
+    except ConfigError:
+        if Path(of_run).is_absolute():
+            raise ConfigError(
+                f"The run's data, {of_run}, does not exist any more. Give its new path with --data FILE."
+            ) from None
+        raise ConfigError(
+            f"The run's data, {of_run}, is not here. Run this in the folder where {folder} was trained, or give "
+            "--data FILE."
+        ) from None
+
+
 def resize_hint(path: str) -> str:
     """A sentence with the command that makes a missing copy of COCO, for a path such as ./coco320/images/train2017.
 

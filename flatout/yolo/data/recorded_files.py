@@ -21,6 +21,8 @@ from flatout.yolo.data.file_records import stat_of
 from flatout.yolo.data.image_set import ImageSet
 
 FILE_NAME = "train_files.csv"
+MAX_NAMED = 5
+"""Files named in a message."""
 COLUMNS = ("file", "bytes", "modified_ns", "width", "height", "labels")
 MISSING = (-1, -1)
 
@@ -50,6 +52,12 @@ class Changes(NamedTuple):
     touched: frozenset[str]
     """Images whose file has another size or time of change, and nothing of the above. Of a data set that was moved or
     copied, only those with another size, if there are any: copies often have another time of change."""
+
+    @property
+    def listed(self) -> str:
+        """The first of `files` with what changed, and how many more there are."""
+        shown = "; ".join(f"{path}: {what}" for path, what in sorted(self.files.items())[:MAX_NAMED])
+        return shown + (f"; and {len(self.files) - MAX_NAMED:,} more" if len(self.files) > MAX_NAMED else "")
 
 
 def describe_files(images: ImageSet) -> list[RecordedFile]:

@@ -18,18 +18,20 @@ from flatout.ranks import choose_device, make_current
 from flatout.runs import STEPS_NAME, new_run_folder
 from flatout.safefiles import write_file
 from flatout.yolo.data.data_yaml import Split, require_valid
+from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import OpenedSplit, SplitConfig, open_split
+from flatout.yolo.data.recorded_files import changes_since, read_files
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.evaluate.tiles import TileConfig
-from flatout.yolo.find_file import find_data, weights_files
+from flatout.yolo.find_file import find_data, find_data_of_run, weights_files
 from flatout.yolo.label_audit.config import DEFAULT_OVERLAP, AuditConfig
 from flatout.yolo.label_audit.page import page
 from flatout.yolo.label_audit.passes import PassConfig, passes_of
 from flatout.yolo.label_audit.rank import KINDS, gather_evidence, rank
 from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
-from flatout.yolo.label_audit.set_boxes import fuse, labels_as_boxes
+from flatout.yolo.label_audit.set_boxes import SetBoxes, fuse, labels_as_boxes
 from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, read_statistics, with_history
 from flatout.yolo.run_config import read_options
 
@@ -78,10 +80,10 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
     images = opened.images
     pairs = [pair for pair, used in zip(opened.pairs, opened.table.used_N.tolist(), strict=True) if used]
     labels = labels_as_boxes(images.labels)
-    if statistics is not None and (config.split != "train" or statistics.fingerprint != fingerprint(labels)):
-        if config.split == "train":
-            logger.warning("%s: the labels have changed since the training: only its weights are used.", config.run)
+    if config.split != "train":
         statistics = None
+    elif config.run is not None:
+        statistics = _usable(statistics, config.run, config.data, images, labels)
     pass_config = PassConfig(
         size=config.img_size or config.tiles or 640,
         batch_size=config.batch_size,
@@ -117,7 +119,7 @@ def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelStatistics | None]
     weights = tuple(_named(weights, folder) for weights in config.weights) or _weights_of(folder)
     values = vars(config) | {
         "weights": weights,
-        "data": config.data or options.data,
+        "data": str(find_data_of_run(config.data, options.data, folder)),
         "img_size": config.img_size or options.img_size[1],
     }
     if config.tiles is None:
@@ -129,6 +131,24 @@ def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelStatistics | None]
             f"{folder}: was trained with --single-cls, where classes cannot be audited. Give a run without it."
         )
     return AuditConfig(**values), read_statistics(folder / FILE_NAME)
+
+
+def _usable(
+    statistics: LabelStatistics | None, run: Path, data: str, images: ImageSet, labels: SetBoxes
+) -> LabelStatistics | None:
+    """What the training gathered about its labels, if they are still the same; names files that have changed since."""
+    is_same = statistics is None or statistics.fingerprint == fingerprint(labels)
+    recorded = read_files(run)
+    changes = changes_since(recorded, images) if recorded is not None else None
+    if changes is not None and changes.files:
+        what = f"{data}: {counted(len(changes.files), 'file')} changed since {run} ({changes.listed})."
+    elif not is_same:  # a run of an older version, which did not list its files
+        what = f"{run}: the labels have changed since the training."
+    else:
+        return statistics
+    unused = "" if is_same else " What the training saw of them is left out: only its weights are used."
+    logger.warning("%s The labels are audited as they are now.%s", what, unused)
+    return statistics if is_same else None
 
 
 def _tile_config(config: AuditConfig) -> TileConfig | None:

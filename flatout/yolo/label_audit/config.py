@@ -31,7 +31,7 @@ class AuditConfig:
     batch_size: int = option(32, "images per step (default: %(default)s)")
     device: str = option("", "cpu, or the number of a GPU (default: a GPU if there is one)")
     workers: int = option(8, "most worker processes that read images (default: %(default)s)")
-    mirrored: bool = option(False, "also look at mirrored images: twice the time, hardly better in our tests")
+    mirrored: bool = option(False, "also look at mirrored images: twice the time, findings a little better")
     out: Path | None = option(
         None,
         "folder for the files (default: RUN/audit, or runs/audit/exp); with --fix-list: for the corrected copies",

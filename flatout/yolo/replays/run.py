@@ -30,7 +30,7 @@ from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import open_split
 from flatout.yolo.data.recorded_files import Changes, changes_since, digest, read_files
 from flatout.yolo.data.tile_set import whole_images
-from flatout.yolo.find_file import find_file, find_run
+from flatout.yolo.find_file import find_data_of_run, find_run
 from flatout.yolo.load_network import network_of
 from flatout.yolo.model.network import Network
 from flatout.yolo.multihead.training import class_aware
@@ -43,9 +43,6 @@ from flatout.yolo.train.step import StepConfig, StepInputs
 from flatout.yolo.weights import read_weights
 
 logger = logging.getLogger(__name__)
-
-MAX_NAMED = 5
-"""Files named in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +86,7 @@ class ReplayRun:
         self.folder = find_run(run)
         self.options, self.hyp = read_options(self.folder)
         self.recorded: RecordedSteps = read_steps(self.folder)
-        self.data = require_valid(open_data_set(_find_data(data, self.options.data, self.folder)))
+        self.data = require_valid(open_data_set(find_data_of_run(data, self.options.data, self.folder)))
         self.images = self._open_images()
         self.changes = self._changes(allowed=allow_data_change)
         used_gpu = any(facts.get("device") == "cuda" for facts in self.recorded.inputs)
@@ -199,10 +196,8 @@ class ReplayRun:
         self._digest = digest(recorded)
         found = changes_since(recorded, whole_images(self.images))
         if found.files:
-            shown = "; ".join(f"{path}: {what}" for path, what in sorted(found.files.items())[:MAX_NAMED])
-            more = f"; and {len(found.files) - MAX_NAMED:,} more" if len(found.files) > MAX_NAMED else ""
             message = (
-                f"{self.data.file}: {counted(len(found.files), 'file')} changed since {self.folder} ({shown}{more})"
+                f"{self.data.file}: {counted(len(found.files), 'file')} changed since {self.folder} ({found.listed})"
             )
             if not allowed:
                 raise DataError(
@@ -252,20 +247,3 @@ class ReplayRun:
             maps=[] if options.image_weights else None,
             versions={},
         )
-
-
-def _find_data(given: str | None, of_run: str, folder: Path) -> Path:
-    """The data file of --data, or else the one that the run was trained with; ConfigError if it is not here."""
-    if given:
-        return find_file(given, flag="--data")
-    try:
-        return find_file(of_run, flag="--data")
-    except ConfigError:
-        if Path(of_run).is_absolute():
-            raise ConfigError(
-                f"The run's data, {of_run}, does not exist any more. Give its new path with --data FILE."
-            ) from None
-        raise ConfigError(
-            f"The run's data, {of_run}, is not here. Run this in the folder where {folder} was trained, or give "
-            "--data FILE."
-        ) from None

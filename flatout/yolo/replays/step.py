@@ -26,8 +26,9 @@ from flatout.runs import STEPS_NAME
 from flatout.yolo.augment.draw import FOUR, NINE, PLAIN
 from flatout.yolo.augment.paste import ENOUGH_OBJECTS
 from flatout.yolo.data.image_set import ImageSet, Labels
+from flatout.yolo.data.recorded_files import MAX_NAMED
 from flatout.yolo.data.tile_set import TileSet
-from flatout.yolo.replays.run import MAX_NAMED, InputFacts, ReplayRun
+from flatout.yolo.replays.run import InputFacts, ReplayRun
 
 if TYPE_CHECKING:
     from flatout.yolo.replays.losses import StepLosses

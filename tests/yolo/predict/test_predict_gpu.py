@@ -9,13 +9,14 @@ import flatout.yolo
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 
-def test_a_gpu_finds_the_hosts_boxes(place):
+@pytest.mark.parametrize("tiles", [None, 48])
+def test_a_gpu_finds_the_hosts_boxes(place, tiles):
     """Half precision changes boxes and scores a little; nearly all with high scores must be found again."""
     host, device = (flatout.yolo.load(place / "a.pt", device=name) for name in ("cpu", "0"))
     found_again, expected = 0, 0
     pairs = zip(
-        host.predict(place / "images", img_size=64, conf_thres=0.5),
-        device.predict(place / "images", img_size=64, conf_thres=0.4),
+        host.predict(place / "images", img_size=64, conf_thres=0.5, tiles=tiles),
+        device.predict(place / "images", img_size=64, conf_thres=0.4, tiles=tiles),
         strict=True,
     )
     for on_host, on_device in pairs:

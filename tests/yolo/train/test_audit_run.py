@@ -1,6 +1,7 @@
 """`train --audit` and `flatout yolo audit RUN`: gathering changes no weight, a resume keeps them, files are written."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, read
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import TrainResult, train
 from flatout.yolo.weights import read_weights
+from tests.yolo.train.conftest import options_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,8 +34,6 @@ def statistics_of(folder: Path) -> LabelStatistics:
 
 @pytest.fixture(scope="module")
 def audited(files: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    from tests.yolo.train.conftest import options_for
-
     torch.set_num_threads(1)
     return trained(replace(options_for(files, tmp_path_factory.mktemp("audited")), audit=1))
 
@@ -103,6 +103,36 @@ def test_the_audit_of_a_run_writes_its_files_and_changes_no_label(
     assert Path(first.label_file).read_text().splitlines()[first.line - 1] == first.fix.was
     assert "of 2 epochs" in first.reason and first.training is not None and first.training.loss > 0
     assert flatout.yolo.audit(audited.folder, workers=0, device="cpu").folder == audited.folder / "audit2"
+
+
+def test_files_that_have_changed_since_the_training_are_named(
+    files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(files, own)
+    (data,) = (own / "data").glob("*.yaml")
+    data.write_text(data.read_text().replace(str(files), str(own)))
+    run = trained(replace(options_for(own, tmp_path), audit=1, epochs=1, notest=True)).folder
+
+    def messages_of_an_audit() -> tuple[int, list[str]]:
+        caplog.clear()
+        result = flatout.yolo.audit(run, weights="last.pt", workers=0, device="cpu")
+        epochs = json.loads((result.folder / "audit.json").read_text())["training_epochs"]
+        return epochs, [message for message in caplog.messages if "changed since" in message]
+
+    assert messages_of_an_audit() == (1, [])
+    label = sorted((own / "data/labels/train").glob("*.txt"))[2]
+    label.write_text("0 0.5 0.5 0.25 0.25\n")
+    image = str(label).replace("labels", "images").replace(".txt", ".jpg")
+    now = "The labels are audited as they are now."
+    unused = "What the training saw of them is left out: only its weights are used."
+    what = f"{data}: 1 file changed since {run} ({image}: other labels)."
+    assert messages_of_an_audit() == (0, [f"{what} {now} {unused}"])
+    (run / "train_files.csv").unlink()  # as in a run of an older version
+    assert messages_of_an_audit() == (0, [f"{run}: the labels have changed since the training. {now} {unused}"])
+    data.unlink()
+    with pytest.raises(ConfigError, match=r"^The run's data, .*, does not exist any more\. Give its new path"):
+        flatout.yolo.audit(run, device="cpu")
 
 
 def test_weights_are_audited_without_their_run(audited: TrainResult, options: TrainOptions, tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ import flatout.yolo
 from flatout.__main__ import main
 from flatout.errors import ConfigError, DataError, DivergedError
 from flatout.runs import Seams, read_steps
+from flatout.yolo.find_file import find_data_of_run
 from flatout.yolo.loss import losses
 from flatout.yolo.options import TrainOptions
-from flatout.yolo.replays.run import ReplayRun, _find_data
+from flatout.yolo.replays.run import ReplayRun
 from flatout.yolo.train import YoloRecipe, train
 from flatout.yolo.train.step import DetectionJob
 from flatout.yolo.weights import read_weights
@@ -209,9 +210,9 @@ def test_a_data_file_that_is_not_here_is_answered_with_the_folder_to_go_to(tmp_p
         r"^The run's data, bolts\.yaml, is not here\. Run this in the folder where runs/exp was trained, or give "
     )
     with pytest.raises(ConfigError, match=sentence + r"--data FILE\.$"):
-        _find_data(None, "bolts.yaml", Path("runs/exp"))
+        find_data_of_run("", "bolts.yaml", Path("runs/exp"))
     with pytest.raises(ConfigError, match=r"^--data nuts\.yaml: no such file") as refused:
-        _find_data("nuts.yaml", "bolts.yaml", Path("runs/exp"))
+        find_data_of_run("nuts.yaml", "bolts.yaml", Path("runs/exp"))
     assert "trained" not in str(refused.value)
 
 
@@ -223,6 +224,15 @@ def test_a_data_set_that_was_moved_is_the_same(own_run: Path, own_files: Path):
     with pytest.raises(ConfigError, match=r"^The run's data, /.*, does not exist any more\. Give its new path with"):
         replayed_pixels(own_run, 0, 1)
     assert replayed_pixels(own_run, 0, 1, data=data).identical
+
+
+def test_a_run_that_was_trained_on_a_folder_is_replayed(own_files: Path, tmp_path: Path):
+    (data,) = (own_files / "data").glob("*.yaml")
+    voc = tmp_path / "voc"
+    flatout.yolo.convert_data(data, voc, to="voc")
+    (voc / "data.yaml").unlink()  # the folder itself is the data set
+    run = run_of(replace(options_for(own_files, tmp_path), data=str(voc), epochs=1))
+    assert replayed_pixels(run, 0, 1).identical
 
 
 def test_a_file_that_was_unreadable_in_the_training_is_replaced_again(own_files: Path, tmp_path: Path, seen: Seen):
