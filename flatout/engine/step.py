@@ -196,8 +196,14 @@ class Step:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def use_forward(self, forward: nn.Module) -> None:
-        """Call the network through `forward` from the next step on, unless its steps cannot be captured."""
-        self._forward_before, self._forward = self._forward, forward
+        """Call the network through `forward` from the next step on, unless its steps cannot be captured: then as before.
+
+        The forward before this one again: then there is nothing to go back to.
+        """
+        if forward is self._forward:
+            return
+        self._forward_before = None if forward is self._forward_before else self._forward
+        self._forward = forward
         self.graphs.clear()
 
     def _revert_forward(self) -> bool:
