@@ -537,7 +537,8 @@ class HeatMapper:
         """How images of this size are cut, on the device; None: they are not. The last MAX_TILINGS are kept."""
         if self._untiled:
             return None
-        tiling = self._tilings[shape_hw] = self._tilings.pop(shape_hw, None) or self._new_tiling(shape_hw)
+        tiling = self._tilings.pop(shape_hw) if shape_hw in self._tilings else self._new_tiling(shape_hw)
+        self._tilings[shape_hw] = tiling  # as the last one
         if len(self._tilings) > MAX_TILINGS:
             del self._tilings[next(iter(self._tilings))]  # the one that was not used for longest
         return tiling
