@@ -316,6 +316,8 @@ class Loop:
             )
             self.on_interval(stats)
             self.callbacks.log(stats)
+            if self._training_step.has_reverted:
+                self._compile_auto = None  # steps are not compiled, so there is nothing to compare
             if self._compile_auto is not None and (forward := self._compile_auto(stats, self.steps_here)) is not None:
                 self._training_step.use_forward(forward)
         if self._guard.has_diverged(bad_loss_N, bad_gradient_N, scaled=self.config.amp == "fp16"):

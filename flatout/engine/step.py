@@ -181,6 +181,8 @@ class Step:
             simplify=self._revert_forward,
         )
         self._forward_before: nn.Module | None = None
+        self.has_reverted = False
+        """Whether a step through a forward of `use_forward` could not be captured, so that it is not used any more."""
         self._stream = torch.cuda.Stream(precision.device) if self.graphs.enabled else None
 
     @contextmanager
@@ -196,8 +198,10 @@ class Step:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def use_forward(self, forward: nn.Module) -> None:
-        """Call the network through `forward` from the next step on, unless its steps cannot be captured."""
-        self._forward_before, self._forward = self._forward, forward
+        """Call the network through `forward` from the next step on; as before, if its steps cannot be captured, unless
+        it is the one before."""
+        self._forward_before = None if forward is self._forward_before else self._forward
+        self._forward = forward
         self.graphs.clear()
 
     def _revert_forward(self) -> bool:
@@ -209,6 +213,7 @@ class Step:
         if self._forward_before is None:
             return False
         self._forward, self._forward_before = self._forward_before, None
+        self.has_reverted = True
         logger.warning(
             "A step of the compiled network cannot be captured as a CUDA graph: training goes on uncompiled."
         )

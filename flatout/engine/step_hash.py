@@ -31,7 +31,10 @@ ROWS_AT_ONCE = 1024
 def hash_inputs(inputs: Mapping[str, Tensor]) -> Tensor:
     """One hash per tensor, int64 [K] on their device, in the order of their names. The host does not wait."""
     if HAS_TRITON and all(tensor.is_cuda for tensor in inputs.values()):
-        return _hash_by_kernels([inputs[name] for name in sorted(inputs)])
+        tensors = [inputs[name] for name in sorted(inputs)]
+        # Kernels are started on the current GPU, which need not be theirs: a replay does not change it.
+        with torch.cuda.device(tensors[0].device):
+            return _hash_by_kernels(tensors)
     return torch.stack([hash_tensor(inputs[name]) for name in sorted(inputs)])
 
 

@@ -4,7 +4,7 @@
              --wait()--> all of them are on disk
 
 Most of the time of a plot is spent in OpenCV and NumPy, which let other threads run. Calls must not use the device:
-work of another thread there would disturb the capture of a CUDA graph. So what is plotted is copied to the host first.
+they would wait for the steps that are queued there. So what is plotted is copied to the host first.
 """
 
 import logging

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flatout.__main__ import main
+from flatout.defect.compare import align_torch
 from flatout.defect.compare.align import AlignConfig, align, find_shifts
 from flatout.defect.compare.align_torch import align_batch
 from flatout.defect.demo_data import generate_strip
@@ -115,6 +116,14 @@ def test_a_gpu_finds_the_same_shifts_as_the_cpu():
     target, reference = (torch.from_numpy(plane)[None] for plane in pair((3.3, -1.6)))
     on_gpu, on_cpu = align_batch(target.cuda(), reference.cuda()), align_batch(target, reference)
     torch.testing.assert_close(on_gpu.shift_BGK2.cpu(), on_cpu.shift_BGK2, atol=0.01, rtol=0)
+
+
+def test_constants_that_a_cuda_graph_reads_stay_where_they_are():
+    device = torch.device("cpu")
+    first = align_torch._gaussian_matrix(7, 1.0, device)
+    for side in range(8, 108):
+        align_torch._gaussian_matrix(side, 1.0, device)
+    assert align_torch._gaussian_matrix(7, 1.0, device) is first
 
 
 def test_images_of_two_sizes_and_impossible_settings_are_refused():

@@ -121,6 +121,17 @@ def test_images_of_any_sizes_come_out_in_their_order(on_device, threads, monkeyp
         np.testing.assert_allclose(heat, mapper(array), atol=1e-6)
 
 
+def test_memory_does_not_grow_with_the_number_of_sizes():
+    mapper, alone = mapper_on(CPU), mapper_on(CPU)
+    rng = np.random.default_rng(0)
+    arrays = [rng.uniform(0, 255, (3, 64 + number % 12, 70)).astype(np.float32) for number in range(30)]
+    for array in arrays:
+        heat = mapper(array)
+        assert len(mapper._tilings) <= maps.MAX_TILINGS
+    np.testing.assert_array_equal(heat, alone(arrays[-1]))
+    assert list(mapper._tilings)[-1] == arrays[-1].shape[1:]
+
+
 def test_batches_are_of_one_size_and_as_large_as_allowed(monkeypatch):
     monkeypatch.setattr(maps, "_pixels_at_once", lambda device: 3 * 96 * 80)
     sizes = []
@@ -353,6 +364,28 @@ def test_the_second_full_batch_and_those_after_it_are_run_by_a_graph(monkeypatch
 
     sizes, found, _ = mapped_with(Eager, 9, monkeypatch)
     assert sizes == [2, 2, 2] and found == list(range(9))
+
+
+def test_what_a_graph_reads_is_not_released_for_images_of_other_sizes(monkeypatch):
+    class Eager:
+        def __init__(self, run, stored):
+            self._run = run
+
+        def __call__(self, stored):
+            return self._run(stored)
+
+    monkeypatch.setattr(maps, "_pixels_at_once", lambda device: 64 * 64)
+    monkeypatch.setattr(maps, "_Graph", Eager)
+    mapper = mapper_on(CPU)
+    maker = DeviceMapMaker(mapper, CPU)
+    maker._graphs_wanted = True
+    images, read = images_of([np.zeros((3, 64, 64), np.uint8)] * 2)
+    list(map_images(images, read, maker, both))
+    tiling = mapper.tiling((64, 64))
+    for number in range(2 * maps.MAX_TILINGS):
+        mapper.tiling((65 + number, 64))
+    assert mapper.tiling((64, 64)) is not tiling, "it is not kept by the mapper"
+    assert maker._tilings_of_graphs == [tiling]
 
 
 def test_batches_that_cannot_be_captured_are_launched_by_the_host(monkeypatch, caplog):

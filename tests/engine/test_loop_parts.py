@@ -244,6 +244,21 @@ class TestLogAndMeter:
         assert stats.steady_ms == pytest.approx(20) and stats.fill_wait_ms == 0
 
 
+def graphed_step(network: nn.Module) -> Step:
+    """A step that would be captured, if there were a GPU."""
+    return Step(
+        SimpleNamespace(paddings={}),
+        network,
+        network,
+        torch.optim.SGD(network.parameters(), 0.1),
+        None,
+        precision=Precision("off", torch.device("cpu")),
+        clip_norm=None,
+        graphs=True,
+        world=World(0, 1, 0),
+    )
+
+
 class TestCompiling:
     def test_auto_compiles_only_when_the_run_is_long_enough(self) -> None:
         short = compile_pays(step_ms=40, steps_left=1000, num_layers=58)
@@ -318,24 +333,21 @@ class TestCompiling:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         network, compiled = nn.Linear(2, 2), nn.Linear(2, 2)
-        step = Step(
-            SimpleNamespace(paddings={}),
-            network,
-            network,
-            torch.optim.SGD(network.parameters(), 0.1),
-            None,
-            precision=Precision("off", torch.device("cpu")),
-            clip_norm=None,
-            graphs=True,
-            world=World(0, 1, 0),
-        )
+        step = graphed_step(network)
         assert not step.graphs.simplify(), "the plain network has nothing simpler"
         step.use_forward(compiled)
         assert step.graphs.simplify() and step._forward is network
         assert [record.message for record in caplog.records] == [
             "A step of the compiled network cannot be captured as a CUDA graph: training goes on uncompiled."
         ]
-        assert not step.graphs.simplify()
+        assert not step.graphs.simplify() and step.has_reverted
+
+    def test_a_plain_forward_that_is_used_again_is_not_reverted_to_the_compiled_one(self) -> None:
+        network, compiled = nn.Linear(2, 2), nn.Linear(2, 2)
+        step = graphed_step(network)
+        step.use_forward(compiled)
+        step.use_forward(network)
+        assert not step.graphs.simplify() and step._forward is network
 
 
 class TestWorld:

@@ -1,5 +1,6 @@
 """When ranks agree on stopping. The other rank is simulated; real ones are in tests/yolo/train."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -129,3 +130,35 @@ def test_waiting_for_a_device_that_is_behind_is_no_wait_for_data() -> None:
     # A sleep may take longer than requested, never shorter.
     assert sum(stats.wait_ms for stats in intervals) >= 5
     assert all(stats.step_ms - stats.wait_ms >= 5 for stats in intervals if stats.wait_ms)
+
+
+def test_a_compiled_step_that_cannot_be_captured_is_not_compared_with_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise plain steps would be called compiled."""
+    caplog.set_level(logging.INFO)
+    for name, value in {"WARMUP_STEPS": 0, "MIN_INTERVALS": 1, "COST_S": 0.0, "COST_PER_LAYER_S": 0.0}.items():
+        monkeypatch.setattr(f"flatout.engine.compile.{name}", value)
+    compiled, used = nn.Linear(1, 1), list[nn.Module]()
+    monkeypatch.setattr("flatout.engine.compile.Compiled", lambda network: compiled)
+
+    class Captured(ConstantJob):
+        def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+            used.append(network)
+            if network is compiled:
+                loop._training_step.graphs.simplify()  # as after a capture that failed
+            return super().step(network, inputs)
+
+    network, job = nn.Linear(1, 1), Captured()
+    loop = Loop(
+        job=job,
+        network=network,
+        optimizer=make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,)),
+        schedule=lambda epoch, step: StepSettings((0.1,), None, step_optimizer=True),
+        batches=job,
+        config=LoopConfig(epochs=1, steps_per_epoch=50, log_every=5, compile_auto=True),
+        device=torch.device("cpu"),
+    )
+    loop.run()
+    assert used.count(compiled) == 1 and used[-1] is network
+    assert not [text for text in caplog.messages if "ms compiled" in text]

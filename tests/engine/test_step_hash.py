@@ -1,5 +1,10 @@
 """Hashes of what a step is trained on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +69,22 @@ def test_a_gpu_multiplies_in_parts_with_the_same_result(monkeypatch: pytest.Monk
     monkeypatch.setattr(step_hash, "ROWS_AT_ONCE", 2)
     parts = torch.cat([(part * weight_C).sum(1) for part in words_RC.split(2)])
     assert torch.equal(parts, step_hash._row_sums(words_RC, weight_C))
+
+
+def test_kernels_run_on_the_gpu_of_the_tensors(monkeypatch: pytest.MonkeyPatch):
+    entered = list[str]()
+
+    @contextmanager
+    def making_current(device: str) -> Iterator[None]:
+        entered.append(device)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(step_hash, "HAS_TRITON", True)
+    monkeypatch.setattr(torch.cuda, "device", making_current)
+    monkeypatch.setattr(step_hash, "_hash_by_kernels", lambda tensors: list(entered))
+    there: Any = SimpleNamespace(is_cuda=True, device="cuda:1")
+    assert hash_inputs({"images": there, "targets": there}) == ["cuda:1"]
 
 
 def test_hashes_are_in_the_order_of_names_and_come_with_their_steps():

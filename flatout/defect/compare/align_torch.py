@@ -9,7 +9,7 @@ Dimension key:  B images   H W image   h w half or quarter of it   G K blocks, r
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -179,15 +179,16 @@ def _spread(planes_B1hw: Tensor) -> Tensor:
     return planes_B1hw.std((1, 2, 3), correction=0, keepdim=True)
 
 
-# Constants, copied to each device once: a copy from memory that is not pinned makes the host wait.
+# Constants, copied to each device once: a copy from memory that is not pinned makes the host wait. Never released,
+# because CUDA graphs (evaluate/maps.py) read them at their addresses.
 
 
-@lru_cache(maxsize=64)
+@cache
 def _gaussian_matrix(count: int, sigma: float, device: torch.device) -> Tensor:
     return _constant(host.gaussian_matrix(count, sigma), device)
 
 
-@lru_cache(maxsize=8)
+@cache
 def _whole_shifts(reach_px: int, device: torch.device) -> Tensor:
     return _constant(host.whole_shifts(reach_px).astype(np.float32), device)
 

@@ -295,6 +295,8 @@ class DeviceMapMaker:
         self._graphs_wanted = graphs and device.type == "cuda"
         self._graphs: dict[tuple[torch.Size, torch.dtype], _Graph | None] = {}
         """By shape and type; None: seen once."""
+        self._tilings_of_graphs: list[_Tiling | None] = []
+        """What graphs read at its address, so that it must not be released before them."""
 
     def batch_size(self, shape_hw: tuple[int, int]) -> int:
         return max(1, _pixels_at_once(self._device) // (shape_hw[0] * shape_hw[1]))
@@ -334,6 +336,8 @@ class DeviceMapMaker:
         key = stored.shape, stored.dtype
         graph = self._graphs.get(key)
         if graph is None and self._graphs_wanted and key in self._graphs and len(self._graphs) <= MAX_GRAPHS:
+            if self._mapper is not None:
+                self._tilings_of_graphs.append(self._mapper.tiling((stored.shape[2], stored.shape[3])))
             try:
                 graph = self._graphs[key] = _Graph(self._map, stored.to(self._device))
             except RuntimeError as error:
@@ -469,6 +473,10 @@ def open_mapper(
     return HeatMapper(network, grid_over, device, dtype=dtype, untiled=untiled)
 
 
+MAX_TILINGS = 8
+"""Sizes of images of which it is kept how they are cut, in about 20 bytes per pixel."""
+
+
 class _Tiling(NamedTuple):
     """How images of one size are cut into tiles and put together again; on the device."""
 
@@ -512,7 +520,8 @@ class HeatMapper:
         return self._whole(images_BCHW) if self._untiled else self._stitched(images_BCHW)
 
     def _stitched(self, images_BCHW: Tensor) -> Tensor:
-        tiling = self._tiling((images_BCHW.shape[2], images_BCHW.shape[3]))
+        tiling = self.tiling((images_BCHW.shape[2], images_BCHW.shape[3]))
+        assert tiling is not None
         # Channels last from the start, and the values of a pixel as one number, if there is a type of that size: an
         # index then copies pixels instead of values.
         pixels_BSC = images_BCHW.flatten(2).transpose(1, 2).contiguous()
@@ -524,15 +533,23 @@ class HeatMapper:
         owned_BS = self._in_parts(tiles.flatten(0, 1).permute(0, 3, 1, 2)).reshape(len(images_BCHW), -1)
         return owned_BS[:, tiling.owner_HW]
 
-    def _tiling(self, shape_hw: tuple[int, int]) -> _Tiling:
-        if shape_hw not in self._tilings:
-            grid = self._grid_over(shape_hw)
-            row_TP = torch.tensor(grid.ys)[:, None] + torch.arange(grid.patch_hw[0])
-            column_TP = torch.tensor(grid.xs)[:, None] + torch.arange(grid.patch_hw[1])
-            pixel = row_TP[:, None, :, None] * shape_hw[1] + column_TP[None, :, None, :]
-            pixel_TPP = pixel.reshape(grid.per_image, *grid.patch_hw).to(self._device)
-            self._tilings[shape_hw] = _Tiling(pixel_TPP, torch.from_numpy(grid.owners()).to(self._device))
-        return self._tilings[shape_hw]
+    def tiling(self, shape_hw: tuple[int, int]) -> _Tiling | None:
+        """How images of this size are cut, on the device; None: they are not. The last MAX_TILINGS are kept."""
+        if self._untiled:
+            return None
+        tiling = self._tilings.pop(shape_hw) if shape_hw in self._tilings else self._new_tiling(shape_hw)
+        self._tilings[shape_hw] = tiling  # as the last one
+        if len(self._tilings) > MAX_TILINGS:
+            del self._tilings[next(iter(self._tilings))]  # the one that was not used for longest
+        return tiling
+
+    def _new_tiling(self, shape_hw: tuple[int, int]) -> _Tiling:
+        grid = self._grid_over(shape_hw)
+        row_TP = torch.tensor(grid.ys)[:, None] + torch.arange(grid.patch_hw[0])
+        column_TP = torch.tensor(grid.xs)[:, None] + torch.arange(grid.patch_hw[1])
+        pixel = row_TP[:, None, :, None] * shape_hw[1] + column_TP[None, :, None, :]
+        pixel_TPP = pixel.reshape(grid.per_image, *grid.patch_hw).to(self._device)
+        return _Tiling(pixel_TPP, torch.from_numpy(grid.owners()).to(self._device))
 
     def _whole(self, images_BCHW: Tensor) -> Tensor:
         height, width = images_BCHW.shape[2:]

@@ -109,9 +109,10 @@ def predictions(x, weight, bias, y, M, N, K, BK: tl.constexpr, BN: tl.constexpr,
 
 @triton.jit(do_not_specialize=["M"])
 def predictions_backward(dy, weight, dx, M, N, K, BK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):
-    """Write dx [M, K] = dy [M, N] * weight [N, K]."""
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
-    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    """Write dx [M, K] = dy [M, N] * weight [N, K]. Programs of the same rows follow each other and share dy."""
+    columns = tl.cdiv(K, BK)
+    m = (tl.program_id(0) // columns) * BM + tl.arange(0, BM)
+    k = (tl.program_id(0) % columns) * BK + tl.arange(0, BK)
     total = tl.zeros((BM, BK), tl.float32)
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)

@@ -245,15 +245,16 @@ def predictions_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor,
     columns = min(columns, tile_channels(channels))
     key = (sizes, x.dtype, is_aligned(x), is_aligned(matrix), is_aligned(dy))
     dx = torch.empty_like(x)
-    grid = (ceil_div(channels, columns), ceil_div(num_pixels, pixels), 1)
+    num_columns, num_tiles = ceil_div(channels, columns), ceil_div(num_pixels, pixels)
+    # Along the first axis of the grid, because CUDA limits the others to 65,535: four million pixels.
+    grid = (num_columns * num_tiles, 1, 1)
     launch(kernels.predictions_backward, key, grid, dy, matrix, dx, *sizes, columns, outputs, pixels)
-    num_tiles = ceil_div(num_pixels, pixels)
     tiles = ceil_div(num_tiles, PREDICT_PROGRAMS)
     programs = ceil_div(num_tiles, tiles)
     sums = torch.empty((programs, num, channels), dtype=torch.float32, device=x.device)
     bias_sums = torch.empty((programs, num), dtype=torch.float32, device=x.device)
     launch(
-        kernels.predictions_weight_gradient, (*key, tiles), (grid[0], programs, 1), x, dy, sums, bias_sums,
+        kernels.predictions_weight_gradient, (*key, tiles), (num_columns, programs, 1), x, dy, sums, bias_sums,
         *sizes, tiles, columns, _all_outputs(num), pixels, num_warps=8,
     )  # fmt: skip
     dweight = sums.sum(0).view(weight.shape).to(weight.dtype)

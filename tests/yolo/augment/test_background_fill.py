@@ -153,6 +153,20 @@ def test_a_resumed_training_begins_with_the_images_of_its_place(begin: tuple[int
 
 
 @pytest.mark.usefixtures("as_late_as_possible")
+def test_a_training_resumed_at_the_end_of_an_epoch_begins_with_the_images_of_the_next():
+    image_set, resized = resized_set(1, augment=True, num=60)
+    plan = plan_of(image_set, batch_size=2)
+    end = 0, plan.epoch(0).num_steps
+    with training_input(
+        image_set, resized, PLAIN, plan, size=SIZE, device="cpu", config=CONFIG, fill_from=end
+    ) as batches:
+        fill = batches._filling
+        assert fill is not None
+        next(iter(batches.epoch(1)))
+        assert fill.num_left > 0
+
+
+@pytest.mark.usefixtures("as_late_as_possible")
 @pytest.mark.parametrize("device", DEVICES)
 def test_rectangular_batches_are_those_of_images_decoded_before(device: str):
     image_set, resized = resized_set(5, augment=True, largest=60, num=40)

@@ -1,14 +1,16 @@
 """The operators for torch.compile, with torch functions in place of our kernels, so that they run on any machine."""
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.yolo.model import fused
+from flatout.yolo.model import convolutions, fused
 from flatout.yolo.model.convolutions import convolve, predict
 from flatout.yolo.model.layers import MP, SP, Conv
 
@@ -138,6 +140,19 @@ def test_compiled_convolutions_are_those_of_torch_too(fake_kernels, backend):
     for expected, found in zip(*gradients, strict=True):
         torch.testing.assert_close(found.float(), expected.float(), rtol=2e-2, atol=2e-1)
     assert fake_kernels == ["stem_forward", "predictions", "predictions_backward", "stem_weight_gradient"]
+
+
+def test_cuda_accepts_the_grids_of_predictions_for_any_number_of_pixels(monkeypatch):
+    """It limits all axes but the first to 65,535."""
+    grids = []
+    monkeypatch.setitem(sys.modules, "flatout.yolo.model.convolution_kernels", mock.MagicMock())
+    monkeypatch.setattr(convolutions, "launch", lambda kernel, key, grid, *rest, **options: grids.append(grid))
+    x = torch.empty(600, 160, 128, 128, dtype=torch.half, device="meta").to(memory_format=torch.channels_last)
+    weight, bias = torch.empty(255, 160, 1, 1, device="meta"), torch.empty(255, device="meta")
+    y = convolutions.predictions(x, weight, bias)
+    convolutions.predictions_backward(y, x, weight)
+    assert len(grids) == 3 and max(grids)[0] > 100_000
+    assert all(max(rows, layers) <= 65_535 for _, rows, layers in grids)
 
 
 def test_operators_in_compiled_code_have_no_derivative():

@@ -189,12 +189,15 @@ def training_input(
     feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan), unreadable=store.unreadable)
     fill = None
     if filled is not None and fill_from is not None:
+        epoch, step = fill_from
+        if step >= feed.plan.epoch(epoch).num_steps:  # saved before the validation of this epoch
+            epoch, step = epoch + 1, 0
         fill = BackgroundFill(
             filled,
             image_set.paths,
             store.put,
-            images_by_step(source, feed.plan, fill_from),
-            begin=fill_from,
+            images_by_step(source, feed.plan, (epoch, step)),
+            begin=(epoch, step),
             workers=config.decode_workers,
             before_reading=partial(pin_slots_of_fill, store.device_index) if store.device.type == "cuda" else None,
         )
