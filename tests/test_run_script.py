@@ -35,6 +35,7 @@ case $* in
         [ -z "${STUB_KILLED_IN_PIP:-}" ] || kill -9 "$PPID"
         exit "${STUB_PIP:-0}"
         ;;
+    *find_spec*) exit "${STUB_NO_TRITON:-0}" ;;
     '-m ruff check') exit "${STUB_RUFF:-0}" ;;
     '-m pytest '*) exit "${STUB_PYTEST:-0}" ;;
 esac
@@ -95,6 +96,19 @@ def test_usage_lists_every_command_and_sets_nothing_up(words, checkout):
     assert done.returncode == 0
     assert all(name in done.stdout for name in ("demo", "test", "bench", "lint", "FLATOUT_PYTHON"))
     assert not (checkout.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_triton_is_added_for_tests_where_torch_came_without_it(checkout, fails):
+    checkout.run("test")
+    assert not any("triton==" in call for call in checkout.calls)
+    checkout.run("lint", STUB_NO_TRITON="1")
+    assert not any("triton==" in call for call in checkout.calls)
+    done = checkout.run("test", STUB_NO_TRITON="1", STUB_PIP="1" if fails else "0")
+    added, *tests = checkout.calls
+    assert added == "-m pip install --no-input --disable-pip-version-check --no-deps triton==3.6.0"
+    assert (done.returncode, tests) == (0, ALL_TESTS), "without it, tests are skipped"
+    assert ("tests that run GPU kernels on the CPU are skipped" in done.stderr) == fails
 
 
 def test_an_unknown_command_is_one_sentence_and_2(checkout):
