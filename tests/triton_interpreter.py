@@ -4,6 +4,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ def launch_interpreted(kernel: Any, key: object, grid: tuple[int, ...], *args: A
     kernel[grid](*args)
 
 
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+def needs_triton(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that calls `check_in_interpreter`: skipped without Triton, and it may take minutes."""
+    return pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")(pytest.mark.timeout(600)(test))
 
 
 def check_in_interpreter(module: str) -> None:
