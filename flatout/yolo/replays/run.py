@@ -20,7 +20,7 @@ from flatout.config import build_config
 from flatout.engine import DTYPES, Amp
 from flatout.errors import ConfigError, DataError, counted
 from flatout.feed import DeviceBatches, Plan
-from flatout.ranks import World, choose_device
+from flatout.ranks import World, choose_device, make_current
 from flatout.runs import RecordedSteps, read_steps
 from flatout.yolo.augment.samples import TrainingSourceBase
 from flatout.yolo.data.data_yaml import require_valid
@@ -91,6 +91,7 @@ class ReplayRun:
         self.changes = self._changes(allowed=allow_data_change)
         used_gpu = any(facts.get("device") == "cuda" for facts in self.recorded.inputs)
         self.device = choose_device(device or ("0" if used_gpu and torch.cuda.is_available() else "cpu"))
+        make_current(self.device)
 
     @property
     def name(self) -> str:
