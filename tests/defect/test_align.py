@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.__main__ import main
-from flatout.defect.compare.align import AlignConfig, align, find_shifts
+from flatout.defect.compare.align import AlignConfig, align, find_shifts, gaussian_matrix, pooled
 from flatout.defect.compare.align_torch import align_batch
 from flatout.defect.demo_data import generate_strip
 from flatout.errors import ConfigError
@@ -115,6 +115,15 @@ def test_a_gpu_finds_the_same_shifts_as_the_cpu():
     target, reference = (torch.from_numpy(plane)[None] for plane in pair((3.3, -1.6)))
     on_gpu, on_cpu = align_batch(target.cuda(), reference.cuda()), align_batch(target, reference)
     torch.testing.assert_close(on_gpu.shift_BGK2.cpu(), on_cpu.shift_BGK2, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.5, 4.0])
+@pytest.mark.parametrize("shape", [(40, 3, 40), (61, 49, 11), (1, 2, 1), (2, 1, 5)])
+def test_averages_over_blocks_are_the_products_that_torch_computes(shape, sigma):
+    values_GNK = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    rows, columns = (gaussian_matrix(count, sigma).astype(np.float64) for count in (shape[0], shape[2]))
+    expected = np.einsum("gr,rnc,kc->gnk", rows, values_GNK, columns)
+    np.testing.assert_allclose(pooled(values_GNK, sigma), expected, atol=1e-6)
 
 
 def test_images_of_two_sizes_and_impossible_settings_are_refused():
