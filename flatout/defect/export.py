@@ -60,7 +60,9 @@ class WholeImage(nn.Module):
         # [B, T, ...] keeps the tiles of an image together, for any B.
         stacked = torch.stack(tiles, 1)
         logits = self.network(stacked.flatten(0, 1))
-        probability_BTPP = torch.softmax(logits, 1)[:, 1].unflatten(0, (-1, grid.per_image))
+        # The softmax of two classes; as a softmax it takes ONNX Runtime a sixth of the time of a narrow network.
+        probability = torch.sigmoid(logits[:, 1] - logits[:, 0])
+        probability_BTPP = probability.unflatten(0, (-1, grid.per_image))
         stitched = self._stitched(probability_BTPP)[:, None]
         # Not zeros_like: the exporter would store zeros for the traced batch size, and no other batch would fit.
         zeros = stitched * 0

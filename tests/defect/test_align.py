@@ -10,7 +10,7 @@ import torch
 
 from flatout.__main__ import main
 from flatout.defect.compare import align_torch
-from flatout.defect.compare.align import AlignConfig, align, find_shifts
+from flatout.defect.compare.align import AlignConfig, align, find_shifts, gaussian_matrix, pooled
 from flatout.defect.compare.align_torch import align_batch
 from flatout.defect.demo_data import generate_strip
 from flatout.errors import ConfigError
@@ -124,6 +124,15 @@ def test_constants_that_a_cuda_graph_reads_stay_where_they_are():
     for side in range(8, 108):
         align_torch._gaussian_matrix(side, 1.0, device)
     assert align_torch._gaussian_matrix(7, 1.0, device) is first
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.5, 4.0])
+@pytest.mark.parametrize("shape", [(40, 3, 40), (61, 49, 11), (1, 2, 1), (2, 1, 5)])
+def test_averages_over_blocks_are_the_products_that_torch_computes(shape, sigma):
+    values_GNK = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    rows, columns = (gaussian_matrix(count, sigma).astype(np.float64) for count in (shape[0], shape[2]))
+    expected = np.einsum("gr,rnc,kc->gnk", rows, values_GNK, columns)
+    np.testing.assert_allclose(pooled(values_GNK, sigma), expected, atol=1e-6)
 
 
 def test_images_of_two_sizes_and_impossible_settings_are_refused():

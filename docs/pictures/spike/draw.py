@@ -1,4 +1,6 @@
-"""Makes the figures of docs/spike.md: python docs/pictures/spike/draw.py SET WEIGHTS (with the repository on the path).
+"""Makes the figures of docs/spike.md and docs/spike-own-video.md, with the repository on the path:
+
+    python docs/pictures/spike/draw.py SET WEIGHTS
 
 SET is simulated from the sharp frames of spike_mini, three folders cars_a, cars_b and reds_000 in one:
 
@@ -35,8 +37,26 @@ def labelled(image: np.ndarray, text: str, width: int) -> np.ndarray:
     return np.concatenate((strip, large))
 
 
-def frame_of(sequence: Path, part: str) -> np.ndarray:
-    return cv2.cvtColor(cv2.imread(str(sequence / part / f"{FRAME}.png")), cv2.COLOR_BGR2RGB)
+def frame_of(sequence: Path, part: str, frame: str = FRAME) -> np.ndarray:
+    return cv2.cvtColor(cv2.imread(str(sequence / part / f"{frame}.png")), cv2.COLOR_BGR2RGB)
+
+
+def simulated(sequence: Path) -> np.ndarray:
+    """Three frames of the video, and what the simulation makes of them."""
+    stream = flatout.spike.open_stream(sequence / "spike" / f"{FRAME}.dat")
+    spikes, middle = stream[:], len(stream) // 2
+    # The stride of SET is 1: neighbouring sharp frames are neighbouring frames of the video.
+    number = int(FRAME)
+    shown = {
+        f"video, frame {each + 1}": frame_of(sequence, "sharp", f"{each:06}") for each in range(number - 1, number + 2)
+    }
+    shown |= {
+        "blur: mean of its 24 sub-frames": frame_of(sequence, "blur"),
+        f"sharp: frame {number + 1}": frame_of(sequence, "sharp"),
+        f"spike frame {middle} of {len(stream)}": as_grey(spikes[middle], 1.0),
+    }
+    images = [labelled(image, text, 256) for text, image in shown.items()]
+    return np.concatenate((side_by_side(images[:3]), side_by_side(images[3:])))
 
 
 def representations(sequence: Path) -> np.ndarray:
@@ -69,6 +89,7 @@ def before_after(sequence: Path, weights: Path) -> np.ndarray:
 def main() -> None:
     sequence, weights = Path(sys.argv[1]) / "test/cars_b_000", Path(sys.argv[2])
     write_image(HERE / "representations.png", representations(sequence))
+    write_image(HERE / "simulated.jpg", simulated(sequence))
     write_image(HERE / "before_after.jpg", before_after(sequence, weights))
     stream = flatout.spike.open_stream(sequence / "spike" / f"{FRAME}.dat")
     view_stream(stream, HERE / "view.jpg", ViewConfig(window=16, gain=2.0))

@@ -11,6 +11,7 @@ any device, for batches.
 Dimension key:  H W image   h w half or quarter of it   G K blocks, rows and columns   S whole shifts   2 (x, y)
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -30,6 +31,8 @@ WHOLE_SHARE = 0.2
 STEP_COST, RELATIVE_STEP_COST = 0.02, 0.02
 """What a shift by one pixel of the quarter image costs, in grey levels and relative to the best fit: of periods that
 fit equally well, the nearest is taken."""
+REACH_SIGMAS = 5.0
+"""Where these Gaussians end: beyond, weights are below 4e-6 of the centre's."""
 FIRST_BOX, LAST_BOX = 5, 3
 """Side of the neighbourhood in the half-size reference in which a pixel's value must occur, at first and for the last
 step, when edges are already within a pixel of each other."""
@@ -250,11 +253,20 @@ class _Equations:
 
 
 def pooled(values_GNK: np.ndarray, sigma: float) -> np.ndarray:
-    """Gaussian averages over neighbouring blocks, float32 [G, N, K]."""
+    """Gaussian averages over neighbouring blocks, float32 [G, N, K]: products with `gaussian_matrix` on both axes."""
+    import cv2
+
+    # By filters, because BLAS would multiply matrices in threads of its own. They wait for each other: beside other
+    # programs they took three times the CPU time.
     rows, num, columns = values_GNK.shape
-    summed_GNK = gaussian_matrix(rows, sigma) @ values_GNK.reshape(rows, num * columns)
-    summed_GNK = summed_GNK.reshape(rows * num, columns) @ gaussian_matrix(columns, sigma).T
-    return np.asarray(summed_GNK.reshape(values_GNK.shape))
+    reach = math.ceil(REACH_SIGMAS * sigma)
+    weight_T, one = _gaussian_weights(np.arange(-reach, reach + 1), sigma), np.ones(1)
+    zeros = cv2.BORDER_CONSTANT
+    summed = cv2.sepFilter2D(values_GNK.reshape(rows, num * columns), -1, one, weight_T, borderType=zeros)
+    summed = cv2.sepFilter2D(summed.reshape(rows * num, columns), -1, weight_T, one, borderType=zeros)
+    # The weight of a block itself is 1, so these diagonals hold what its sums must be multiplied by.
+    row_G, column_K = (gaussian_matrix(count, sigma).diagonal() for count in (rows, columns))
+    return np.asarray(summed.reshape(values_GNK.shape) * (row_G[:, None] * column_K)[:, None])
 
 
 def whole_shifts(reach_px: int) -> np.ndarray:
@@ -268,9 +280,13 @@ def whole_shifts(reach_px: int) -> np.ndarray:
 def gaussian_matrix(count: int, sigma: float) -> np.ndarray:
     """Gaussian averages along an axis as a matrix, float32 [count, count]; at the edges of what is there."""
     at = np.arange(count)
-    weight = np.exp(-((at[:, None] - at) ** 2) / (2 * sigma**2))
-    weight[weight < 1e-6] = 0  # not denormal numbers, which are multiplied ten times as slowly
+    weight = _gaussian_weights(at[:, None] - at, sigma)
     return np.asarray(weight / weight.sum(1, keepdims=True), np.float32)
+
+
+def _gaussian_weights(distance: np.ndarray, sigma: float) -> np.ndarray:
+    """1 at a distance of 0, and 0 beyond REACH_SIGMAS * sigma."""
+    return np.where(np.abs(distance) <= REACH_SIGMAS * sigma, np.exp(-(distance**2) / (2 * sigma**2)), 0)
 
 
 @lru_cache(maxsize=8)
