@@ -196,6 +196,21 @@ def test_validation_batches_are_those_of_the_host(device, is_rect):
             np.testing.assert_array_equal(mine["shapes"].cpu(), theirs["shapes"])
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_validation_has_workers_only_for_images_that_are_not_on_the_device(kept):
+    image_set, resized = resized_set(1, augment=False, num=40)
+    needed_bytes = chunks_of(np.array([image.nbytes for image in resized])).sum() * CHUNK_BYTES
+    # Those of a batch need room, too.
+    budget_bytes = int((2 if kept else 0.95) * needed_bytes)
+    config = replace(AS_BYTES, workers=2, budget_bytes=budget_bytes, pinned_bytes=0)
+    plan = plan_of(image_set, batch_size=2, shuffle=False)
+    expected = host_batches(ValidationSource(image_set, resized, size=SIZE), plan)
+    with validation_input(image_set, resized, plan, size=SIZE, device="cpu", config=config) as batches:
+        assert (batches._store.num_streamed == 0) == kept
+        assert_same(batches, expected)
+        assert len(batches.feed.worker_pids) == (0 if kept else 2)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_objects_are_pasted_on_the_device_where_they_are_on_the_host(device):
     """Labels are equal; pixels nearly, since the device fills polygons by a rule of its own."""

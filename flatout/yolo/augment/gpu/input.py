@@ -238,7 +238,11 @@ def validation_input(
     config = config or DeviceInputConfig()
     out_wh_N2 = None if rect is None else batch_shapes(rect)
     store = image_store(image_set, images, size=size, device=device, plan=plan, config=config)
-    source = ValidationParameters(image_set, size=size, out_wh_N2=out_wh_N2, streamed=store.streamed_items())
+    streamed = store.streamed_items()
+    if streamed is None:
+        # The boxes of a batch take a millisecond, and starting workers for them takes longer than a short validation.
+        config = replace(config, workers=0)
+    source = ValidationParameters(image_set, size=size, out_wh_N2=out_wh_N2, streamed=streamed)
     render = renderer_for(device, mixup=False, recolor=False, subsampled=config.subsampled)
     feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan), unreadable=store.unreadable)
     output = _image_output(config, size, rect)
