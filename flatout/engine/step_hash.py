@@ -32,7 +32,7 @@ def hash_inputs(inputs: Mapping[str, Tensor]) -> Tensor:
     """One hash per tensor, int64 [K] on their device, in the order of their names. The host does not wait."""
     if HAS_TRITON and all(tensor.is_cuda for tensor in inputs.values()):
         tensors = [inputs[name] for name in sorted(inputs)]
-        # Kernels are started on the current GPU, which need not be theirs: a replay does not change it.
+        # Kernels are started on the current GPU, which need not be theirs.
         with torch.cuda.device(tensors[0].device):
             return _hash_by_kernels(tensors)
     return torch.stack([hash_tensor(inputs[name]) for name in sorted(inputs)])

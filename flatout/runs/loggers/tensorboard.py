@@ -26,7 +26,7 @@ class TensorBoard(Callback):
         writer = self._open()
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        # One event for all: each takes turns with the thread that writes them, and training waits for that.
+        # One event for all numbers: for every event, training waits for the thread that writes it.
         values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in scores.scalars.items()]
         writer.file_writer.add_summary(Summary(value=values), scores.at)
         writer.flush()
