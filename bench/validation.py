@@ -4,7 +4,8 @@ The wait: validations of a training as `train.py --fast` makes them, of yolov7-t
 several shapes with labels of 80 classes. The network runs, then its boxes are replaced by boxes like those of a trained
 one, because nothing is detected without training. The wait is measured as it is; the ledger is measured once more with
 the device synchronised around each part, so that its sum is larger. An early network floods NMS: there every box and
-class is a candidate. `--tuned`: the same while cuDNN tries out kernels, which validations do not let it do.
+class is a candidate. On a GPU consecutive batches of one shape go through the network together; "batches apart" is the
+wait without that, in turns. `--tuned`: the same while cuDNN tries out kernels, which validations do not let it do.
 
 NMS and metrics: both sides run on the same random network outputs (80 classes, a confidence of 0.001, several classes
 per box, as YOLOv7 validates): `non_max_suppression` and `Evaluator` for a batch at once, against a reference
@@ -124,7 +125,7 @@ def draw_scenes(folder: Path, num: int, *, seed: int = 0) -> ImageSet:
 
 
 class AsTrained(nn.Module):
-    """Runs a network and returns other boxes, those of `outputs`: a batch each, over and over."""
+    """Runs a network and returns other boxes, those of `outputs`: of one batch or several each time, over and over."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -134,10 +135,16 @@ class AsTrained(nn.Module):
 
     def forward(self, x: Tensor) -> Predictions:
         own = self.network(x)
-        outputs = self.outputs[self._turn % len(self.outputs)]
+        outputs = [self._next()]
+        while sum(map(len, outputs)) < len(x):
+            outputs.append(self._next())
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        assert own.decoded.shape == joined.shape
+        return Predictions(joined, own.raw)
+
+    def _next(self) -> Tensor:
         self._turn += 1
-        assert own.decoded.shape == outputs.shape
-        return Predictions(outputs, own.raw)
+        return self.outputs[(self._turn - 1) % len(self.outputs)]
 
 
 class Ledger:
@@ -205,6 +212,8 @@ class Wait:
     first_s: float
     """The first validation after that: libraries loaded, kernels compiled."""
     waits_s: list[float]
+    apart_s: list[float]
+    """The same with every batch going through the network alone, in turns."""
     last_s: float
     """That of the last epoch, whose plots are made beside what follows it."""
     early_s: float
@@ -254,10 +263,11 @@ def measure_wait(images: ImageSet, batch: int, setting: WaitSetting, device: tor
         )
         ledger = Ledger(device)
 
-        def wait_s(*, last: bool = False) -> float:
-            begin_s = ledger.now_s()
-            validation(as_trained, last)
-            return ledger.now_s() - begin_s
+        def wait_s(*, last: bool = False, apart: bool = False) -> float:
+            with patch.object(Validation, "_pixels_at_once", 0) if apart else nullcontext():
+                begin_s = ledger.now_s()
+                validation(as_trained, last)
+                return ledger.now_s() - begin_s
 
         begin_s = ledger.now_s()
         batches = validation._input
@@ -265,7 +275,8 @@ def measure_wait(images: ImageSet, batch: int, setting: WaitSetting, device: tor
         assert isinstance(batches, ValidationInput)
         as_trained.outputs = [_outputs(number, each, network) for number, each in enumerate(batches.epoch())]
         first_s = wait_s()
-        waits_s = [wait_s() for _ in range(setting.passes)]
+        wait_s(apart=True)
+        apart_s, waits_s = zip(*((wait_s(apart=True), wait_s()) for _ in range(setting.passes)), strict=True)
         found = validation(as_trained, False)
         last_s = wait_s(last=True)
         context.plotter.wait()
@@ -282,7 +293,8 @@ def measure_wait(images: ImageSet, batch: int, setting: WaitSetting, device: tor
         batch=batch,
         opened_s=opened_s,
         first_s=first_s,
-        waits_s=waits_s,
+        waits_s=list(waits_s),
+        apart_s=list(apart_s),
         last_s=last_s,
         early_s=early_s,
         ledger=parts,
@@ -305,13 +317,14 @@ def _outputs(seed: int, batch: ValidationBatch, network: Network) -> Tensor:
 def wait_lines(waits: Sequence[Wait], setting: WaitSetting) -> list[str]:
     lines = [
         f"wait of a training, {setting.images} images at {setting.size} px, {NUM_CLASSES} classes, yolov7-tiny; in s:",
-        "batch        wait            of the last epoch   of an early one      the first   input opened     mAP",
+        "batch        wait            batches apart   of the last epoch   of an early one      the first   input opened"
+        "     mAP",
     ]
     for each in waits:
         spread = f"{median(each.waits_s):.3f} ({min(each.waits_s):.3f}-{max(each.waits_s):.3f})"
         lines.append(
-            f"{each.batch:5}  {spread:22}{each.last_s:14.3f}{each.early_s:18.3f}{each.first_s:15.3f}"
-            f"{each.opened_s:15.3f}{each.map50_95:8.3f}"
+            f"{each.batch:5}  {spread:22}{median(each.apart_s):11.3f}{each.last_s:20.3f}{each.early_s:18.3f}"
+            f"{each.first_s:15.3f}{each.opened_s:15.3f}{each.map50_95:8.3f}"
         )
     lines += ["", "ledger, synchronised around each part, in ms:" + "".join(f"{each.batch:>9}" for each in waits)]
     for name in waits[0].ledger:

@@ -17,10 +17,13 @@ from flatout.yolo.metrics import IOU_THRESHOLDS, score_classes
 from flatout.yolo.metrics.confusion_file import read_confusion
 from flatout.yolo.model.layers import Predictions
 from flatout.yolo.nms import NmsConfig
+from flatout.yolo.train.step import DetectionLoss
+from flatout.yolo.train.validate import pixels_that_fit
 from tests.reference.plain_evaluation import matched_by_loops, to_image_by_hand
 from tests.reference.plain_nms import plain_nms
 from tests.yolo.detection_batch import make_anchors, make_map
 from tests.yolo.small_sets import files_of
+from tests.yolo.train.small_training import narrow_network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -143,6 +146,71 @@ def test_losses_are_means_over_the_batches_and_zeros_without_a_loss(batches):
     without = Evaluate(names=NAMES).run(Scripted(answers), batches)
     assert without.val_losses == {"box": 0.0, "obj": 0.0, "cls": 0.0}
     assert without.evaluation.map50_95 == outcome.evaluation.map50_95
+
+
+class ByImage(nn.Module):
+    """Returns the predictions of each image, however images are put together, and counts its calls."""
+
+    def __init__(self, images: list[Tensor], answers: list[Answer]) -> None:
+        """`images` and `answers` of batches of one image."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self._answers = {image.numpy().tobytes(): each.predictions for image, each in zip(images, answers, strict=True)}
+        self.num_calls = 0
+
+    def forward(self, x: Tensor) -> Predictions:
+        self.num_calls += 1
+        found = [self._answers[(255 * image[None]).round().byte().numpy().tobytes()] for image in x]
+        raw = [torch.cat(levels) for levels in zip(*(each.raw for each in found), strict=True)]
+        return Predictions(torch.cat([each.decoded for each in found]), raw)
+
+
+def test_batches_that_go_through_the_network_together_give_the_same_numbers(batches):
+    def loss(maps: list[Tensor], targets_T6: Tensor) -> LossParts:
+        return plain_loss(maps, targets_T6, make_anchors(3), LossConfig())
+
+    evaluate = Evaluate(names=NAMES)
+    with open_validation(batches.image_set, size=SIZE, batch_size=1, workers=0, device="cpu") as single:
+        images = [batch.images.clone() for batch in single.epoch()]
+        answers = answers_near_the_labels(single)
+        apart, joined, observed = (ByImage(images, answers) for _ in range(3))
+        expected = evaluate.run(apart, single, loss=loss)
+        found = evaluate.run(joined, single, loss=loss, pixels_at_once=10**6)
+        assert found.scores == expected.scores
+        assert expected.scores["val_box"] > 0 and expected.evaluation.map50 > 0
+        assert len(single) == apart.num_calls > joined.num_calls
+        evaluate.run(observed, single, observers=[lambda *_: None], pixels_at_once=10**6)
+        assert observed.num_calls == len(single), "observers see single batches"
+
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_network_finds_nearly_the_same_in_batches_that_go_through_it_together(batches, device, on_device):
+    network = narrow_network(NUM_CLASSES).to(device).eval()
+    loss = DetectionLoss(network.head, LossConfig(), ota=True).validation
+    with open_validation(
+        batches.image_set, size=SIZE, batch_size=2, workers=0, device=device, on_device=on_device
+    ) as pairs:
+        found = [Evaluate(names=NAMES).run(network, pairs, loss=loss, pixels_at_once=pixels) for pixels in (0, 10**6)]
+    apart, joined = (list(outcome.val_losses.values()) for outcome in found)
+    assert joined == pytest.approx(apart, rel=1e-4) and min(apart) > 0
+
+
+@pytest.mark.parametrize(
+    ("free_gb", "amp", "images"), [(120, torch.bfloat16, 572), (16, torch.float16, 76), (16, torch.float32, 38)]
+)
+def test_images_of_320_px_that_go_through_a_network_together_take_a_fraction_of_the_free_memory(free_gb, amp, images):
+    assert pixels_that_fit(free_gb * 10**9, amp) // 320**2 == images
+    assert pixels_that_fit(10**15, amp) // 320**2 == 781, "more would not be faster"
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -10,7 +10,7 @@ from flatout.errors import ConfigError
 from flatout.feed import Store, StoreConfig
 from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.evaluate.validation_input import ValidationBatch, open_validation
+from flatout.yolo.evaluate.validation_input import ValidationBatch, open_validation, together
 from flatout.yolo.metrics import labels_in_images
 from tests.yolo.small_sets import files_of
 
@@ -120,6 +120,44 @@ def test_a_store_gives_the_same_images_and_decodes_each_once(image_set, tmp_path
             device="cpu",
             store=store,
         )
+
+
+@pytest.mark.parametrize("images_at_once", [0, 1, 4, 5, 100])
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+def test_consecutive_batches_of_one_shape_are_joined_and_known_apart(image_set, batch_size, images_at_once):
+    (expected,) = passes(image_set, batch_size=batch_size)
+    pixels = images_at_once * max(batch.images[0, 0].numel() for batch in expected)
+    with open_validation(image_set, size=SIZE, batch_size=batch_size, workers=0, device="cpu") as batches:
+        joined = [(copied(batch), [*map(copied, parts)]) for batch, parts in together(batches.epoch(0), pixels)]
+    assert_equal([part for _, parts in joined for part in parts], expected)
+    if images_at_once < 2 * batch_size:
+        assert len(joined) == len(expected)
+    elif batch_size < 4:  # there are consecutive batches of one shape
+        assert len(joined) < len(expected)
+    for batch, parts in joined:
+        assert {part.input_hw for part in parts} == {batch.input_hw}
+        assert len(parts) == 1 or batch.images[0, 0].numel() * len(batch.images) <= pixels
+    assert_equal([batch for batch, _ in joined], [with_images(expected, batch.paths) for batch, _ in joined])
+
+
+def with_images(batches: list[ValidationBatch], paths: tuple[str, ...]) -> ValidationBatch:
+    """The batch of these images, put together image by image."""
+    own = [(batch, row) for path in paths for batch in batches for row, name in enumerate(batch.paths) if name == path]
+    targets = []
+    for number, (batch, row) in enumerate(own):
+        row_T6 = batch.targets_T6[batch.targets_T6[:, 0] == row].clone()
+        row_T6[:, 0] = number
+        targets.append(row_T6)
+    return ValidationBatch(
+        images=torch.stack([batch.images[row] for batch, row in own]),
+        targets_T6=torch.cat(targets),
+        letterbox=type(own[0][0].letterbox)(
+            *(torch.stack([batch.letterbox[field][row] for batch, row in own]) for field in range(3))
+        ),
+        indices=np.array([batch.indices[row] for batch, row in own]),
+        counts_B=np.array([batch.counts_B[row] for batch, row in own]),
+        paths=paths,
+    )
 
 
 def test_images_that_stay_on_the_device_look_the_same(image_set):

@@ -36,7 +36,7 @@ from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.evaluate.tiles import TiledInput, tile_config
-from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
+from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation, together
 from flatout.yolo.find_file import find_data
 from flatout.yolo.load_network import load_network
 from flatout.yolo.loss import LossParts
@@ -180,6 +180,7 @@ class Evaluate:
         show_progress: bool = False,
         confusion: bool = False,
         gather: Gather | None = None,
+        pixels_at_once: int = 0,
     ) -> Outcome:
         """Evaluate a network that returns `Predictions`, on its device; restores its mode afterwards.
 
@@ -189,13 +190,18 @@ class Evaluate:
         computes validation losses; a `TiledInput` gives none. `observers` see every batch with its detections. `watch`
         is called after every batch, and after every tile of a `TiledInput`; what it raises ends the evaluation.
         `gather` collects the partial results of several ranks, each of which evaluates some of the batches.
+        `pixels_at_once`: consecutive batches of one shape go through the network together, up to so many pixels; their
+        losses stay apart. Ignored with plots, observers or `gather`, which are about single batches.
         """
         nms = NmsConfig(conf_thres=conf_thres, iou_thres=iou_thres, multi_label=True)
         evaluator = Evaluator(len(self.names), confusion=confusion or plots is not None, v5_metric=self.v5_metric)
         plotter = None if plots is None else EvaluationPlots(plots, self.names, submit)
         observers = [*observers, *([plotter.on_batch] if plotter else [])]
         forward, suppression = Forward(network, amp), DeviceWatch()
-        losses, done, nbytes = [], 0, 0
+        if observers or gather is not None:
+            pixels_at_once = 0
+        losses: list[Tensor] = []
+        done, nbytes = 0, 0
 
         def decoded(images_BCHW: Tensor) -> Tensor:
             predictions = forward(images_BCHW)
@@ -211,10 +217,10 @@ class Evaluate:
             if isinstance(batches, TiledInput):
                 yield from batches.detected(decoded, nms, on_tiles)
                 return
-            for batch in batches.epoch(0):
+            for batch, parts in together(batches.epoch(0), pixels_at_once):
                 predictions = forward(batch.images)
                 if loss is not None:
-                    losses.append(loss(predictions.raw, batch.targets_T6).items)
+                    losses.extend(_losses_of(parts, predictions.raw, loss))
                 with suppression.timing(batch.images.device):
                     labels = labels_for_nms(batch) if hybrid else None
                     found = non_max_suppression(predictions.decoded, nms, labels=labels)
@@ -319,6 +325,15 @@ def labels_for_nms(batch: ValidationBatch) -> list[Tensor]:
     height, width = batch.input_hw
     label_T5 = batch.targets_T6[:, 1:] * batch.targets_T6.new_tensor([1, width, height, width, height])
     return list(label_T5.split(batch.counts_B.tolist()))
+
+
+def _losses_of(batches: Sequence[ValidationBatch], raw: Sequence[Tensor], loss: Loss) -> Iterator[Tensor]:
+    """The losses of batches that went through the network together."""
+    begin = 0
+    for batch in batches:
+        end = begin + len(batch.indices)
+        yield loss([level[begin:end] for level in raw], batch.targets_T6).items
+        begin = end
 
 
 def _mean_losses(losses: list[Tensor]) -> dict[str, float]:

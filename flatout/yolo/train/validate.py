@@ -21,12 +21,20 @@ from flatout.yolo.evaluate.evaluate import FEW_CLASSES, table
 from flatout.yolo.evaluate.tiles import TileConfig, TiledInput
 from flatout.yolo.evaluate.validation_input import ValidationInput, open_validation
 from flatout.yolo.metrics import YOLOV7_RESULTS
+from flatout.yolo.multihead.layer import MultiHeadDetect
 from flatout.yolo.train.step import DetectionLoss
 
 logger = logging.getLogger(__name__)
 
 CONF_THRES, IOU_THRES = 0.001, 0.6
 """NMS thresholds of the validation during training."""
+MOST_PIXELS = 80_000_000
+"""With more pixels at once a GPU is no busier: 768 images of 320 px."""
+BYTES_PER_PIXEL = 256
+"""Memory of a network per pixel of its input and byte of its type, at most: several maps of 40 channels at the size of
+the input, with which the largest of YOLOv7's networks begin."""
+MEMORY_SHARE = 0.25
+"""Share of the free GPU memory that maps of a validation may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +101,8 @@ class Validation(AbstractContextManager["Validation"]):
                 watch=self._run.stop_if_asked,
                 confusion=last,
                 gather=(lambda partial: world.gather(partial) or []) if world.size > 1 else None,
+                # Joined maps of several heads cannot be split into batches again.
+                pixels_at_once=0 if isinstance(self._loss.head, MultiHeadDetect) else self._pixels_at_once,
             )
         if not world.is_first:
             return None
@@ -100,6 +110,14 @@ class Validation(AbstractContextManager["Validation"]):
         for line in table(outcome.evaluation, self._names, per_class=per_class):
             logger.info("%s", line)
         return outcome
+
+    @property
+    def _pixels_at_once(self) -> int:
+        """Pixels that may go through the network together, by the free memory of the GPU; 0 on a CPU, where that gains
+        nothing."""
+        if self._config.device.type != "cuda":
+            return 0
+        return pixels_that_fit(torch.cuda.mem_get_info(self._config.device)[0], self._config.amp)
 
     @cached_property
     def _input(self) -> ValidationInput | TiledInput:
@@ -133,6 +151,11 @@ class Validation(AbstractContextManager["Validation"]):
                 **common,
             )
         )
+
+
+def pixels_that_fit(free_bytes: int, amp: torch.dtype) -> int:
+    """Pixels that go through a network together: as many as keep a GPU busy, if there is much more memory than that."""
+    return int(min(MOST_PIXELS, MEMORY_SHARE * free_bytes / (BYTES_PER_PIXEL * amp.itemsize)))
 
 
 # results.txt
