@@ -32,6 +32,20 @@ def main() -> None:
             gradients = (torch.autograd.grad(parts.total, maps) for parts in (found, expected))
             for mine, theirs in zip(*gradients, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-7)
+    check_images_of_a_larger_batch()
+
+
+def check_images_of_a_larger_batch() -> None:
+    """Validations compute the losses of batches that went through the network together: their maps are slices."""
+    batch = BATCHES["ordinary"]()
+    outcomes = []
+    for maps in (batch.maps, [torch.cat((each[:1], each))[1:] for each in batch.maps]):
+        matches = on_device.list_on_device(maps, batch.targets, batch.anchors, Search(PLAIN.anchor_t))
+        balance_L = torch.tensor(default_balance(len(maps)))
+        outcomes.append(
+            on_device.device_head_loss(maps, batch.targets, matches, batch.anchors, PLAIN, balance_L, 1.0).items
+        )
+    torch.testing.assert_close(*outcomes, rtol=1e-6, atol=0)
 
 
 if __name__ == "__main__":
