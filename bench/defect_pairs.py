@@ -1,6 +1,8 @@
 """How well are real defects on circuit boards found after local alignment, and how fast?
 
-Answer: bench/results/defect_pairs_<machine>_<yyyymm>.md (rewrite it with --write). Data: $FLATOUT_DATA/deeppcb_mini.
+Answer: bench/results/defect_pairs_<machine>_<yyyymm>.md (rewrite it with --write). Data: $FLATOUT_DATA/deeppcb_mini, or
+pairs of your own with --data: folders or CSV files as `flatout defect test` reads them, with masks and, if there are
+any, boxes. The first five letters of an image's name are the group of boards that it belongs to.
 
 Five groups of boards; each in turn is left out. The threshold is chosen on the pairs of the other four (0.1 false blobs
 per picture, as `flatout defect calibrate` does), and used on the group that was left out. A blob is a connected
@@ -72,12 +74,20 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--speed", action="store_true", help="measure speeds only; written to defect_pairs_speed_*")
     parser.add_argument("--network", action="store_true", help="also train networks, one per group and seed")
+    parser.add_argument("--data", nargs="+", type=Path, help="other pairs: folders or CSV files; nothing is written")
     parser.add_argument("--groups", nargs="+", help="leave out only these groups for networks (default: all five)")
     parser.add_argument("--epochs", type=int, default=6, help="epochs of each training (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="seeds of the trainings")
     options = parser.parse_args()
-    data = Path(os.environ.get("FLATOUT_DATA", "../shared/data")) / "deeppcb_mini"
-    images = [*list_pair_images(data / "train"), *list_pair_images(data / "val")][:: 8 if options.quick else 1]
+    if options.data and options.write:
+        parser.error("results of other pairs are not kept here: use --data without --write.")
+    shipped = Path(os.environ.get("FLATOUT_DATA", "../shared/data")) / "deeppcb_mini"
+    sources = options.data or [shipped / "train", shipped / "val"]
+    images = [image for source in sources for image in list_pair_images(source)][:: 8 if options.quick else 1]
+    if unlabelled := [str(image.path) for image in images if image.mask is None]:
+        parser.error(f"{len(unlabelled)} images have no mask, for example {unlabelled[0]}.")
+    if len({_group(image.path) for image in images}) < 2:
+        parser.error("all images are of one group of boards (the first five letters of their names): none can be left out.")
     planes = {image.path: PairReader([image], None)(image.path) for image in images}
     if options.speed:
         lines, numbers = _speed_report([planes[image.path] for image in images])
@@ -90,19 +100,26 @@ def main() -> None:
     for seed in options.seeds if options.network else ():
         runs[f"network, seed {seed}"] = _networks(images, planes, seed, options)
     lines, numbers = [], dict[str, Any]()
-    for which, text in (("all", ""), ("clean", f", without {DRAWN_ON}")):
+    has_drawn = any(image.path.stem == DRAWN_ON for image in images)
+    for which, text in (("all", ""), *([("clean", f", without {DRAWN_ON}")] if has_drawn else [])):
         lines.append(f"{len(images) - (which == 'clean')} pairs{text}")
         for way, run in runs.items():
             own = {group: [each for each in run[group] if which == "all" or each.name != DRAWN_ON] for group in run}
             numbers[f"{way}, {which}"] = found = _scores(own, has_threshold=way != "baseline")
             lines += _lines(way, found)
-    lines += [
-        "only the threshold is chosen without the group that is left out; the settings of alignment and method were",
-        "chosen on these same pairs, after about 30 variants were compared",
-    ]
+    if not options.data:
+        lines += [
+            "only the threshold is chosen without the group that is left out; the settings of alignment and method were",
+            "chosen on these same pairs, after about 30 variants were compared",
+        ]
     speed_lines, numbers["speed"] = _speed_report([planes[image.path] for image in images])
     lines += speed_lines
     report("defect_pairs", "\n".join(lines), numbers, options)
+
+
+def _group(path: Path) -> str:
+    """The group of boards that an image is of."""
+    return path.stem[:5]
 
 
 @dataclass(frozen=True)
@@ -116,7 +133,7 @@ class Judged:
 
     @property
     def group(self) -> str:
-        return self.name[:5]
+        return _group(Path(self.name))
 
 
 Run = Mapping[str, Sequence[Judged]]
@@ -248,8 +265,8 @@ def _networks(
     """For every group, a network that was trained on the templates of the other groups."""
     aligned = {path: _aligned(planes_CHW) for path, planes_CHW in planes.items()}
     run = {}
-    for group in options.groups or sorted({image.path.stem[:5] for image in images}):
-        others = [image for image in images if image.path.stem[:5] != group]
+    for group in options.groups or sorted({_group(image.path) for image in images}):
+        others = [image for image in images if _group(image.path) != group]
         with tempfile.TemporaryDirectory() as name:
             make_map = _trained(others, Path(name), seed, 1 if options.quick else options.epochs)
             run[group] = _judged(images, aligned, partial(_refined_map, make_map))
