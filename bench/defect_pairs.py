@@ -87,7 +87,7 @@ def main() -> None:
     if unlabelled := [str(image.path) for image in images if image.mask is None]:
         parser.error(f"{len(unlabelled)} images have no mask, for example {unlabelled[0]}.")
     if len({_group(image.path) for image in images}) < 2:
-        parser.error("all images are of one group of boards (the first five letters of their names): none can be left out.")
+        parser.error("all images are of one group of boards (first five letters of their names): none can be left out.")
     planes = {image.path: PairReader([image], None)(image.path) for image in images}
     if options.speed:
         lines, numbers = _speed_report([planes[image.path] for image in images])
@@ -109,8 +109,8 @@ def main() -> None:
             lines += _lines(way, found)
     if not options.data:
         lines += [
-            "only the threshold is chosen without the group that is left out; the settings of alignment and method were",
-            "chosen on these same pairs, after about 30 variants were compared",
+            "only the threshold is chosen without the group that is left out; the settings of alignment and method",
+            "were chosen on these same pairs, after about 30 variants were compared",
         ]
     speed_lines, numbers["speed"] = _speed_report([planes[image.path] for image in images])
     lines += speed_lines

@@ -241,7 +241,7 @@ def measure_wait(images: ImageSet, batch: int, setting: WaitSetting, device: tor
             stack=stack,
             plots=True,
         )
-        stack.enter_context(context.plotter)
+        stack.enter_context(context.background)
         on_gpu = device.type == "cuda"
         validation = stack.enter_context(
             Validation(
@@ -279,7 +279,7 @@ def measure_wait(images: ImageSet, batch: int, setting: WaitSetting, device: tor
         apart_s, waits_s = zip(*((wait_s(apart=True), wait_s()) for _ in range(setting.passes)), strict=True)
         found = validation(as_trained, False)
         last_s = wait_s(last=True)
-        context.plotter.wait()
+        context.background.wait()
         with ledger.watching():
             whole_s = [wait_s() for _ in range(setting.passes)]
         parts = {name: seconds / setting.passes for name, seconds in ledger.parts.items()}

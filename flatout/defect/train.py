@@ -251,7 +251,8 @@ class DefectRecipe(Recipe):
         # A run that was interrupted in its first epoch has none yet.
         if path.exists() and self._run.continues:
             return
-        self._run.plotter.submit(partial(_plot_examples, images.numpy()[:EXAMPLES], masks.numpy()[:EXAMPLES, 0], path))
+        images_BCHW, masks_BHW = images.numpy()[:EXAMPLES], masks.numpy()[:EXAMPLES, 0]
+        self._run.background.submit(partial(_plot_examples, images_BCHW, masks_BHW, path))
 
     def plot(self, folder: Path) -> None:
         from flatout.charts import plot_columns

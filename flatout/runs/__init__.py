@@ -2,13 +2,13 @@
 
 Files:
 
+    background   The background of a run: makes its plots in a thread, one after the other, while the training goes on
     budget       Time and cost of a training, over all processes that worked on it, and the budget that stops it
     command      The command `flatout JOB train`, the same for every job
     ends         Ends: the work after every epoch, and the end of a training with its callbacks, `--on-done` and run.log
     folder       Run folders: which run a command starts or continues, and the text files that a run appends to
     lock         The lock of a run folder, so that only one process trains in it at a time
     options      The options that every job has, and which changes of options allow a run to be continued
-    plotter      The plotter of a run: makes its plots in a thread, one after the other, while the training goes on
     preflight    Checks before a training starts: a usable GPU, enough disk space for its files, enough file descriptors
     profiled     Short trainings for `flatout profile`, of any job: measured for some steps in a temporary folder
     recipe       The interface between a job and a run: the job's `Recipe`, and the objects that are passed between them
@@ -25,6 +25,7 @@ from flatout.lazy import face
 
 if TYPE_CHECKING:
     from flatout.progress import StepProgress
+    from flatout.runs.background import Background, BackgroundCall
     from flatout.runs.budget import Spending
     from flatout.runs.command import Given, TrainCommand
     from flatout.runs.ends import OnDone, reporting_end
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
         plain,
         too_small,
     )
-    from flatout.runs.plotter import PlotCall, Plotter
     from flatout.runs.profiled import FILES, MANY_EPOCHS, Decoding, ProfiledTraining, Switch
     from flatout.runs.recipe import (
         CONFIG_NAME,

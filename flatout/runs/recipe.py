@@ -33,9 +33,9 @@ from flatout.engine import Amp, Batches, Callback, EpochReport, IntervalStats, J
 from flatout.errors import Interrupted
 from flatout.feed import DeviceBatches, OpenPass
 from flatout.ranks import Interrupts, World
+from flatout.runs.background import Background
 from flatout.runs.loggers.choose import choose_loggers
 from flatout.runs.options import Identity, RunOptions, config_of, identity_of, plain
-from flatout.runs.plotter import Plotter
 from flatout.safefiles import write_file
 
 CONFIG_NAME = "config.yaml"
@@ -68,8 +68,8 @@ class RunContext:
     """Closed when the training ends; for everything that a recipe opens."""
     plots: bool
     """Whether this rank makes plots."""
-    plotter: Plotter = field(default_factory=Plotter)
-    """Makes them beside the training; closed before callbacks are notified of its end."""
+    background: Background = field(default_factory=Background)
+    """Makes them while the training goes on; closed before callbacks are notified of its end."""
 
     def stop_if_asked(self) -> None:
         """Interrupted if a signal requests the end; to be called during long work between two steps.
@@ -245,7 +245,7 @@ class Recipe(ABC):
     """Whether there is validation data; without it, the newest weights count as the best."""
 
     def plot_batches(self) -> None:
-        """Submit plots of the first batches to the plotter of the run. May wait for the device."""
+        """Submit plots of the first batches to the background of the run. May wait for the device."""
 
     def is_due(self, epoch: int, *, last: bool) -> bool:
         """Whether this epoch is validated; the same on all ranks."""
@@ -341,7 +341,7 @@ class Recipe(ABC):
         """Called at every log interval; may log advice."""
 
     def plot(self, folder: Path) -> None:
-        """Plot the results, in the thread of the plotter; errors only cause a warning."""
+        """Plot the results, in the background; errors only cause a warning."""
 
     def finished(self, folder: Path) -> None:
         """Called on the first rank once all files are on disk."""

@@ -120,7 +120,7 @@ def train(
         # Plots come before callbacks: loggers send them at the end.
         with (
             reporting_end(all_callbacks, context.folder) as early_stop,
-            context.plotter,
+            context.background,
             ranks.reporting_errors(),
         ):
             training = _Training(recipe, data, context, all_callbacks, spending, seams, times)
@@ -279,13 +279,13 @@ class _Training:
         """
         with finishing(), span("last files"):
             if self.context.plots:
-                self.context.plotter.submit(self._plot_results)
+                self.context.background.submit(self._plot_results)
             end = self._epoch_end
             content = self.recipe.final_weights(self._model, end.epoch, end.found, end.best.score)
             if content is not None:
                 self._checkpoints.write_final({"weights": self.recipe.describe_network(self._model) | content})
             with span("plots"):
-                self.context.plotter.wait()
+                self.context.background.wait()
             # From here on the run is finished: all its files are on disk, if not yet under their final names.
             folder.finish()
             self._checkpoints.promote_final()

@@ -398,7 +398,7 @@ class SpikeRecipe(Recipe):
                 frames = (restored.blur[row, 0], restored.predicted[row, 0], restored.sharp[row, 0])
                 image = side_by_side([as_bytes(each) for each in frames])
                 path = self._run.folder / "visuals" / f"val_{index:04d}_00.png"
-                self._run.plotter.submit(partial(write_image, path, image))
+                self._run.background.submit(partial(write_image, path, image))
 
     def _write(self, name: str, values: Mapping[str, object]) -> None:
         """Write a file of metrics; a full disk must not end a training."""

@@ -27,7 +27,7 @@ from flatout.errors import ConfigError, ResourceError, counted
 from flatout.feed import plan_workers
 from flatout.progress import progress
 from flatout.ranks import choose_device, make_current
-from flatout.runs import PlotCall
+from flatout.runs import BackgroundCall
 from flatout.yolo.data.data_yaml import DataSet, Split, require_valid
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
@@ -174,7 +174,7 @@ class Evaluate:
         loss: Loss | None = None,
         hybrid: bool = False,
         plots: Path | None = None,
-        submit: Callable[[PlotCall], object] = lambda call: call(),
+        submit: Callable[[BackgroundCall], object] = lambda call: call(),
         observers: Sequence[BatchObserver] = (),
         watch: Callable[[], object] = lambda: None,
         show_progress: bool = False,
@@ -357,7 +357,7 @@ class EvaluationPlots:
     Plots are optional: without OpenCV, or if they cannot be written, the evaluation goes on with one warning.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], submit: Callable[[PlotCall], object]) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], submit: Callable[[BackgroundCall], object]) -> None:
         """`submit` makes the plots, in order."""
         self._folder, self._names, self._submit = folder, names, submit
         self._num_plotted = 0

@@ -253,7 +253,7 @@ class YoloRecipe(Recipe):
             quad=options.quad,
             capacity=capacity_for(self._input.expected_targets, self.world.batch_per_rank(options.batch_size)),
         )
-        plots = BatchPlots(self._run.folder, self._network.names, self._run.plotter.submit)
+        plots = BatchPlots(self._run.folder, self._network.names, self._run.background.submit)
         self._batch_plots = plots if self._run.plots else None
         if options.audit:
             num_labels = len(self._images.train.labels.class_box_T5)
@@ -292,7 +292,7 @@ class YoloRecipe(Recipe):
 
     def started(self, model: Model) -> None:
         if self._run.plots:
-            self._run.plotter.submit(partial(plot_labels, self._images.train, self._network.names, self._run.folder))
+            self._run.background.submit(partial(plot_labels, self._images.train, self._network.names, self._run.folder))
         if self.saves and self.world.is_first:
             content = self.describe_network(model) | {"kind": "model", "state": model.network.state_dict()}
             with span("save"):

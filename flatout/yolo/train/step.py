@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from flatout.clock import clock
 from flatout.engine import Padding, StepSettings
 from flatout.feed import DeviceBatch, Purpose, keyed_uniform
-from flatout.runs import PlotCall
+from flatout.runs import BackgroundCall
 from flatout.yolo.augment.source import quad
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.hyp import Hyp
@@ -88,7 +88,7 @@ SHOWN = 16
 class BatchPlots:
     """Keeps images of the first batches on the device and has them plotted after the epoch, so that no step waits."""
 
-    def __init__(self, folder: Path, names: Sequence[str], submit: Callable[[PlotCall], None]) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], submit: Callable[[BackgroundCall], None]) -> None:
         """`submit` makes the plots, in order."""
         self._folder = folder if importlib.util.find_spec("cv2") is not None else None
         self._names, self._submit = names, submit

@@ -97,7 +97,7 @@ class Validation(AbstractContextManager["Validation"]):
                 amp=self._config.amp,
                 loss=self._loss.validation,
                 plots=self._run.folder if last and self._run.plots else None,
-                submit=self._run.plotter.submit,
+                submit=self._run.background.submit,
                 watch=self._run.stop_if_asked,
                 confusion=last,
                 gather=(lambda partial: world.gather(partial) or []) if world.size > 1 else None,

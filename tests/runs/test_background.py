@@ -1,4 +1,4 @@
-"""The plotter of a run: order, errors, and that no plot is missing at the end."""
+"""The background of a run: order, errors, and that no plot is missing at the end."""
 
 import logging
 import threading
@@ -6,18 +6,18 @@ from functools import partial
 
 import pytest
 
-from flatout.runs import Plotter
+from flatout.runs import Background
 
 
 def test_plots_are_made_in_order_and_beside_the_caller():
     made, go_on = list[int](), threading.Event()
-    with Plotter() as plotter:
-        plotter.submit(go_on.wait)
+    with Background() as background:
+        background.submit(go_on.wait)
         for number in range(5):
-            plotter.submit(partial(made.append, number))
+            background.submit(partial(made.append, number))
         assert made == []
         go_on.set()
-        plotter.wait()
+        background.wait()
         assert made == [0, 1, 2, 3, 4]
 
 
@@ -27,9 +27,9 @@ def test_an_error_is_a_warning_and_later_plots_are_made(error: Exception, caplog
         raise error
 
     made = list[str]()
-    with caplog.at_level(logging.WARNING), Plotter() as plotter:
-        plotter.submit(fail)
-        plotter.submit(partial(made.append, "later"))
+    with caplog.at_level(logging.WARNING), Background() as background:
+        background.submit(fail)
+        background.submit(partial(made.append, "later"))
     assert made == ["later"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert str(error) in caplog.text
@@ -37,17 +37,17 @@ def test_an_error_is_a_warning_and_later_plots_are_made(error: Exception, caplog
 
 def test_no_plot_is_lost_when_the_training_is_interrupted():
     made, go_on = list[int](), threading.Event()
-    plotter = Plotter()
-    plotter.submit(go_on.wait)
-    plotter.submit(partial(made.append, 1))
+    background = Background()
+    background.submit(go_on.wait)
+    background.submit(partial(made.append, 1))
     threading.Timer(0.05, go_on.set).start()
-    with pytest.raises(KeyboardInterrupt), plotter:
+    with pytest.raises(KeyboardInterrupt), background:
         raise KeyboardInterrupt
     assert made == [1]
 
 
 def test_without_plots_there_is_no_thread():
     before = threading.active_count()
-    with Plotter() as plotter:
-        plotter.wait()
+    with Background() as background:
+        background.wait()
         assert threading.active_count() == before

@@ -1,4 +1,4 @@
-"""The plotter of a run: makes its plots in a thread, one after the other, while the training goes on.
+"""The background of a run: makes its plots in a thread, one after the other, while the training goes on.
 
     training --submit(call)--> queue --one thread--> image files
              --wait()--> all of them are on disk
@@ -17,21 +17,21 @@ from flatout.errors import FlatoutError
 
 logger = logging.getLogger(__name__)
 
-PlotCall = Callable[[], object]
+BackgroundCall = Callable[[], object]
 """Makes a plot from what is on the host and writes it."""
 
 
-class Plotter(AbstractContextManager["Plotter"]):
+class Background(AbstractContextManager["Background"]):
     """Makes plots in a thread, which starts with the first one. Leaving its block waits for all plots, however it ends.
 
     Plots are optional: an error is only logged as a warning.
     """
 
     def __init__(self) -> None:
-        self._calls: queue.Queue[PlotCall | None] = queue.Queue()
+        self._calls: queue.Queue[BackgroundCall | None] = queue.Queue()
         self._thread: threading.Thread | None = None
 
-    def submit(self, call: PlotCall) -> None:
+    def submit(self, call: BackgroundCall) -> None:
         """Make this plot after all earlier ones; does not wait."""
         if self._thread is None:
             # A daemon: a second Ctrl-C ends the process without its plots.
