@@ -18,6 +18,7 @@ from flatout.clock import clock, span
 from flatout.engine import Callback, Callbacks, End, EpochReport, RunOutcome, RunStart, Scores, Sections
 from flatout.errors import CTRL_C_CODE, INTERNAL_ERROR_CODE, FlatoutError, Interrupted, ResourceError
 from flatout.ranks import LAST_FILES, Interrupts, StopRequested
+from flatout.runs.background import Background
 from flatout.runs.budget import Spending
 from flatout.runs.folder import Records
 from flatout.runs.recipe import EpochRecord, Model, Recipe, ValidationResult
@@ -60,6 +61,7 @@ class EpochEnd:
     weights: Path
     """The folder of weights."""
     callbacks: Callbacks
+    background: Background
     run: dict[str, Any]
     """The section "run" of checkpoints."""
     steps_per_epoch: int
@@ -106,7 +108,8 @@ class EpochEnd:
         return None if steps is None else partial(self._validate_within, epoch, steps, done)
 
     def flush(self) -> None:
-        """Write the best weights if there are new ones."""
+        """Write the best weights if there are new ones; waits until all files of earlier epochs are written, too."""
+        self.background.wait_for_files()
         if self._pending is not None:
             names, content = self._pending
             for name in names:

@@ -246,6 +246,7 @@ class _Training:
             records=records,
             weights=context.folder / self.recipe.weights_folder,
             callbacks=self.callbacks,
+            background=context.background,
             run=self._run_section(),
             steps_per_epoch=steps,
         )

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         PlainReader,
         compact,
         is_container,
+        on_host,
         read_container,
         read_plain,
         sections_of,

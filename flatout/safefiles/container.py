@@ -111,6 +111,14 @@ _ENTRY_BYTES = 512
 """Largest overhead of a value or tensor in the file."""
 
 
+def on_host(sections: Mapping[str, object]) -> dict[str, object]:
+    """A copy of sections for `write_container` to write later: changes of the original tensors do not affect it.
+
+    Waits for the tensors' device. TypeError names a value that is not plain.
+    """
+    return {name: _storable(section, name, copies=True) for name, section in sections.items()}
+
+
 def write_container(path: str | Path, sections: Mapping[str, object]) -> None:
     """Write a container file atomically; ResourceError if it cannot be written.
 
@@ -175,15 +183,16 @@ def versions() -> dict[str, str]:
     return found | {"flatout": machine.package_version("flatout") or "not installed"}
 
 
-def _storable(value: object, where: str) -> object:
+def _storable(value: object, where: str, *, copies: bool = False) -> object:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Tensor):
-        return compact(value)
+        stored = compact(value)
+        return stored.clone() if copies and stored.data_ptr() == value.data_ptr() else stored
     if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
-        return {key: _storable(item, f"{where}.{key}") for key, item in value.items()}
+        return {key: _storable(item, f"{where}.{key}", copies=copies) for key, item in value.items()}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(_storable(item, f"{where}[{index}]") for index, item in enumerate(value))
+        return type(value)(_storable(item, f"{where}[{index}]", copies=copies) for index, item in enumerate(value))
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise TypeError(f"{where} is a {kind}; container files hold only plain values and tensors.")
 

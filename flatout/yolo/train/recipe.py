@@ -41,7 +41,6 @@ from flatout.runs import (
     choose_loggers,
     run,
 )
-from flatout.safefiles import write_container
 from flatout.yolo.data.coco import annotation_file
 from flatout.yolo.data.data_yaml import require_valid
 from flatout.yolo.data.image_set import ImageWeights
@@ -296,7 +295,7 @@ class YoloRecipe(Recipe):
         if self.saves and self.world.is_first:
             content = self.describe_network(model) | {"kind": "model", "state": model.network.state_dict()}
             with span("save"):
-                write_container(self._weights / "init.pt", {"weights": content})
+                self._run.background.write(self._weights / "init.pt", {"weights": content})
 
     def histograms(self) -> Mapping[str, np.ndarray]:
         return {"classes": self._images.train.labels.class_box_T5[:, 0]}
@@ -340,11 +339,7 @@ class YoloRecipe(Recipe):
             self._add_label_sums()
         if self.saves and self.world.is_first and keeps_checkpoint(epoch, model.epochs):
             with clock.stage("train.save"), span("save"):
-                try:
-                    write_container(self._weights / f"epoch_{epoch:03d}.pt", sections())
-                except ResourceError as error:
-                    # A run continues from last.pt, not from this file.
-                    logger.warning("%s Training goes on.", error)
+                self._run.background.write(self._weights / f"epoch_{epoch:03d}.pt", sections())
 
     # Checkpoints and weights
 

@@ -12,6 +12,7 @@ from torch import nn
 from flatout.engine.callbacks import Callbacks
 from flatout.engine.job import EpochReport, Sections
 from flatout.ranks.world import World
+from flatout.runs.background import Background
 from flatout.runs.ends import EpochEnd
 from flatout.runs.folder import Records
 from flatout.runs.recipe import Model, Recipe, ValidationResult
@@ -35,7 +36,8 @@ class ScriptedRecipe(YoloRecipe):
         self._script, self._class_maps = iter(scores), maps
         self.validated: list[tuple[int, bool]] = []
         """Epochs that were validated, and whether with `last`."""
-        self._run: Any = SimpleNamespace(folder=folder)
+        self.background = Background()
+        self._run: Any = SimpleNamespace(folder=folder, background=self.background)
         self._job: Any = SimpleNamespace(last=LastBatch())
         self._batch_plots = self._image_weights = None
 
@@ -64,6 +66,7 @@ class ScriptedEnds:
             records=self._records,
             weights=folder / recipe.weights_folder,
             callbacks=Callbacks(),
+            background=recipe.background,
             run={},
             steps_per_epoch=1,
         )
@@ -72,6 +75,7 @@ class ScriptedEnds:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.recipe.background.__exit__(*exc_info)
         self._records.close()
 
     def __call__(self, epoch: int) -> bool:

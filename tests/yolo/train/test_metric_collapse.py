@@ -80,7 +80,7 @@ def test_a_disk_that_is_too_full_for_the_file_of_an_epoch_costs_that_file_alone(
             raise ResourceError(f"{path}: no room.")
         write(path, sections)
 
-    monkeypatch.setattr("flatout.yolo.train.recipe.write_container", full)
+    monkeypatch.setattr("flatout.runs.background.write_container", full)
     _, stops = trained([0.4], tmp_path)
     assert stops == [False]
     assert f"{tmp_path}/weights/epoch_000.pt: no room. Training goes on." in caplog.messages
