@@ -743,7 +743,7 @@ class _Fork(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
         known = [each for each in gradients if each is not None]
-        if len({each.dtype for each in known}) > 1 or not all(each.is_cuda for each in known):
+        if len({each.dtype for each in known}) > 1:
             return sum(known), None  # type: ignore[return-value]
         while len(known) > 1:
             known = [_added(known[:AT_ONCE]), *known[AT_ONCE:]]
