@@ -155,7 +155,7 @@ def simulate_set(source: str | Path, output: str | Path, config: SimulateConfig,
     holds something else, or a set with other settings.
     """
     source, output = Path(source), Path(output)
-    sources = find_sources(source)
+    sources = find_sources(source, most=config.max_frames)
     plan = plan_sequences([(each.name, each.num_frames) for each in sources], config)
     if not plan:
         longest = max(sources, key=lambda each: each.num_frames)
@@ -182,10 +182,13 @@ def simulate_set(source: str | Path, output: str | Path, config: SimulateConfig,
 # Sources: videos and folders of frames
 
 
-def find_sources(path: Path) -> list[FrameSource]:
-    """The videos and folders of frames at a path, sorted by name; DataError if there are none."""
+def find_sources(path: Path, *, most: int | None = None) -> list[FrameSource]:
+    """The videos and folders of frames at a path, sorted by name; DataError if there are none.
+
+    `most`: frames of each video that will be read; whether it has more of them is not tried.
+    """
     if path.is_file():
-        return [_video(path)]
+        return [_video(path, most)]
     if not path.is_dir():
         raise MissingFileError(f"{path}: no such file or folder. Give a video, or a folder of frames or videos.")
     if frames := _frame_folder(path):
@@ -193,7 +196,7 @@ def find_sources(path: Path) -> list[FrameSource]:
     found = [
         source
         for each in sorted(path.iterdir())
-        if (source := _video(each) if each.suffix.lower() in VIDEO_EXTS else _frame_folder(each)) is not None
+        if (source := _video(each, most) if each.suffix.lower() in VIDEO_EXTS else _frame_folder(each)) is not None
     ]
     if not found:
         raise DataError(
@@ -212,22 +215,28 @@ def _frame_folder(path: Path) -> FrameSource | None:
     return FrameSource(path.name, str(path), paths, len(paths)) if paths else None
 
 
-def _video(path: Path) -> FrameSource:
+def _video(path: Path, most: int | None) -> FrameSource:
     import cv2
 
     capture = cv2.VideoCapture(str(path))
     try:
         if not capture.isOpened():
             raise DataError(f"{path} cannot be read as a video. Try another format, or give a folder of frames.")
-        num_frames = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-        # Some containers do not store their number of frames.
-        if num_frames <= 0:
-            num_frames = 0
-            while capture.grab():
-                num_frames += 1
+        stated = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        needed = min(stated, most or stated)
+        # Some containers do not store their number of frames, and damaged videos end before it. Frames are skipped in a
+        # hundredth of the time that simulating them takes.
+        readable = 0
+        while (stated <= 0 or readable < needed) and capture.grab():
+            readable += 1
     finally:
         capture.release()
-    return FrameSource(path.stem, str(path), (), num_frames)
+    if readable < needed:
+        logger.warning(
+            "%s: only %d of %d frames can be read, so the others are left out; the video is damaged or incomplete.",
+            path, readable, stated,
+        )  # fmt: skip
+    return FrameSource(path.stem, str(path), (), stated if 0 < needed == readable else readable)
 
 
 def _frames_from(source: FrameSource, first: int) -> Iterator[np.ndarray]:

@@ -307,6 +307,26 @@ def test_sources_are_videos_folders_of_frames_and_folders_of_either(film, tmp_pa
         find_sources(tmp_path / "bad.mp4")
 
 
+def test_a_video_that_ends_before_its_header_says_becomes_a_set_of_what_can_be_read(film, tmp_path, capsys):
+    content = film.read_bytes()
+    (tmp_path / "cut.avi").write_bytes(content[: len(content) * 2 // 3])
+    capture, readable = cv2.VideoCapture(str(tmp_path / "cut.avi")), 0
+    assert capture.get(cv2.CAP_PROP_FRAME_COUNT) == 14
+    while capture.read()[0]:
+        readable += 1
+    assert 6 < readable < 14
+    out = tmp_path / "set"
+    assert main(words_for(tmp_path / "cut.avi", out, "--workers", "1")) == 0
+    text = capsys.readouterr().out
+    assert f"only {readable} of 14 frames can be read" in text
+    assert f"{readable - 2} frames of 32 spike frames, sequences: 2 train, 1 test" in text
+    train, val = open_training(load_config(out / "train.yaml").DATA)
+    assert val is not None and len(train.frames) + len(val.frames) == readable - 2
+    # Frames that are not needed need not be readable.
+    assert main(words_for(tmp_path / "cut.avi", tmp_path / "few", "--max-frames", "6", "--workers", "1")) == 0
+    assert "can be read" not in capsys.readouterr().out
+
+
 def test_frames_are_cropped_to_whole_bytes_or_scaled_to_a_size():
     config = SimulateConfig()
     assert frame_size((721, 1285), config, "v") == (720, 1280)
