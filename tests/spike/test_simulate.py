@@ -319,7 +319,7 @@ def test_a_video_that_ends_before_its_header_says_becomes_a_set_of_what_can_be_r
     assert main(words_for(tmp_path / "cut.avi", out, "--workers", "1")) == 0
     text = capsys.readouterr().out
     assert f"only {readable} of 14 frames can be read" in text
-    assert f"{readable - 2} frames of 32 spike frames, sequences: 2 train, 1 test" in text
+    assert f"{readable - 2} frames of 32 spike frames" in text
     train, val = open_training(load_config(out / "train.yaml").DATA)
     assert val is not None and len(train.frames) + len(val.frames) == readable - 2
     # Frames that are not needed need not be readable.

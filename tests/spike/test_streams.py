@@ -249,7 +249,7 @@ def test_the_layout_of_spike_zoo_becomes_clips_that_start_from_the_mean_of_the_s
     assert blur == pytest.approx(sharp, rel=0.05)
 
 
-def test_a_stream_that_does_not_match_its_sharp_frame_is_reported(demo, tmp_path, caplog):
+def test_a_stream_that_does_not_match_its_sharp_frame_is_reported(demo, tmp_path, caplog, capsys):
     import cv2
 
     scene = demo.parent / "train/scene_00"
@@ -259,9 +259,19 @@ def test_a_stream_that_does_not_match_its_sharp_frame_is_reported(demo, tmp_path
         for path in (scene / "sharp").iterdir():
             frame = cv2.resize(cv2.imread(str(path)), (32, 16), interpolation=cv2.INTER_AREA)
             cv2.imwrite(str(tmp_path / split / "gt" / path.name), frame[::-1])
-    words = ["--spike_root", str(tmp_path), "--blur_root", str(tmp_path), "--output", str(tmp_path / "out")]
-    assert main(["spike", "prepare", *words]) == 0
-    assert "spikes are upside down" in caplog.text
+    words = ["spike", "prepare", "--spike_root", str(tmp_path), "--blur_root", str(tmp_path)]
+    words += ["--output", str(tmp_path / "out")]
+    assert main([*words, "--check"]) == 3
+    assert "spikes are upside down" in caplog.text and "prepare again with --flip no" in caplog.text
+    assert capsys.readouterr().out.count("Set DATA.SPIKE_FLIPUD: false.") == 4  # two warnings, two failed checks
+    caplog.clear()
+    # The same folder: blurry frames are made anew.
+    assert main([*words, "--check", "--flip", "no"]) == 0
+    assert "upside down" not in caplog.text
+    blur, sharp = (
+        cv2.imread(str(tmp_path / "out/train/all" / part / "000001.png"))[..., 1].ravel() for part in ("blur", "sharp")
+    )
+    assert np.corrcoef(blur, sharp)[0, 1] > 0.5
 
 
 def test_a_geometry_given_to_prepare_is_written_beside_the_sequences(demo, tmp_path, capsys):

@@ -53,6 +53,8 @@ OTHER_CONFIG = (
 )
 """The same for commands that read weights."""
 DEVICE = value("--device", "cpu, or the number of a GPU (default: a GPU if there is one)", default="")
+FLIPS: dict[str, bool | None] = {"auto": None, "yes": True, "no": False}
+"""Value of --flip -> whether rows are bottom-up; None: to be decided."""
 STREAM = (
     value(
         "--geometry",
@@ -71,7 +73,7 @@ STREAM = (
         "--flip",
         "whether rows are stored bottom-up (default: %(default)s, yes for packed .dat files)",
         default="auto",
-        choices=("auto", "yes", "no"),
+        choices=tuple(FLIPS),
     ),
 )
 """How a stream is stored."""
@@ -120,8 +122,7 @@ def advising_geometry(flags: str) -> Iterator[None]:
 
 def stream_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments of `open_stream` from the flags of STREAM."""
-    flipud = None if args.flip == "auto" else args.flip == "yes"
-    return {"geometry": args.geometry, "stored_as": args.format, "flipud": flipud}
+    return {"geometry": args.geometry, "stored_as": args.format, "flipud": FLIPS[args.flip]}
 
 
 def view_settings(args: argparse.Namespace) -> "ViewConfig":
