@@ -224,10 +224,12 @@ def _clips_of(config: SpikeConfig, blur: Path, spikes: Path) -> ClipSet:
     if blur.is_file() != spikes.is_file():
         one = "--input_blur" if blur.is_file() else "--input_spike"
         raise DataError(f"{one} is a file, the other one a folder: give two folders, or one frame and its stream.")
+    endings = VOXEL_EXTS if config.DATA.USE_PRECOMPUTED_VOXELS else STREAM_EXTS
     if blur.is_file():
+        if spikes.suffix.lower() not in endings:
+            raise DataError(f"--input_spike {spikes}: not a spike file by its name. Endings: {', '.join(endings)}.")
         frames, streams, root = {blur.stem: blur}, {blur.stem: spikes}, blur.parent
     else:
-        endings = VOXEL_EXTS if config.DATA.USE_PRECOMPUTED_VOXELS else STREAM_EXTS
         frames, streams, root = files_by_stem(blur, config.DATA.IMAGE_EXTS), files_by_stem(spikes, endings), blur
         if not frames.keys() & streams.keys():
             raise DataError(_no_common_name(blur, spikes, frames, streams))

@@ -360,6 +360,11 @@ def test_mistakes_are_explained(film, tmp_path, words, code, text, capsys):
     assert not (tmp_path / "set").exists()
 
 
+def test_a_set_that_cannot_be_written_is_the_users_to_fix(film, capsys):
+    assert main(words_for(film, film / "set")) == 5
+    assert f"flatout: {film / 'set'}: cannot be written: Not a directory" in capsys.readouterr().err
+
+
 def test_a_set_can_be_simulated_in_python(film, tmp_path):
     config = flatout.spike.SimulateConfig(
         exposure=3, interpolate=2, hold=2, size="32x16", sensor=flatout.spike.SensorConfig(threshold=1.5)

@@ -1,6 +1,8 @@
 """Streams of any format and geometry are opened as what they are, or refused with what would fit."""
 
+import errno
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -103,6 +105,10 @@ def test_a_geometry_that_is_assumed_although_others_fit_is_reported(tmp_path, ca
     (tmp_path / "a.dat").write_bytes(b"\x55" * 3_600_000)  # 125 frames of 640 x 360, or 288 of 400 x 250
     flatout.spike.open_stream(tmp_path / "a.dat")
     assert "read as 640x360, because no geometry is given; 400x250 (288 frames)" in caplog.text
+    # Not again for each of many streams.
+    shutil.copy(tmp_path / "a.dat", tmp_path / "b.dat")
+    flatout.spike.open_stream(tmp_path / "b.dat")
+    assert caplog.text.count("400x250 (288 frames)") == 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -146,7 +152,7 @@ def test_arrays_of_spikes_are_streams_with_their_own_geometry(tmp_path, ending, 
     stream = flatout.spike.open_stream(write_array(tmp_path / f"a{ending}", spikes.astype(kind)))
     assert stream.shape == (7, 5, width)
     assert np.array_equal(stream[2:], spikes[2:]) and stream[:].dtype == np.uint8
-    assert np.array_equal(stream[-1], spikes[-1])
+    assert np.array_equal(stream[-1], spikes[-1]) and np.array_equal(stream[np.int64(3)], spikes[3])
     # An array whose rows are bottom-up, as some programs store them.
     turned = flatout.spike.open_stream(tmp_path / f"a{ending}", flipud=True)
     assert np.array_equal(turned[:], spikes[:, ::-1])
@@ -379,6 +385,32 @@ def test_reconstruct_writes_one_image_per_stream_or_many_or_videos(disc, tmp_pat
     assert main(["spike", "reconstruct", str(disc), str(tmp_path / "video"), "--video", "avi", "--every", "32"]) == 0
     assert len(read_images(tmp_path / "video/disc.avi")) == 4
     assert "4 images in" in capsys.readouterr().out
+
+
+def test_an_output_that_cannot_be_written_is_the_users_to_fix(disc, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    for part in ("blur", "sharp", "spike"):
+        (tmp_path / "raw/train/a" / part).mkdir(parents=True)
+    raw, out = str(tmp_path / "raw"), str(tmp_path / "file/out")
+    for words in (
+        ["view", str(disc), "--out", f"{out}.png"],
+        ["reconstruct", str(disc), out],
+        ["prepare", "--spike_root", raw, "--blur_root", raw, "--output", out],
+    ):
+        assert main(["spike", *words]) == 5
+        text = capsys.readouterr().err
+        assert f"flatout: {tmp_path / 'file'}" in text and "cannot be written: " in text
+
+
+def test_an_input_that_disappears_is_not_called_an_output():
+    from flatout.spike.commands.arguments import writing_to
+
+    with pytest.raises(FileNotFoundError), writing_to(Path("out")):
+        open("elsewhere/a.dat")
+    with pytest.raises(MissingFileError), writing_to(Path("out")):
+        raise MissingFileError("out/a.dat does not exist.")
+    with pytest.raises(ResourceError, match="out: cannot be written: No space left"), writing_to(Path("out")):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """Arguments that several commands of `flatout spike` share."""
 
 import argparse
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli import value
-from flatout.errors import DataError
+from flatout.errors import DataError, FlatoutError, ResourceError
 
 if TYPE_CHECKING:
     from flatout.spike.view import ViewConfig
@@ -117,6 +120,23 @@ def advising_geometry(flags: str) -> Iterator[None]:
         raise DataError(
             f"{error.what} Give the size of spike frames with {flags}, or as spike_h and spike_w in a config.yaml "
             "beside the spikes."
+        ) from None
+
+
+@contextmanager
+def writing_to(output: Path) -> Iterator[None]:
+    """An OSError about the output of a command, or about a full disk, is reported as the user's to fix."""
+    try:
+        yield
+    except FlatoutError:  # some are OSErrors too
+        raise
+    except OSError as error:
+        failed, wanted = Path(os.path.abspath(error.filename or "")), Path(os.path.abspath(output))
+        is_output = error.filename and (failed.is_relative_to(wanted) or wanted.is_relative_to(failed))
+        if not is_output and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ResourceError(
+            f"{error.filename or output}: cannot be written: {error.strerror}. Choose another place, or free some space."
         ) from None
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from flatout.cli import parser_of, show_log, switch, value
 from flatout.errors import ConfigError
-from flatout.spike.commands.arguments import FLIPS, advising_geometry
+from flatout.spike.commands.arguments import FLIPS, advising_geometry, writing_to
 
 if TYPE_CHECKING:
     from flatout.spike.data.prepare import PrepareConfig, Prepared
@@ -25,7 +25,7 @@ examples:
   flatout spike prepare --spike_root reds_base --blur_root reds_base --output reds --geometry 400x250
 
 Exit code: 0, 2 wrong arguments, 3 a root is missing, no sequence was found, or --check found a stream that does not
-match its frame.
+match its frame, 5 the output cannot be written.
 """
 RAW = "data/raw/gopro_spike"
 FLAGS = (
@@ -109,7 +109,8 @@ def main(argv: list[str]) -> int:
     keys = ("spike_root", "blur_root", "output", "use_symlinks", "blur_dir", "exposure")
     given = {key: getattr(args, key) for key in keys}
     config = PrepareConfig(**given, splits=tuple(args.splits), spike_hw=spike_hw, flipud=FLIPS[args.flip])
-    done = prepare(config)
+    with writing_to(config.output):
+        done = prepare(config)
     for split, sequences in done.created.items():
         for name, frames in sequences.items():
             print(f"{split}/{name}: {frames.frames} frames, {frames.usable} usable")
