@@ -406,7 +406,7 @@ def test_an_input_that_disappears_is_not_called_an_output():
     from flatout.spike.commands.arguments import writing_to
 
     with pytest.raises(FileNotFoundError), writing_to(Path("out")):
-        open("elsewhere/a.dat")
+        Path("elsewhere/a.dat").read_bytes()
     with pytest.raises(MissingFileError), writing_to(Path("out")):
         raise MissingFileError("out/a.dat does not exist.")
     with pytest.raises(ResourceError, match="out: cannot be written: No space left"), writing_to(Path("out")):

@@ -136,7 +136,7 @@ def writing_to(output: Path) -> Iterator[None]:
         if not is_output and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ResourceError(
-            f"{error.filename or output}: cannot be written: {error.strerror}. Choose another place, or free some space."
+            f"{error.filename or output}: cannot be written: {error.strerror}. Choose another place, or make room."
         ) from None
 
 

@@ -140,7 +140,8 @@ def main(argv: list[str]) -> int:
     with writing_to(args.output):
         done = simulate_set(args.source, args.output, config, workers=args.workers or len(os.sched_getaffinity(0)))
     speed = f", {done.written / (time.perf_counter() - start):.1f} frames/s" if done.written else " (already complete)"
+    frames = f"{counted(done.frames, 'frame')} of {config.spike_frames} spike frames"
     counts = ", ".join(f"{count} {split}" for split, count in done.sequences.items())
-    print(f"{done.folder}: {counted(done.frames, 'frame')} of {config.spike_frames} spike frames, sequences: {counts}{speed}")
+    print(f"{done.folder}: {frames}, sequences: {counts}{speed}")
     print(f"Train on it: flatout spike train --config {done.yaml}")
     return 0

@@ -80,7 +80,7 @@ class Prepared:
     skipped: list[tuple[str, str | None, str]] = field(default_factory=list)
     """(split, sequence or None for a whole split, reason)."""
     gain: float = 0.0
-    """Layout E, whose blurry frames are made of the streams: brightness of a pixel that fires in every spike frame, from the first split."""
+    """Layout E, with blurry frames made of streams: brightness of a pixel that fires in every spike frame."""
 
 
 def prepare(config: PrepareConfig) -> Prepared:
