@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 from pathlib import Path
 
@@ -229,6 +230,18 @@ def test_a_video_becomes_a_set_that_training_accepts(film, tmp_path, capsys):
     assert np.array_equal(cv2.imread(str(out / "train/film_000/sharp/000002.png")), frames[2][:, 3:67])
 
 
+@pytest.mark.parametrize("name", ["set #1", "a: b", "- 'é'", '"'])
+def test_a_folder_may_have_any_name(film, tmp_path, name, capsys):
+    out = tmp_path / name
+    assert main(words_for(film, out, "--max-frames", "4", "--workers", "1")) == 0
+    config = load_config(out / "train.yaml")
+    assert (config.DATA.ROOT, config.LOG.SAVE_DIR) == (str(out), str(out / "runs/train"))
+    (command,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Train on it: ")]
+    assert shlex.split(command)[-1] == str(out / "train.yaml")
+    assert main(["spike", "demo-data", str(tmp_path / "demo" / name), "--width", "32", "--height", "16"]) == 0
+    assert load_config(tmp_path / "demo" / name / "demo.yaml").DATA.ROOT == str(tmp_path / "demo" / name)
+
+
 def test_the_same_seed_gives_the_same_files_with_any_number_of_workers(film, tmp_path):
     folders = [tmp_path / "a" / "set", tmp_path / "b" / "set", tmp_path / "c" / "set"]
     for folder, more in zip(folders, (["--workers", "1"], ["--workers", "2"], ["--seed", "1"]), strict=True):
@@ -335,11 +348,11 @@ def test_frames_are_cropped_to_whole_bytes_or_scaled_to_a_size():
     with pytest.raises(ConfigError, match=r"--size 100x50: the width must be a multiple of 16 and the height of 2"):
         frame_size((20, 20), SimulateConfig(size="100x50"), "v")
     frame = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
-    assert np.array_equal(fitted(frame, (38, 48), is_scaled=False), frame[1:39, 6:54])
-    with pytest.raises(DataError, match="a frame of 60x40 is smaller than the first one"):
-        fitted(frame, (42, 48), is_scaled=False)
+    assert np.array_equal(fitted(frame, (38, 48), is_scaled=False, where="v"), frame[1:39, 6:54])
+    with pytest.raises(DataError, match="v: a frame of 60x40 is smaller than the first one"):
+        fitted(frame, (42, 48), is_scaled=False, where="v")
     for shape_hw in ((10, 16), (80, 64), (40, 16)):
-        assert fitted(frame, shape_hw, is_scaled=True).shape == (*shape_hw, 3)
+        assert fitted(frame, shape_hw, is_scaled=True, where="v").shape == (*shape_hw, 3)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def main(argv: list[str]) -> int:
     show_log()
     # Imported here so that help and argument errors do not load NumPy.
     import os
+    import shlex
     import time
 
     from flatout.spike.sensor import SensorConfig
@@ -143,5 +144,5 @@ def main(argv: list[str]) -> int:
     frames = f"{counted(done.frames, 'frame')} of {config.spike_frames} spike frames"
     counts = ", ".join(f"{count} {split}" for split, count in done.sequences.items())
     print(f"{done.folder}: {frames}, sequences: {counts}{speed}")
-    print(f"Train on it: flatout spike train --config {done.yaml}")
+    print(f"Train on it: flatout spike train --config {shlex.quote(str(done.yaml))}")
     return 0
