@@ -58,6 +58,7 @@ def test_anything_else_is_refused_with_the_known_names(name):
     ("name", "text"),
     [
         ("a.json", '{"height": 16, "width": 24}'),
+        ("a.json", '{"height": "16", "width": "24"}'),
         ("a.yaml", "geometry: 24x16\n"),
         ("a.yml", "spike_h: 16\nspike_w: 24\n"),
         ("config.yaml", "filename: x\nspike_w: 24\nspike_h: 16\n"),
@@ -83,6 +84,14 @@ def test_the_nearest_sidecar_counts_and_a_broken_one_is_ignored(tmp_path, caplog
     (tmp_path / "a.json").write_text("{")
     assert geometry_beside(tmp_path / "a.dat") == (16, 24)
     assert "This file is ignored" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["geometry: 24 by 16", "spike_h: 16\nspike_w: 0", "height: 16\nwidth: 24.5"])
+def test_a_sidecar_whose_size_cannot_be_read_is_named(tmp_path, text, caplog):
+    (tmp_path / "a.yaml").write_text(text)
+    write_geometry(tmp_path, (8, 8))
+    assert geometry_beside(tmp_path / "a.dat") == (8, 8)
+    assert f"{tmp_path / 'a.yaml'}: geometry" in caplog.text and "This file is ignored" in caplog.text
 
 
 @pytest.mark.parametrize("shape_hw", KNOWN_HW, ids=geometry_name)
