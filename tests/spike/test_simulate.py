@@ -235,11 +235,11 @@ def test_a_folder_may_have_any_name(film, tmp_path, name, capsys):
     out = tmp_path / name
     assert main(words_for(film, out, "--max-frames", "4", "--workers", "1")) == 0
     config = load_config(out / "train.yaml")
-    assert (config.DATA.ROOT, config.LOG.SAVE_DIR) == (str(out), str(out / "runs/train"))
+    assert (str(out), str(out / "runs/train")) == (config.DATA.ROOT, config.LOG.SAVE_DIR)
     (command,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Train on it: ")]
     assert shlex.split(command)[-1] == str(out / "train.yaml")
     assert main(["spike", "demo-data", str(tmp_path / "demo" / name), "--width", "32", "--height", "16"]) == 0
-    assert load_config(tmp_path / "demo" / name / "demo.yaml").DATA.ROOT == str(tmp_path / "demo" / name)
+    assert str(tmp_path / "demo" / name) == load_config(tmp_path / "demo" / name / "demo.yaml").DATA.ROOT
 
 
 def test_the_same_seed_gives_the_same_files_with_any_number_of_workers(film, tmp_path):
