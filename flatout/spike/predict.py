@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from flatout.engine import DTYPES, default_amp
-from flatout.errors import CheckpointError, DataError
+from flatout.errors import CheckpointError, ConfigError, DataError
 from flatout.ranks import choose_device
 from flatout.spike.check import warn_of_mismatch
 from flatout.spike.config import SpikeConfig, config_from
@@ -155,6 +155,8 @@ def predict_folder(
     Also writes, as requested, a video, images side by side (`compare`), and a page with a slider.
     """
     clips = _clips_of(predictor.config, blur, spikes)
+    if any(os.path.realpath(output / f"{each.stem}.png") == os.path.realpath(each.blur) for each in clips.frames):
+        raise ConfigError(f"{output}: restored frames would replace the blurry ones. Choose another folder for them.")
     warn_of_mismatch(clips)
     writer = _FrameWriter(output, clips, compare=False)
     start = time.perf_counter()
