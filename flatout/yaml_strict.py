@@ -56,6 +56,12 @@ def load_yaml(path: str | Path) -> Yaml:
     return parse_yaml(text, where=str(path))
 
 
+def quoted(text: object) -> str:
+    """A text, such as a path, as YAML in one line that reads as this text, whatever characters it has."""
+    dumped: str = yaml.safe_dump(str(text), default_style='"', allow_unicode=True, width=float("inf"))
+    return dumped.rstrip("\n")
+
+
 def parse_yaml(text: str, *, where: str = "YAML text") -> Yaml:
     """The value of one YAML document, None if it is empty; ConfigError, which names `where`, if it is not valid."""
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:

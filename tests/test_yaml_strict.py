@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import ConfigError
-from flatout.yaml_strict import MAX_BYTES, MAX_DEPTH, MAX_NODES, _StrictLoader, load_yaml, parse_yaml
+from flatout.yaml_strict import MAX_BYTES, MAX_DEPTH, MAX_NODES, _StrictLoader, load_yaml, parse_yaml, quoted
 
 
 def message(text: str) -> str:
@@ -302,3 +302,10 @@ def test_any_bytes_in_a_file_load_or_are_a_config_error(content, tmp_path_factor
         load_yaml(path)
     except ConfigError as error:
         assert str(error).startswith(str(path))  # noqa: PT017
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_quoted_text_reads_as_itself_in_one_line(text):
+    assert parse_yaml(f"key: {quoted(text)}  # comment") == {"key": text}
+    assert "\n" not in quoted(text)

@@ -23,7 +23,7 @@ from flatout.findings import Finding
 from flatout.spike.config import SpikeConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips, sequence_files, validation_split
 from flatout.spike.data.decode import decode
-from flatout.spike.data.frames import Frames, read_frame
+from flatout.spike.data.frames import Frames, Part, read_frame
 from flatout.spike.data.source import ClipSource, representation_of
 from flatout.spike.data.stream_files import stream_bytes
 from flatout.spike.data.stream_layout import Orientation, compare_with_frame, grey_at
@@ -95,12 +95,12 @@ def examine(config: SpikeConfig, *, gpus: int = 1) -> Iterator[Finding]:
     yield _run_check("network", lambda: _network(config))
 
 
-def orientation_of(clips: ClipSet, frame: int) -> Orientation:
-    """Compare the stream of a frame with the frame."""
+def orientation_of(clips: ClipSet, frame: int, *, part: Part = "blur") -> Orientation:
+    """Compare the stream of a frame with the blurry or the sharp frame."""
     layout = clips.layout_of(frame)
     spikes = decode(stream_bytes(clips.frames[frame].spike, layout), layout)
-    blur = grey_at(read_frame(clips.frames[frame].blur), (layout.height, layout.width))
-    return compare_with_frame(spikes.mean(axis=0), blur, flipud=layout.flipud)
+    image = grey_at(read_frame(getattr(clips.frames[frame], part)), (layout.height, layout.width))
+    return compare_with_frame(spikes.mean(axis=0), image, flipud=layout.flipud)
 
 
 def orientations_of(clips: ClipSet) -> dict[int, Orientation]:

@@ -39,7 +39,7 @@ class AugmentConfig:
     VFLIP: float = 0.5
     """Probability of a vertical flip."""
     ROT90: float = 0.5
-    """Probability of a counter-clockwise rotation by 90 degrees; only with crops, which are square."""
+    """Probability of a counter-clockwise rotation by 90 degrees; only of crops that are square in spike pixels, too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from flatout.demo_folder import draw_set
 from flatout.errors import ConfigError
 from flatout.spike.data.decode import pack
 from flatout.spike.visuals import write_image
+from flatout.yaml_strict import quoted
 
 VERSION = 1
 """Version of the simulation: raised when the same settings give other scenes."""
@@ -107,7 +108,8 @@ def write_demo_data(folder: Path, config: DemoConfig) -> Path:
     draw_set(folder, {"job": "spike", "version": VERSION, **asdict(config)}, GENERATED_FILES, generate)
     path = folder / "demo.yaml"
     # Also for an existing set, because its folder may have been moved.
-    path.write_text(_YAML.format(root=folder, crop=min(64, config.height)))
+    values = {"root": quoted(folder), "runs": quoted(folder / "runs/demo"), "crop": min(64, config.height)}
+    path.write_text(_YAML.format(**values), encoding="utf-8")
     return path
 
 
@@ -197,6 +199,6 @@ MODEL:
   ENC_BLOCKS: [1, 1]
   DEC_BLOCKS: [1, 1]
 LOG:
-  SAVE_DIR: {root}/runs/demo
+  SAVE_DIR: {runs}
   VAL_EVERY_STEPS: 80
 """

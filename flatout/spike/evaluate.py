@@ -159,7 +159,7 @@ WINDOW, SIGMA = 11, 1.5
 """Side and standard deviation of the window of SSIM, in pixels."""
 C1, C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
 BEST_PSNR = 99.0
-"""PSNR of equal images in the early code."""
+"""PSNR of equal images in dB, as in the early code; infinity would be the mean of all frames."""
 
 
 class FrameScores(NamedTuple):
@@ -176,9 +176,9 @@ def standard_scores(predicted_N3HW: Tensor, target_N3HW: Tensor) -> FrameScores:
 
 
 def psnr_of_bytes(predicted_N3HW: Tensor, target_N3HW: Tensor) -> Tensor:
-    """PSNR per frame over all three channels, of values in 0..255."""
+    """PSNR per frame over all three channels, of values in 0..255; at most BEST_PSNR."""
     mse_N = (predicted_N3HW - target_N3HW).square().mean(dim=(1, 2, 3))
-    return 10 * torch.log10(255.0**2 / mse_N)
+    return (10 * torch.log10(255.0**2 / mse_N)).clamp(max=BEST_PSNR)
 
 
 def ssim_of_bytes(predicted_N3HW: Tensor, target_N3HW: Tensor) -> Tensor:

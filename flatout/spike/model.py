@@ -154,7 +154,8 @@ class DeblurNet(nn.Module):
         blur, spikes = clip
         num, length, _, height, width = blur.shape
         grid = self._fold * 2**self._num_levels
-        shape_hw = (-(-height // grid) * grid, -(-width // grid) * grid)
+        # Not -(-height // grid): in an exported file, a quotient below 0 is rounded towards 0.
+        shape_hw = ((height + grid - 1) // grid * grid, (width + grid - 1) // grid * grid)
         frames = padded(blur.flatten(0, 1), shape_hw)
         x = F.pixel_unshuffle(frames, self._fold) if self._is_stacked else frames
         if self._is_stacked and self._uses_spikes:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from flatout.engine import DTYPES, default_amp
-from flatout.errors import CheckpointError, DataError
+from flatout.errors import CheckpointError, ConfigError, DataError
 from flatout.ranks import choose_device
 from flatout.spike.check import warn_of_mismatch
 from flatout.spike.config import SpikeConfig, config_from
@@ -155,6 +155,8 @@ def predict_folder(
     Also writes, as requested, a video, images side by side (`compare`), and a page with a slider.
     """
     clips = _clips_of(predictor.config, blur, spikes)
+    if any(os.path.realpath(output / f"{each.stem}.png") == os.path.realpath(each.blur) for each in clips.frames):
+        raise ConfigError(f"{output}: restored frames would replace the blurry ones. Choose another folder for them.")
     warn_of_mismatch(clips)
     writer = _FrameWriter(output, clips, compare=False)
     start = time.perf_counter()
@@ -224,10 +226,12 @@ def _clips_of(config: SpikeConfig, blur: Path, spikes: Path) -> ClipSet:
     if blur.is_file() != spikes.is_file():
         one = "--input_blur" if blur.is_file() else "--input_spike"
         raise DataError(f"{one} is a file, the other one a folder: give two folders, or one frame and its stream.")
+    endings = VOXEL_EXTS if config.DATA.USE_PRECOMPUTED_VOXELS else STREAM_EXTS
     if blur.is_file():
+        if spikes.suffix.lower() not in endings:
+            raise DataError(f"--input_spike {spikes}: not a spike file by its name. Endings: {', '.join(endings)}.")
         frames, streams, root = {blur.stem: blur}, {blur.stem: spikes}, blur.parent
     else:
-        endings = VOXEL_EXTS if config.DATA.USE_PRECOMPUTED_VOXELS else STREAM_EXTS
         frames, streams, root = files_by_stem(blur, config.DATA.IMAGE_EXTS), files_by_stem(spikes, endings), blur
         if not frames.keys() & streams.keys():
             raise DataError(_no_common_name(blur, spikes, frames, streams))

@@ -35,6 +35,7 @@ from flatout.spike.data.geometry import parse_geometry, write_geometry
 from flatout.spike.data.tree import IMAGE_EXTS, files_by_stem, ordered
 from flatout.spike.sensor import Between, Interpolation, LinearLight, SensorConfig, SpikeSensor, sensor_light
 from flatout.spike.visuals import write_image
+from flatout.yaml_strict import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ def simulate_set(source: str | Path, output: str | Path, config: SimulateConfig,
     holds something else, or a set with other settings.
     """
     source, output = Path(source), Path(output)
-    sources = find_sources(source)
+    sources = find_sources(source, most=config.max_frames)
     plan = plan_sequences([(each.name, each.num_frames) for each in sources], config)
     if not plan:
         longest = max(sources, key=lambda each: each.num_frames)
@@ -174,7 +175,7 @@ def simulate_set(source: str | Path, output: str | Path, config: SimulateConfig,
     written = _run(tasks, workers)
     yaml = output / "train.yaml"
     # Also for a complete set, because its folder may have been moved.
-    yaml.write_text(_training_yaml(output, plan, config, shapes_hw))
+    yaml.write_text(_training_yaml(output, plan, config, shapes_hw), encoding="utf-8")
     splits = {split: sum(each.split == split for each in plan) for split in ("train", "test")}
     return SimulatedSet(output, yaml, splits, sum(each.num_frames for each in plan), written)
 
@@ -182,10 +183,13 @@ def simulate_set(source: str | Path, output: str | Path, config: SimulateConfig,
 # Sources: videos and folders of frames
 
 
-def find_sources(path: Path) -> list[FrameSource]:
-    """The videos and folders of frames at a path, sorted by name; DataError if there are none."""
+def find_sources(path: Path, *, most: int | None = None) -> list[FrameSource]:
+    """The videos and folders of frames at a path, sorted by name; DataError if there are none.
+
+    `most`: frames of each video that will be read; whether it has more of them is not tried.
+    """
     if path.is_file():
-        return [_video(path)]
+        return [_video(path, most)]
     if not path.is_dir():
         raise MissingFileError(f"{path}: no such file or folder. Give a video, or a folder of frames or videos.")
     if frames := _frame_folder(path):
@@ -193,7 +197,7 @@ def find_sources(path: Path) -> list[FrameSource]:
     found = [
         source
         for each in sorted(path.iterdir())
-        if (source := _video(each) if each.suffix.lower() in VIDEO_EXTS else _frame_folder(each)) is not None
+        if (source := _video(each, most) if each.suffix.lower() in VIDEO_EXTS else _frame_folder(each)) is not None
     ]
     if not found:
         raise DataError(
@@ -212,22 +216,28 @@ def _frame_folder(path: Path) -> FrameSource | None:
     return FrameSource(path.name, str(path), paths, len(paths)) if paths else None
 
 
-def _video(path: Path) -> FrameSource:
+def _video(path: Path, most: int | None) -> FrameSource:
     import cv2
 
     capture = cv2.VideoCapture(str(path))
     try:
         if not capture.isOpened():
             raise DataError(f"{path} cannot be read as a video. Try another format, or give a folder of frames.")
-        num_frames = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-        # Some containers do not store their number of frames.
-        if num_frames <= 0:
-            num_frames = 0
-            while capture.grab():
-                num_frames += 1
+        stated = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        needed = min(stated, most or stated)
+        # Some containers do not store their number of frames, and damaged videos end before it. Frames are skipped in a
+        # hundredth of the time that simulating them takes.
+        readable = 0
+        while (stated <= 0 or readable < needed) and capture.grab():
+            readable += 1
     finally:
         capture.release()
-    return FrameSource(path.stem, str(path), (), num_frames)
+    if readable < needed:
+        logger.warning(
+            "%s: only %d of %d frames can be read, so the others are left out; the video is damaged or incomplete.",
+            path, readable, stated,
+        )  # fmt: skip
+    return FrameSource(path.stem, str(path), (), stated if 0 < needed == readable else readable)
 
 
 def _frames_from(source: FrameSource, first: int) -> Iterator[np.ndarray]:
@@ -288,8 +298,8 @@ def frame_size(shape_hw: Sequence[int], config: SimulateConfig, where: str) -> t
     return height, width
 
 
-def fitted(frame_HW3: np.ndarray, shape_hw: tuple[int, int], *, is_scaled: bool) -> np.ndarray:
-    """The middle of a frame; `is_scaled`: after shrinking or enlarging it as little as covers the size."""
+def fitted(frame_HW3: np.ndarray, shape_hw: tuple[int, int], *, is_scaled: bool, where: str) -> np.ndarray:
+    """The middle of a frame of the source `where`; `is_scaled`: after scaling it as little as covers the size."""
     import cv2
 
     height, width = shape_hw
@@ -300,7 +310,7 @@ def fitted(frame_HW3: np.ndarray, shape_hw: tuple[int, int], *, is_scaled: bool)
         frame_HW3 = np.asarray(cv2.resize(frame_HW3, size, interpolation=method))
     if frame_HW3.shape[0] < height or frame_HW3.shape[1] < width:
         raise DataError(
-            f"a frame of {frame_HW3.shape[1]}x{frame_HW3.shape[0]} is smaller than the first one, of which "
+            f"{where}: a frame of {frame_HW3.shape[1]}x{frame_HW3.shape[0]} is smaller than the first one, of which "
             f"{width}x{height} are used. Give a --size, to which all are scaled."
         )
     top, left = (frame_HW3.shape[0] - height) // 2, (frame_HW3.shape[1] - width) // 2
@@ -422,7 +432,7 @@ def _simulate_sequence(task: _Task, on_frame: Callable[[], None] = lambda: None)
     rng = np.random.default_rng((config.seed, zlib.crc32(source.name.encode()), sequence.first))
     sensor = SpikeSensor((shape_hw[0] // config.spike_scale, shape_hw[1] // config.spike_scale), config.sensor, rng)
     frames = (
-        fitted(frame, shape_hw, is_scaled=bool(config.size))
+        fitted(frame, shape_hw, is_scaled=bool(config.size), where=source.path)
         for frame in _frames_from(source, sequence.first - config.reach)
     )
     count = 0
@@ -537,7 +547,8 @@ def _training_yaml(
     clip = min(5, *(each.num_frames for each in plan))
     num_clips = sum(each.num_frames - clip + 1 for each in plan if each.split == "train")
     return _YAML.format(
-        root=root,
+        root=quoted(root),
+        runs=quoted(root / "runs/train"),
         crop=min(128, smallest // grid * grid),
         clip=clip,
         batch=min(4, num_clips),
@@ -567,6 +578,6 @@ MODEL:
   ENC_BLOCKS: [1, 1, 2]
   DEC_BLOCKS: [1, 1, 1]
 LOG:
-  SAVE_DIR: {root}/runs/train
+  SAVE_DIR: {runs}
   VAL_EVERY_STEPS: 200
 """

@@ -4,6 +4,7 @@ Dimension key:  H W frame
 """
 
 import base64
+import errno
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -39,7 +40,7 @@ def write_image(path: Path, rgb_HW3: np.ndarray) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     if not cv2.imwrite(str(path), cv2.cvtColor(np.ascontiguousarray(rgb_HW3), cv2.COLOR_RGB2BGR)):
-        raise OSError(f"{path} could not be written.")
+        raise OSError(errno.EIO, "OpenCV cannot write it", str(path))
 
 
 def side_by_side(frames_HW3: Sequence[np.ndarray], gap_px: int = 4) -> np.ndarray:

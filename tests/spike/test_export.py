@@ -75,6 +75,19 @@ def test_an_exported_file_equals_the_network_for_any_number_of_clips(weights_of,
         assert np.ptp(found) > 0.5 and np.abs(found - expected).max() < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["branch", "stacked"])
+def test_frames_that_do_not_fill_the_coarsest_level_are_padded_in_the_file_as_in_the_network(weights_of, kind):
+    path, network = weights_of(model={"KIND": kind}, data={"VOXEL_NORM": "rate"})
+    random = np.random.default_rng(2)
+    for height, width in ((26, 36), (24, 38), (30, 42)):
+        blur = random.uniform(0, 1, (1, 1, 3, height, width)).astype(np.float32)
+        spikes = random.uniform(0, 1, (1, 1, network.spec["channels"], height // 2, width // 2)).astype(np.float32)
+        found = run(export_file(path, (height, width)).path, blur=blur, spikes=spikes)
+        with torch.inference_mode():
+            expected = network(Clip(torch.from_numpy(blur), torch.from_numpy(spikes))).clamp(0, 1).numpy()
+        assert found.shape == blur.shape and np.abs(found - expected).max() < 1e-4
+
+
 def test_a_network_without_spikes_has_no_such_input(weights_of):
     path, network = weights_of(model={"USE_SPIKE": False})
     done = export_file(path, (16, 24), length=2)

@@ -45,6 +45,16 @@ def test_scores_match_the_golden_ones(case):
         assert float(ref_psnr(target, target)) == expected
 
 
+def test_equal_frames_have_a_finite_psnr():
+    """A black or still frame has no blur: with an infinite score, so would be the mean, and no epoch better."""
+    sharp = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    restored = sharp.clone()
+    restored[1, 0, 0, 0] = 1 - restored[1, 0, 0, 0]
+    scores = standard_scores(restored, sharp)
+    assert scores.psnr[0] == scores.psnr[2] == 99 and scores.psnr[1] < 99
+    assert scores.ssim[0] == 1
+
+
 def check_reference(expected, predicted, target):
     clips = list(zip(predicted, target, strict=True))
     per_clip = [float(ref_psnr(a, b)) for a, b in clips]

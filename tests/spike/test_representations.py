@@ -90,3 +90,5 @@ def test_moments_outside_of_a_stream_and_empty_windows_are_refused():
         flatout.spike.tfi(spikes, 3, 0)
     with pytest.raises(DataError, match="a window of 9 spike frames does not fit into a stream of 8"):
         flatout.spike.raw(spikes, 9)
+    with pytest.raises(ConfigError, match="0 voxel bins: there must be 1 or more"):
+        flatout.spike.voxel(spikes, 0)

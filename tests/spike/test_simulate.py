@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 from pathlib import Path
 
@@ -229,6 +230,18 @@ def test_a_video_becomes_a_set_that_training_accepts(film, tmp_path, capsys):
     assert np.array_equal(cv2.imread(str(out / "train/film_000/sharp/000002.png")), frames[2][:, 3:67])
 
 
+@pytest.mark.parametrize("name", ["set #1", "a: b", "- 'é'", '"'])
+def test_a_folder_may_have_any_name(film, tmp_path, name, capsys):
+    out = tmp_path / name
+    assert main(words_for(film, out, "--max-frames", "4", "--workers", "1")) == 0
+    config = load_config(out / "train.yaml")
+    assert (str(out), str(out / "runs/train")) == (config.DATA.ROOT, config.LOG.SAVE_DIR)
+    (command,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Train on it: ")]
+    assert shlex.split(command)[-1] == str(out / "train.yaml")
+    assert main(["spike", "demo-data", str(tmp_path / "demo" / name), "--width", "32", "--height", "16"]) == 0
+    assert str(tmp_path / "demo" / name) == load_config(tmp_path / "demo" / name / "demo.yaml").DATA.ROOT
+
+
 def test_the_same_seed_gives_the_same_files_with_any_number_of_workers(film, tmp_path):
     folders = [tmp_path / "a" / "set", tmp_path / "b" / "set", tmp_path / "c" / "set"]
     for folder, more in zip(folders, (["--workers", "1"], ["--workers", "2"], ["--seed", "1"]), strict=True):
@@ -307,6 +320,26 @@ def test_sources_are_videos_folders_of_frames_and_folders_of_either(film, tmp_pa
         find_sources(tmp_path / "bad.mp4")
 
 
+def test_a_video_that_ends_before_its_header_says_becomes_a_set_of_what_can_be_read(film, tmp_path, capsys):
+    content = film.read_bytes()
+    (tmp_path / "cut.avi").write_bytes(content[: len(content) * 2 // 3])
+    capture, readable = cv2.VideoCapture(str(tmp_path / "cut.avi")), 0
+    assert capture.get(cv2.CAP_PROP_FRAME_COUNT) == 14
+    while capture.read()[0]:
+        readable += 1
+    assert 6 < readable < 14
+    out = tmp_path / "set"
+    assert main(words_for(tmp_path / "cut.avi", out, "--workers", "1")) == 0
+    text = capsys.readouterr().out
+    assert f"only {readable} of 14 frames can be read" in text
+    assert f"{readable - 2} frames of 32 spike frames" in text
+    train, val = open_training(load_config(out / "train.yaml").DATA)
+    assert val is not None and len(train.frames) + len(val.frames) == readable - 2
+    # Frames that are not needed need not be readable.
+    assert main(words_for(tmp_path / "cut.avi", tmp_path / "few", "--max-frames", "6", "--workers", "1")) == 0
+    assert "can be read" not in capsys.readouterr().out
+
+
 def test_frames_are_cropped_to_whole_bytes_or_scaled_to_a_size():
     config = SimulateConfig()
     assert frame_size((721, 1285), config, "v") == (720, 1280)
@@ -315,11 +348,11 @@ def test_frames_are_cropped_to_whole_bytes_or_scaled_to_a_size():
     with pytest.raises(ConfigError, match=r"--size 100x50: the width must be a multiple of 16 and the height of 2"):
         frame_size((20, 20), SimulateConfig(size="100x50"), "v")
     frame = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
-    assert np.array_equal(fitted(frame, (38, 48), is_scaled=False), frame[1:39, 6:54])
-    with pytest.raises(DataError, match="a frame of 60x40 is smaller than the first one"):
-        fitted(frame, (42, 48), is_scaled=False)
+    assert np.array_equal(fitted(frame, (38, 48), is_scaled=False, where="v"), frame[1:39, 6:54])
+    with pytest.raises(DataError, match="v: a frame of 60x40 is smaller than the first one"):
+        fitted(frame, (42, 48), is_scaled=False, where="v")
     for shape_hw in ((10, 16), (80, 64), (40, 16)):
-        assert fitted(frame, shape_hw, is_scaled=True).shape == (*shape_hw, 3)
+        assert fitted(frame, shape_hw, is_scaled=True, where="v").shape == (*shape_hw, 3)
 
 
 @pytest.mark.parametrize(
@@ -338,6 +371,11 @@ def test_mistakes_are_explained(film, tmp_path, words, code, text, capsys):
     assert main(["spike", "simulate", str(film), str(tmp_path / "set"), *words]) == code
     assert text in capsys.readouterr().err
     assert not (tmp_path / "set").exists()
+
+
+def test_a_set_that_cannot_be_written_is_the_users_to_fix(film, capsys):
+    assert main(words_for(film, film / "set")) == 5
+    assert f"flatout: {film / 'set'}: cannot be written: Not a directory" in capsys.readouterr().err
 
 
 def test_a_set_can_be_simulated_in_python(film, tmp_path):

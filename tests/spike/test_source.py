@@ -13,6 +13,7 @@ from flatout.errors import ConfigError, DataError
 from flatout.feed import Feed, FeedConfig, Out, Plan
 from flatout.spike.config import AugmentConfig, DataConfig
 from flatout.spike.data.clip_set import ClipFrame, ClipSet, SequenceFacts, open_clips
+from flatout.spike.data.decode import pack
 from flatout.spike.data.frames import Frames
 from flatout.spike.data.precompute import write_voxels
 from flatout.spike.data.source import ClipSource, ClipTransform, flip_and_rotate, representation_of
@@ -117,6 +118,30 @@ def test_workers_cache_and_precomputed_voxels_do_not_change_the_stream(demo):
                     for each in (training_source(clips, config), again))  # fmt: skip
     for name in ("blur", "sharp", "spikes", "spike_frames"):
         assert np.array_equal(live[name], stored[name])
+
+
+@pytest.mark.parametrize(("spike_hw", "is_rotated"), [((16, 32), True), ((16, 16), False)])
+def test_crops_whose_spikes_are_not_square_are_flipped_but_not_rotated(tmp_path, spike_hw, is_rotated, caplog):
+    import cv2
+
+    frame = np.random.default_rng(0).integers(0, 256, (32, 64, 3), np.uint8)
+    paths = [str(tmp_path / name) for name in ("blur.png", "sharp.png", "a.dat")]
+    for path in paths[:2]:
+        cv2.imwrite(path, frame)
+    spikes = np.random.default_rng(1).integers(0, 2, (8, *spike_hw), np.uint8)
+    Path(paths[2]).write_bytes(pack(spikes).tobytes())
+    facts = SequenceFacts("a", (32, 64), Layout("packed", 8, *spike_hw, True))
+    clips = ClipSet("", [facts], [ClipFrame(0, "a", *paths, 8)], np.zeros((1, 1), int), np.ones((1, 1), bool), False)
+    shown = representation_of(DataConfig(ROOT="", NUM_VOXEL_BINS=2))
+    augment = AugmentConfig(HFLIP=1, VFLIP=0, ROT90=1)
+    source = ClipSource(clips, Frames(clips, shown), shown, crop=32, augment=augment)
+    with Feed(source, Plan(num_samples=1, batch_size=1, seed=0), FeedConfig(workers=0)) as feed:
+        (batch,) = [{name: np.array(values) for name, values in batch.fields.items()} for batch in feed]
+    assert ("so ROT90 is not applied" in caplog.text) == (not is_rotated)
+    # Some crop of 32 x 32, mirrored, and turned counter-clockwise only if its spikes can be.
+    mirrored = [np.flip(frame[:, left : left + 32], 1)[..., ::-1] for left in range(33)]
+    expected = [np.rot90(each) if is_rotated else each for each in mirrored]
+    assert any(np.array_equal(batch["blur"][0, 0], each) for each in expected)
 
 
 def test_rotation_is_counter_clockwise():

@@ -1,6 +1,8 @@
 """Streams of any format and geometry are opened as what they are, or refused with what would fit."""
 
+import errno
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -56,6 +58,7 @@ def test_anything_else_is_refused_with_the_known_names(name):
     ("name", "text"),
     [
         ("a.json", '{"height": 16, "width": 24}'),
+        ("a.json", '{"height": "16", "width": "24"}'),
         ("a.yaml", "geometry: 24x16\n"),
         ("a.yml", "spike_h: 16\nspike_w: 24\n"),
         ("config.yaml", "filename: x\nspike_w: 24\nspike_h: 16\n"),
@@ -83,6 +86,14 @@ def test_the_nearest_sidecar_counts_and_a_broken_one_is_ignored(tmp_path, caplog
     assert "This file is ignored" in caplog.text
 
 
+@pytest.mark.parametrize("text", ["geometry: 24 by 16", "spike_h: 16\nspike_w: 0", "height: 16\nwidth: 24.5"])
+def test_a_sidecar_whose_size_cannot_be_read_is_named(tmp_path, text, caplog):
+    (tmp_path / "a.yaml").write_text(text)
+    write_geometry(tmp_path, (8, 8))
+    assert geometry_beside(tmp_path / "a.dat") == (8, 8)
+    assert f"{tmp_path / 'a.yaml'}: geometry" in caplog.text and "This file is ignored" in caplog.text
+
+
 @pytest.mark.parametrize("shape_hw", KNOWN_HW, ids=geometry_name)
 def test_a_file_without_a_geometry_is_refused_with_those_that_fit(tmp_path, shape_hw):
     height, width = shape_hw
@@ -103,6 +114,10 @@ def test_a_geometry_that_is_assumed_although_others_fit_is_reported(tmp_path, ca
     (tmp_path / "a.dat").write_bytes(b"\x55" * 3_600_000)  # 125 frames of 640 x 360, or 288 of 400 x 250
     flatout.spike.open_stream(tmp_path / "a.dat")
     assert "read as 640x360, because no geometry is given; 400x250 (288 frames)" in caplog.text
+    # Not again for each of many streams.
+    shutil.copy(tmp_path / "a.dat", tmp_path / "b.dat")
+    flatout.spike.open_stream(tmp_path / "b.dat")
+    assert caplog.text.count("400x250 (288 frames)") == 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -146,7 +161,7 @@ def test_arrays_of_spikes_are_streams_with_their_own_geometry(tmp_path, ending, 
     stream = flatout.spike.open_stream(write_array(tmp_path / f"a{ending}", spikes.astype(kind)))
     assert stream.shape == (7, 5, width)
     assert np.array_equal(stream[2:], spikes[2:]) and stream[:].dtype == np.uint8
-    assert np.array_equal(stream[-1], spikes[-1])
+    assert np.array_equal(stream[-1], spikes[-1]) and np.array_equal(stream[np.int64(3)], spikes[3])
     # An array whose rows are bottom-up, as some programs store them.
     turned = flatout.spike.open_stream(tmp_path / f"a{ending}", flipud=True)
     assert np.array_equal(turned[:], spikes[:, ::-1])
@@ -249,7 +264,7 @@ def test_the_layout_of_spike_zoo_becomes_clips_that_start_from_the_mean_of_the_s
     assert blur == pytest.approx(sharp, rel=0.05)
 
 
-def test_a_stream_that_does_not_match_its_sharp_frame_is_reported(demo, tmp_path, caplog):
+def test_a_stream_that_does_not_match_its_sharp_frame_is_reported(demo, tmp_path, caplog, capsys):
     import cv2
 
     scene = demo.parent / "train/scene_00"
@@ -259,9 +274,19 @@ def test_a_stream_that_does_not_match_its_sharp_frame_is_reported(demo, tmp_path
         for path in (scene / "sharp").iterdir():
             frame = cv2.resize(cv2.imread(str(path)), (32, 16), interpolation=cv2.INTER_AREA)
             cv2.imwrite(str(tmp_path / split / "gt" / path.name), frame[::-1])
-    words = ["--spike_root", str(tmp_path), "--blur_root", str(tmp_path), "--output", str(tmp_path / "out")]
-    assert main(["spike", "prepare", *words]) == 0
-    assert "spikes are upside down" in caplog.text
+    words = ["spike", "prepare", "--spike_root", str(tmp_path), "--blur_root", str(tmp_path)]
+    words += ["--output", str(tmp_path / "out")]
+    assert main([*words, "--check"]) == 3
+    assert "spikes are upside down" in caplog.text and "prepare again with --flip no" in caplog.text
+    assert capsys.readouterr().out.count("Set DATA.SPIKE_FLIPUD: false.") == 4  # two warnings, two failed checks
+    caplog.clear()
+    # The same folder: blurry frames are made anew.
+    assert main([*words, "--check", "--flip", "no"]) == 0
+    assert "upside down" not in caplog.text
+    blur, sharp = (
+        cv2.imread(str(tmp_path / "out/train/all" / part / "000001.png"))[..., 1].ravel() for part in ("blur", "sharp")
+    )
+    assert np.corrcoef(blur, sharp)[0, 1] > 0.5
 
 
 def test_a_geometry_given_to_prepare_is_written_beside_the_sequences(demo, tmp_path, capsys):
@@ -369,6 +394,32 @@ def test_reconstruct_writes_one_image_per_stream_or_many_or_videos(disc, tmp_pat
     assert main(["spike", "reconstruct", str(disc), str(tmp_path / "video"), "--video", "avi", "--every", "32"]) == 0
     assert len(read_images(tmp_path / "video/disc.avi")) == 4
     assert "4 images in" in capsys.readouterr().out
+
+
+def test_an_output_that_cannot_be_written_is_the_users_to_fix(disc, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    for part in ("blur", "sharp", "spike"):
+        (tmp_path / "raw/train/a" / part).mkdir(parents=True)
+    raw, out = str(tmp_path / "raw"), str(tmp_path / "file/out")
+    for words in (
+        ["view", str(disc), "--out", f"{out}.png"],
+        ["reconstruct", str(disc), out],
+        ["prepare", "--spike_root", raw, "--blur_root", raw, "--output", out],
+    ):
+        assert main(["spike", *words]) == 5
+        text = capsys.readouterr().err
+        assert f"flatout: {tmp_path / 'file'}" in text and "cannot be written: " in text
+
+
+def test_an_input_that_disappears_is_not_called_an_output():
+    from flatout.spike.commands.arguments import writing_to
+
+    with pytest.raises(FileNotFoundError), writing_to(Path("out")):
+        Path("elsewhere/a.dat").read_bytes()
+    with pytest.raises(MissingFileError), writing_to(Path("out")):
+        raise MissingFileError("out/a.dat does not exist.")
+    with pytest.raises(ResourceError, match="out: cannot be written: No space left"), writing_to(Path("out")):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(

@@ -218,9 +218,18 @@ def test_predict_says_what_is_wrong_with_its_inputs(demo, trained, tmp_path, cap
 
     assert "no such folder or file" in error_of(weights, "blur", "none")
     assert "--input_blur is a file, the other one a folder" in error_of(weights, "blur/000001.png", "spike")
+    assert "not a spike file by its name" in error_of(weights, "blur/000001.png", "sharp/000001.png")
     assert "6 frames in" in (text := error_of(weights, "blur", "sharp")) and "0 spike files in" in text
     assert f"such as {weights}." in error_of(trained, "blur", "spike")
     assert not (tmp_path / "out").exists()
+    before = (scene / "blur/000001.png").read_bytes()
+    for blur, spikes in (("blur", "spike"), ("blur/000001.png", "spike/000001.dat")):
+        assert main(predicting(weights, scene / blur, scene / spikes, scene / "blur/../blur")) == 2
+        assert "would replace the blurry ones" in capsys.readouterr().err
+    assert (scene / "blur/000001.png").read_bytes() == before
+    (tmp_path / "file").write_text("in the way")
+    assert main(predicting(weights, scene / "blur", scene / "spike", tmp_path / "file/out")) == 5
+    assert "cannot be written: Not a directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["train", "test", "predict"])

@@ -1,12 +1,15 @@
 """Arguments that several commands of `flatout spike` share."""
 
 import argparse
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli import value
-from flatout.errors import DataError
+from flatout.errors import DataError, FlatoutError, ResourceError
 
 if TYPE_CHECKING:
     from flatout.spike.view import ViewConfig
@@ -53,6 +56,8 @@ OTHER_CONFIG = (
 )
 """The same for commands that read weights."""
 DEVICE = value("--device", "cpu, or the number of a GPU (default: a GPU if there is one)", default="")
+FLIPS: dict[str, bool | None] = {"auto": None, "yes": True, "no": False}
+"""Value of --flip -> whether rows are bottom-up; None: to be decided."""
 STREAM = (
     value(
         "--geometry",
@@ -71,7 +76,7 @@ STREAM = (
         "--flip",
         "whether rows are stored bottom-up (default: %(default)s, yes for packed .dat files)",
         default="auto",
-        choices=("auto", "yes", "no"),
+        choices=tuple(FLIPS),
     ),
 )
 """How a stream is stored."""
@@ -118,10 +123,26 @@ def advising_geometry(flags: str) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def writing_to(output: Path) -> Iterator[None]:
+    """An OSError about the output of a command, or about a full disk, is reported as the user's to fix."""
+    try:
+        yield
+    except FlatoutError:  # some are OSErrors too
+        raise
+    except OSError as error:
+        failed, wanted = Path(os.path.abspath(error.filename or "")), Path(os.path.abspath(output))
+        is_output = error.filename and (failed.is_relative_to(wanted) or wanted.is_relative_to(failed))
+        if not is_output and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ResourceError(
+            f"{error.filename or output}: cannot be written: {error.strerror}. Choose another place, or make room."
+        ) from None
+
+
 def stream_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments of `open_stream` from the flags of STREAM."""
-    flipud = None if args.flip == "auto" else args.flip == "yes"
-    return {"geometry": args.geometry, "stored_as": args.format, "flipud": flipud}
+    return {"geometry": args.geometry, "stored_as": args.format, "flipud": FLIPS[args.flip]}
 
 
 def view_settings(args: argparse.Namespace) -> "ViewConfig":

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from flatout.cli import parser_of, show_log, switch, value
-from flatout.spike.commands.arguments import DEVICE, OTHER_CONFIG, advising_geometry
+from flatout.errors import counted
+from flatout.spike.commands.arguments import DEVICE, OTHER_CONFIG, advising_geometry, writing_to
 
 DESCRIPTION = """\
 Deblur a folder of frames with a folder of spike files of the same names, or one frame with its stream. Large frames are
@@ -13,7 +14,7 @@ EPILOG = """\
 examples:
   flatout spike predict --weights best.pt --input_blur clip/blur --input_spike clip/spike --output out --video --page
 
-Exit code: 0, 2 wrong arguments, 3 unusable data, 4 unusable weights.
+Exit code: 0, 2 wrong arguments, 3 unusable data, 4 unusable weights, 5 the output cannot be written.
 """
 FLAGS = (
     value("--weights", "weights: best.pt or last.pt of a training", type=Path, required=True, metavar="FILE"),
@@ -69,12 +70,14 @@ def main(argv: list[str]) -> int:
     config = load_config(args.config, overrides) if args.config else None
     given = {key: value for key, value in tiles.items() if value is not None}
     predictor = load_predictor(args.weights, args.device, config, overrides=overrides, tiles=given)
-    with advising_geometry("--geometry WxH"):
+    with advising_geometry("--geometry WxH"), writing_to(args.output):
         done = predict_folder(
             predictor, args.input_blur, args.input_spike, args.output,
             video=args.video, compare=args.side_by_side, page=args.page,
         )  # fmt: skip
+    if done.video is not None:
+        print(f"{done.video}: the restored frames as a video")
     if done.page is not None:
         print(f"{done.page}: open it in a browser")
-    print(f"{done.frames} frames in {done.folder}, {done.frames / done.seconds:.2f} frames/s")
+    print(f"{counted(done.frames, 'frame')} in {done.folder}, {done.frames / done.seconds:.2f} frames/s")
     return 0

@@ -1,10 +1,14 @@
 """flatout spike prepare: arrange the files of a data set as training expects them."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flatout.cli import parser_of, show_log, switch, value
 from flatout.errors import ConfigError
-from flatout.spike.commands.arguments import advising_geometry
+from flatout.spike.commands.arguments import FLIPS, advising_geometry, writing_to
+
+if TYPE_CHECKING:
+    from flatout.spike.data.prepare import PrepareConfig, Prepared
 
 DESCRIPTION = """\
 Write a data set in the layout that training expects: for every sequence the folders blur, sharp and spike side by side,
@@ -21,7 +25,7 @@ examples:
   flatout spike prepare --spike_root reds_base --blur_root reds_base --output reds --geometry 400x250
 
 Exit code: 0, 2 wrong arguments, 3 a root is missing, no sequence was found, or --check found a stream that does not
-match its frame.
+match its frame, 5 the output cannot be written.
 """
 RAW = "data/raw/gopro_spike"
 FLAGS = (
@@ -71,6 +75,13 @@ FLAGS = (
     ),
     value("--spike_hw", "the same as --geometry WxH", type=int, nargs=2, metavar=("H", "W")),
     value(
+        "--flip",
+        "whether rows of streams are stored bottom-up, for --check and for blurry frames that are made of streams; "
+        "train with the same SPIKE_FLIPUD (default: %(default)s, yes for packed .dat files)",
+        default="auto",
+        choices=tuple(FLIPS),
+    ),
+    value(
         "--val_ratio",
         "also make a split val from this share of the training sequences, as links",
         type=float,
@@ -97,7 +108,9 @@ def main(argv: list[str]) -> int:
     spike_hw = parse_geometry(args.geometry) if args.geometry else args.spike_hw and tuple(args.spike_hw)
     keys = ("spike_root", "blur_root", "output", "use_symlinks", "blur_dir", "exposure")
     given = {key: getattr(args, key) for key in keys}
-    done = prepare(PrepareConfig(**given, splits=tuple(args.splits), spike_hw=spike_hw))
+    config = PrepareConfig(**given, splits=tuple(args.splits), spike_hw=spike_hw, flipud=FLIPS[args.flip])
+    with writing_to(config.output):
+        done = prepare(config)
     for split, sequences in done.created.items():
         for name, frames in sequences.items():
             print(f"{split}/{name}: {frames.frames} frames, {frames.usable} usable")
@@ -106,24 +119,25 @@ def main(argv: list[str]) -> int:
     if not done.created:
         print("No usable sequence was found: check --spike_root, --blur_root and --splits.")
         return 3
-    return _check(args.output, list(done.created), spike_hw) if args.check else 0
+    return _check(config, done) if args.check else 0
 
 
-def _check(output: Path, splits: list[str], spike_hw: tuple[int, int] | None) -> int:
+def _check(config: "PrepareConfig", done: "Prepared") -> int:
     """Compare one stream of every sequence with its frame; returns the exit code."""
     from flatout.spike.check import orientation_of
     from flatout.spike.config import DataConfig
     from flatout.spike.data.clip_set import open_clips
 
-    height, width = spike_hw or (None, None)
-    data = DataConfig(ROOT=str(output), CLIP_LEN=1, SPIKE_H=height, SPIKE_W=width)
+    height, width = config.spike_hw or (None, None)
+    data = DataConfig(ROOT=str(config.output), CLIP_LEN=1, SPIKE_H=height, SPIKE_W=width, SPIKE_FLIPUD=config.flipud)
     bad = 0
-    for split in splits:
+    for split in done.created:
         with advising_geometry("--geometry WxH (or --spike_hw H W)"):
             clips = open_clips(data, split, scored=True)
         for number, facts in enumerate(clips.sequences):
             frame = next(index for index, each in enumerate(clips.frames) if each.sequence == number)
-            found = orientation_of(clips, frame)
+            # A blurry frame that is made of the stream always fits it.
+            found = orientation_of(clips, frame, part="sharp" if done.gain else "blur")
             problem = found.problem_for("--geometry or --spike_hw (in a training: SPIKE_H, SPIKE_W)")
             bad += bool(problem)
             text = problem or f"fits its frame (correlation {found.correlation['identity']:.2f}, gain {found.gain:.2f})"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from flatout.cli import parser_of, show_log, value
 from flatout.errors import counted
-from flatout.spike.commands.arguments import RANGE, STREAM, stream_settings, view_settings
+from flatout.spike.commands.arguments import RANGE, STREAM, stream_settings, view_settings, writing_to
 
 DESCRIPTION = """\
 Reconstruct images from spikes alone, without a network: one image of the middle of every stream, images every N spike
@@ -16,7 +16,8 @@ examples:
   flatout spike reconstruct camera.dat out --geometry 400x250 --method tfi --every 10    out/camera/000000.png ...
   flatout spike reconstruct camera.dat out --method tfp --window 32 --video              out/camera.mp4
 
-Exit code: 0, 2 wrong arguments, 3 unusable streams, 5 a codec or package is missing.
+Exit code: 0, 2 wrong arguments, 3 unusable streams, 5 a codec or package is missing, or the output
+cannot be written.
 """
 FLAGS = (
     value("source", "a spike stream, or a folder of streams", type=Path, metavar="FILE|FOLDER"),
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
     from flatout.spike.view import reconstruct
 
     video = f".{args.video}" if args.video else ""
-    done = reconstruct(args.source, args.output, view_settings(args), video=video, **stream_settings(args))
+    with writing_to(args.output):
+        done = reconstruct(args.source, args.output, view_settings(args), video=video, **stream_settings(args))
     print(f"{counted(done.images, 'image')} in {done.path}, gain {done.gain:.2f}")
     return 0

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from flatout.cli import parser_of, show_log, value
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, counted
+from flatout.spike.commands.arguments import writing_to
 
 DESCRIPTION = """\
 Make a training set from a video, a folder of frames, or a folder of videos or of folders of frames: blurry frames by
@@ -20,7 +21,7 @@ examples:
 A blurry frame is the mean of EXPOSURE x INTERPOLATE sub-frames around a sharp frame; its stream has HOLD spike frames
 for each of them.
 
-Exit code: 0, 2 wrong arguments or a folder with other files, 3 unusable video.
+Exit code: 0, 2 wrong arguments or a folder with other files, 3 unusable video, 5 the output cannot be written.
 """
 FLAGS = (
     value("source", "a video, a folder of frames, or a folder of either", type=Path, metavar="VIDEO|FOLDER"),
@@ -124,6 +125,7 @@ def main(argv: list[str]) -> int:
     show_log()
     # Imported here so that help and argument errors do not load NumPy.
     import os
+    import shlex
     import time
 
     from flatout.spike.sensor import SensorConfig
@@ -136,9 +138,11 @@ def main(argv: list[str]) -> int:
         sensor=sensor, **{key: values[key] for key in (*keys, "sequence_length", "test_share", "max_frames", "seed")}
     )
     start = time.perf_counter()
-    done = simulate_set(args.source, args.output, config, workers=args.workers or len(os.sched_getaffinity(0)))
+    with writing_to(args.output):
+        done = simulate_set(args.source, args.output, config, workers=args.workers or len(os.sched_getaffinity(0)))
     speed = f", {done.written / (time.perf_counter() - start):.1f} frames/s" if done.written else " (already complete)"
+    frames = f"{counted(done.frames, 'frame')} of {config.spike_frames} spike frames"
     counts = ", ".join(f"{count} {split}" for split, count in done.sequences.items())
-    print(f"{done.folder}: {done.frames} frames of {config.spike_frames} spike frames, sequences: {counts}{speed}")
-    print(f"Train on it: flatout spike train --config {done.yaml}")
+    print(f"{done.folder}: {frames}, sequences: {counts}{speed}")
+    print(f"Train on it: flatout spike train --config {shlex.quote(str(done.yaml))}")
     return 0

@@ -1,9 +1,10 @@
 """flatout spike test: score weights on a split."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from flatout.cli import parser_of, show_log, value
-from flatout.spike.commands.arguments import DEVICE, OTHER_CONFIG
+from flatout.spike.commands.arguments import DEVICE, OTHER_CONFIG, writing_to
 
 DESCRIPTION = """\
 Score weights on a split: PSNR and SSIM per frame, computed as in papers, every frame once, together with the scores of
@@ -15,7 +16,7 @@ examples:
   flatout spike test --weights best.pt --config my.yaml --split test --output runs/spike/test
   flatout spike test --weights best.pt --lpips lpips_alex.pth
 
-Exit code: 0, 2 wrong config, 3 unusable data, 4 unusable weights.
+Exit code: 0, 2 wrong config, 3 unusable data, 4 unusable weights, 5 the output cannot be written.
 """
 FLAGS = (
     value("--weights", "weights: best.pt or last.pt of a training", type=Path, required=True, metavar="FILE"),
@@ -48,7 +49,8 @@ def main(argv: list[str]) -> int:
 
     config = load_config(args.config, args.set) if args.config else None
     predictor = load_predictor(args.weights, args.device, config, overrides=args.set)
-    found = score_split(predictor, args.split, args.output, lpips=args.lpips)
+    with writing_to(args.output) if args.output is not None else nullcontext():
+        found = score_split(predictor, args.split, args.output, lpips=args.lpips)
     print(found)
     print(
         f"As defined by the early S-VRT code (not comparable with papers): psnr_rgb {found.ref_psnr_rgb:.2f}, "

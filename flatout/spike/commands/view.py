@@ -4,7 +4,7 @@ from pathlib import Path
 
 from flatout.cli import parser_of, show_log, value
 from flatout.errors import counted
-from flatout.spike.commands.arguments import RANGE, STREAM, stream_settings, view_settings
+from flatout.spike.commands.arguments import RANGE, STREAM, stream_settings, view_settings, writing_to
 
 DESCRIPTION = """\
 Show a spike stream: as a sheet of images, or as a video. Streams are .dat files, and arrays of spikes
@@ -21,7 +21,8 @@ examples:
   raw    single spike frames
   voxel  what a network gets: the range divided into --bins parts
 
-Exit code: 0, 2 wrong arguments, 3 a stream that does not fit its geometry, 5 a codec or package is missing.
+Exit code: 0, 2 wrong arguments, 3 a stream that does not fit its geometry, 5 a codec or package is
+missing, or the output cannot be written.
 """
 FLAGS = (
     value("file", "spike stream: .dat, .npz, .npy or .h5", type=Path, metavar="FILE"),
@@ -54,6 +55,8 @@ def main(argv: list[str]) -> int:
 
     stream = open_stream(args.file, **stream_settings(args))
     print(stream)
-    done = view_stream(stream, args.out or Path(f"{args.file.stem}_{args.show}.png"), view_settings(args))
+    out = args.out or Path(f"{args.file.stem}_{args.show}.png")
+    with writing_to(out):
+        done = view_stream(stream, out, view_settings(args))
     print(f"{done.path}: {counted(done.images, 'image')}, gain {done.gain:.2f}")
     return 0

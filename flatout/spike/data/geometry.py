@@ -74,20 +74,22 @@ def write_geometry(folder: Path, shape_hw: tuple[int, int]) -> None:
 
 def _geometry_in(path: Path) -> tuple[int, int] | None:
     try:
-        # JSON is YAML too.
-        return geometry_of(load_yaml(path))
+        values = load_yaml(path)  # JSON is YAML too
     except ConfigError as error:
         logger.warning("%s This file is ignored.", error)
+        return None
+    try:
+        return geometry_of(values)
+    except ConfigError as error:
+        logger.warning("%s: %s This file is ignored.", path, error)
         return None
 
 
 def geometry_of(values: Yaml) -> tuple[int, int] | None:
-    """(height, width) from the content of a sidecar; None if it has none."""
+    """(height, width) from the content of a sidecar; None if it has none, ConfigError if it cannot be one."""
     match values:
-        case {"spike_h": int(height), "spike_w": int(width)} if height > 0 and width > 0:
-            return height, width
-        case {"height": int(height), "width": int(width)} if height > 0 and width > 0:
-            return height, width
+        case {"spike_h": height, "spike_w": width} | {"height": height, "width": width}:
+            return parse_geometry(f"{width}x{height}")
         case {"geometry": str(name)}:
             return parse_geometry(name)
     return None

@@ -54,6 +54,8 @@ class PrepareConfig:
     """Spike frames per blurry frame, for X4K1000FPS-Spike."""
     spike_hw: tuple[int, int] | None = None
     """Size of spike frames, written beside every sequence; None: from a sidecar, if there is one."""
+    flipud: bool | None = None
+    """Layout E: whether rows of streams are stored bottom-up; None: they are in packed `.dat` files."""
 
     def __post_init__(self) -> None:
         if self.exposure not in EXPOSURES:
@@ -78,7 +80,7 @@ class Prepared:
     skipped: list[tuple[str, str | None, str]] = field(default_factory=list)
     """(split, sequence or None for a whole split, reason)."""
     gain: float = 0.0
-    """Layout E: brightness of a pixel that fires in every spike frame, from the first split."""
+    """Layout E, with blurry frames made of streams: brightness of a pixel that fires in every spike frame."""
 
 
 def prepare(config: PrepareConfig) -> Prepared:
@@ -114,7 +116,7 @@ def _place_folders(config: PrepareConfig, split: str, done: Prepared) -> None:
 
 def _blur_from_spikes(config: PrepareConfig, split: str, pairs: Sequence["GtSequence"], done: Prepared) -> None:
     """Link or copy sharp frames and streams, and write the mean of each stream as its blurry frame; for layout E."""
-    gain = done.gain = done.gain or typical_gain(pairs, config.spike_hw)
+    gain = done.gain = done.gain or typical_gain(pairs, config)
     logger.info("%s: blurry frames are the means of the streams, times %.2f.", split, gain)
     for each in pairs:
         target = config.output / split / each.name
@@ -122,7 +124,7 @@ def _blur_from_spikes(config: PrepareConfig, split: str, pairs: Sequence["GtSequ
             _place(source, target / part, link=config.use_symlinks, copy=shutil.copytree)
         with progress(f"{split}/{each.name}", len(each.pairs)) as advance:
             for number, (sharp, stream) in enumerate(each.pairs, 1):
-                pair = open_pair(sharp, stream, config.spike_hw)
+                pair = open_pair(sharp, stream, config)
                 if number == 1:
                     _warn_of_orientation(pair)
                 write_image(target / "blur" / f"{sharp.stem}.png", mean_of_stream(pair, gain))
@@ -425,28 +427,31 @@ def gt_sequences(rgb: Path, spikes: Path, split: str) -> Iterator[GtSequence]:
             yield GtSequence("all" if folder == rgb / split else folder.name, folder / GT_DIR, spike, pairs)
 
 
-def open_pair(sharp: Path, stream: Path, spike_hw: tuple[int, int] | None) -> GtPair:
+def open_pair(sharp: Path, stream: Path, config: PrepareConfig) -> GtPair:
     """A sharp frame and its stream; without a size or a sidecar, spike frames have the size of the sharp frame."""
     sharp_HW3 = read_frame(str(sharp))
-    shape_hw = spike_hw or geometry_beside(stream) or (sharp_HW3.shape[0], sharp_HW3.shape[1])
+    shape_hw = config.spike_hw or geometry_beside(stream) or (sharp_HW3.shape[0], sharp_HW3.shape[1])
     geometry = "" if stream.suffix.lower() in ARRAY_EXTS else geometry_name(shape_hw)
-    return GtPair(sharp_HW3, open_stream(stream, geometry=geometry))
+    return GtPair(sharp_HW3, open_stream(stream, geometry=geometry, flipud=config.flipud))
 
 
 def _warn_of_orientation(pair: GtPair) -> None:
-    """Warn if a stream does not look like its sharp frame; `--check` could not tell, since blur is made from it."""
-    rate_HW = pair.stream[:].mean(axis=0)
+    """Warn if a stream does not look like its sharp frame: the blurry frame is made of it, so both would be turned."""
+    flipud, rate_HW = pair.stream.layout.flipud, pair.stream[:].mean(axis=0)
     grey_HW = grey_at(pair.sharp_HW3, (rate_HW.shape[0], rate_HW.shape[1]))
-    if problem := compare_with_frame(rate_HW, grey_HW, flipud=pair.stream.layout.flipud).problem:
+    problem = compare_with_frame(rate_HW, grey_HW, flipud=flipud).problem
+    if problem and not compare_with_frame(rate_HW[::-1], grey_HW).problem:
+        problem += f" Before that, prepare again with --flip {'no' if flipud else 'yes'}: blurry frames are wrong, too."
+    if problem:
         logger.warning("%s: %s", pair.stream.path, problem)
 
 
-def typical_gain(sequences: Sequence[GtSequence], spike_hw: tuple[int, int] | None) -> float:
+def typical_gain(sequences: Sequence[GtSequence], config: PrepareConfig) -> float:
     """Brightness of a pixel that fires in every spike frame: the median over some pairs."""
     pairs = [pair for each in sequences for pair in each.pairs]
     gains = []
     for number in np.unique(np.linspace(0, len(pairs) - 1, GAIN_FILES).astype(int)).tolist():
-        sharp_HW3, stream = open_pair(pairs[number][0], pairs[number][1], spike_hw)
+        sharp_HW3, stream = open_pair(pairs[number][0], pairs[number][1], config)
         gains.append(float(sharp_HW3.mean()) / 255 / max(float(stream[:].mean()), 1e-6))
     return float(np.median(gains))
 

@@ -69,6 +69,8 @@ def voxel(spikes_THW: np.ndarray, num_bins: int) -> np.ndarray:
 
     Spike frame t of T belongs to bin t * B // T. This is what a network gets with `VOXEL_NORM: rate`.
     """
+    if num_bins < 1:
+        raise ConfigError(f"{num_bins} voxel bins: there must be 1 or more.")
     counts = voxel_counts(spikes_THW, num_bins, np.dtype(np.float32))
     frames_B = np.maximum(frames_per_bin(len(spikes_THW), num_bins), 1).astype(np.float32)
     return np.asarray(counts / frames_B[:, None, None])

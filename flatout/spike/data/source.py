@@ -80,13 +80,14 @@ class ClipSource:
         self._crop = crop
         self._dtype = spike_dtype(clips, representation)
         augment = augment or AugmentConfig(HFLIP=0, VFLIP=0, ROT90=0)
-        if crop is None and augment.ROT90:
-            logger.warning("CROP_SIZE is null: whole frames are not square, so ROT90 is not applied.")
-        rot90 = augment.ROT90 if crop is not None else 0.0
-        self._probabilities_4 = np.array([augment.REVERSE, augment.HFLIP, augment.VFLIP, rot90])
         largest = max(clips.sequences, key=lambda each: each.rgb_hw)
         if crop is not None:
             self._num_origins_S2 = np.array([_num_origins(each, crop) for each in clips.sequences])
+        rot90 = augment.ROT90
+        if rot90 and (why := _not_square(largest, crop)):
+            logger.warning("%s, so ROT90 is not applied.", why)
+            rot90 = 0.0
+        self._probabilities_4 = np.array([augment.REVERSE, augment.HFLIP, augment.VFLIP, rot90])
         self._sequence_N = np.array([clips.frames[first].sequence for first in clips.windows_NL[:, 0]])
         self.fields = self._fields(largest)
 
@@ -181,6 +182,18 @@ def crop_boxes(facts: SequenceFacts, origin: list[int], crop: int | None) -> tup
         Box(origin[0], origin[1], crop, crop),
         Box(spans[0].start, spans[1].start, spans[0].length, spans[1].length),
     )
+
+
+def _not_square(facts: SequenceFacts, crop: int | None) -> str:
+    """Why clips cannot be rotated by 90 degrees; empty if they can. All sequences of a set have the same ratios."""
+    if crop is None:
+        return "CROP_SIZE is null: whole frames are not square"
+    _, spike = crop_boxes(facts, [0, 0], crop)
+    if spike.bottom != spike.right:
+        return (
+            f"Spike frames have another aspect ratio than frames: a crop is {spike.right} x {spike.bottom} spike pixels"
+        )
+    return ""
 
 
 def _num_origins(facts: SequenceFacts, crop: int) -> tuple[int, int]:

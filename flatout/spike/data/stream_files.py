@@ -13,8 +13,9 @@ import logging
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -59,8 +60,8 @@ class SpikeStream:
         """Spike frames, height, width."""
         return self.layout.frames, self.layout.height, self.layout.width
 
-    def __getitem__(self, frames: slice | int) -> np.ndarray:
-        if isinstance(frames, int):
+    def __getitem__(self, frames: slice | SupportsIndex) -> np.ndarray:
+        if not isinstance(frames, slice):
             number = range(len(self))[frames]
             return np.asarray(self[number : number + 1][0])
         return decode(self._stream_TF[frames], self.layout, Box(0, 0, self.layout.height, self.layout.width))
@@ -102,7 +103,7 @@ def open_stream(
             remedy=_geometry_advice(error) if error.kind == "reshape" else "",
         ) from None
     if not geometry and sidecar_hw is None:
-        _warn_of_other_geometries(path, size, layout)
+        _warn_of_other_geometries(path.parent, size, layout)
     return SpikeStream(path, layout)
 
 
@@ -113,8 +114,9 @@ def _geometry_advice(error: StreamError) -> str:
     )
 
 
-def _warn_of_other_geometries(path: Path, size: int, layout: Layout) -> None:
-    """Warn if 640 x 360 was assumed but other known geometries fit too."""
+@lru_cache(maxsize=64)  # not for each of the thousands of streams of a folder
+def _warn_of_other_geometries(folder: Path, size: int, layout: Layout) -> None:
+    """Warn, once per folder and size of file, if 640 x 360 was assumed but other known geometries fit too."""
     others = [
         f"{geometry_name((height, width))} ({frames} frames)"
         for height, width, frames in fitting_geometries(size)
@@ -122,8 +124,8 @@ def _warn_of_other_geometries(path: Path, size: int, layout: Layout) -> None:
     ]
     if layout.format == "packed" and others:
         logger.warning(
-            "%s: read as %s, because no geometry is given; %s would fit too. If the image looks torn, give --geometry.",
-            path, geometry_name((layout.height, layout.width)), ", ".join(others),
+            "%s: read as %s, because no geometry is given; %s would fit too. If images look torn, give --geometry.",
+            folder, geometry_name((layout.height, layout.width)), ", ".join(others),
         )  # fmt: skip
 
 
