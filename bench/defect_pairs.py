@@ -47,13 +47,13 @@ import torch
 from bench.defect_boards import moved
 from bench.measure import Timing, arguments, report, summarize
 from flatout.defect.compare.align import align
-from flatout.defect.compare.calibrate import Blobs, heat_blobs, threshold_for
+from flatout.defect.compare.calibrate import LOWEST, Blobs, heat_blobs, lowest_for, response, threshold_for
 from flatout.defect.compare.classical import find_differences, heat_of_differences, refined
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import size_text
 from flatout.defect.data.pairs import COLUMNS, aligned_planes, list_pair_images, read_planes
 from flatout.defect.evaluate.evaluate import mask_of_image
-from flatout.defect.evaluate.maps import HeatMapper, MakeMap
+from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker, MakeMap
 from flatout.defect.evaluate.scores import PixelCounts
 from flatout.defect.export import export_onnx, reduce_precision
 from flatout.defect.model import DefectNet
@@ -193,14 +193,16 @@ class Judged:
     heat_HW: np.ndarray
     mask_HW: np.ndarray | None
     """None: only its boxes are known."""
+    lowest: float
+    """Lowest threshold that is chosen for the method that made the map."""
 
 
 Run = Mapping[str, Sequence[Judged]]
 """Group that is left out -> all images, judged by the method without this group."""
 
 
-def _judged(pairs: Iterable[Pair], make_map: MakeMap) -> list[Judged]:
-    return [_judge(pair, make_map(pair.planes_CHW)) for pair in pairs]
+def _judged(pairs: Iterable[Pair], make_map: MakeMap, lowest: float = LOWEST) -> list[Judged]:
+    return [_judge(pair, make_map(pair.planes_CHW), lowest) for pair in pairs]
 
 
 def _same_for_all_groups(judged: Sequence[Judged]) -> Run:
@@ -208,9 +210,9 @@ def _same_for_all_groups(judged: Sequence[Judged]) -> Run:
     return dict.fromkeys(sorted({each.group for each in judged}), judged)
 
 
-def _judge(pair: Pair, heat_HW: np.ndarray) -> Judged:
+def _judge(pair: Pair, heat_HW: np.ndarray, lowest: float) -> Judged:
     blobs = heat_blobs(heat_HW, pair.image, least=1e-6)
-    return Judged(pair.name, pair.group, blobs, heat_HW, mask_of_image(pair.image, heat_HW.shape))
+    return Judged(pair.name, pair.group, blobs, heat_HW, mask_of_image(pair.image, heat_HW.shape), lowest)
 
 
 def _scores(run: Run, *, has_threshold: bool) -> dict[str, Any]:
@@ -226,7 +228,7 @@ def _scores(run: Run, *, has_threshold: bool) -> dict[str, Any]:
     groups = {}
     for group, judged in run.items():
         false = [each.blobs.heat_N[each.blobs.is_false_N] for each in judged if each.group != group]
-        threshold = threshold_for(false, FALSE_BLOBS) if has_threshold else 1e-6
+        threshold = threshold_for(false, FALSE_BLOBS, lowest=judged[0].lowest) if has_threshold else 1e-6
         groups[group] = _at(threshold, [each for each in judged if each.group == group])
     total: dict[str, Any] = {
         name: sum(each[name] for each in groups.values()) for name in ("pictures", "boxes", "hit", "false")
@@ -328,10 +330,14 @@ def _networks(pairs: Sequence[Pair], seed: int, options: argparse.Namespace) -> 
     aligned = [pair._replace(planes_CHW=aligned_planes(pair.planes_CHW)) for pair in pairs]
     run = {}
     for group in options.groups or sorted({pair.group for pair in pairs}):
-        others = [pair.image for pair in pairs if pair.group != group]
+        others = {pair.image.path: pair for pair in aligned if pair.group != group}
+        images = [pair.image for pair in others.values()]
         with tempfile.TemporaryDirectory() as name:
-            make_map = _trained(others, Path(name), seed, 1 if options.quick else options.epochs)
-            run[group] = _judged(aligned, partial(_refined_map, make_map))
+            network_map = _trained(images, Path(name), seed, 1 if options.quick else options.epochs)
+        make_map = partial(_refined_map, network_map)
+        read = {path: pair.planes_CHW for path, pair in others.items()}.__getitem__
+        lowest = lowest_for(None, partial(response, images, read, HostMapMaker(make_map)))
+        run[group] = _judged(aligned, make_map, lowest)
     return run
 
 

@@ -27,7 +27,9 @@ from flatout.defect.compare.calibrate import (
     Settings,
     choose_settings,
     heat_blobs,
+    lowest_for,
     read_settings,
+    response,
 )
 from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images, list_split
 from flatout.defect.data.items import MAX_GREY, BlindnessWarning, read_canonical
@@ -98,7 +100,9 @@ def calibrate(options: CalibrateOptions) -> Settings:
     if options.false_blobs < 0:
         raise ConfigError(f"--false_blobs {options.false_blobs} must be 0 or more.")
     way = open_inspection(replace(options, settings=""))
-    lowest = min(LOWEST, way.threshold or LOWEST)
+    lowest = LOWEST
+    if way.method == "network":
+        lowest = lowest_for(way.threshold, partial(response, way.images, way.read, way.maker))
 
     def blobs_of(image: EvaluationImage, mapped: Mapped) -> Blobs:
         return heat_blobs(mapped.heat_HW, image, least=lowest / 2)
