@@ -153,7 +153,8 @@ class _Checker:
             with decoder_messages() as messages:
                 planes_CHW = read_planes(image)
         except (OSError, DecodeError) as error:
-            yield _finding("error", "cannot be used", where, " ".join([str(error), *messages[:1]]))
+            text = str(error).removeprefix(f"{where}:").strip()
+            yield _finding("error", "cannot be used", where, " ".join([text, *messages[:1]]))
             return
         yield from self._size(image.path, (planes_CHW.shape[1], planes_CHW.shape[2]))
         flat = _is_flat(planes_CHW)

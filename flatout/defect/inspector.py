@@ -185,6 +185,8 @@ class _Given(NamedTuple):
         if holds_pairs(given):
             images = list_pair_images(given)
             return cls(images, PairReader(images, None).stored, are_pairs=True)
+        if not Path(given).exists():
+            raise DataError(f"{given}: no such file or folder.")
         return cls([EvaluationImage(file, None, is_good=False) for file in _image_files(Path(given))], read_canonical)
 
 

@@ -108,5 +108,8 @@ def test_mistakes_have_clear_messages(trained, tmp_path):
         model.predict(np.zeros((4, 4)))
     with pytest.raises(DataError, match="no images in this folder"):
         model.predict(tmp_path)
+    for gone in (tmp_path / "gone", tmp_path / "gone.png"):
+        with pytest.raises(DataError, match=f"{gone}: no such file or folder"):
+            model.predict(gone)
     with pytest.raises(ConfigError, match=r"train\(\): epoch: unknown key .* did you mean 'epochs'"):
         flatout.defect.load("v1").train(tmp_path, epoch=1)

@@ -21,8 +21,8 @@ import numpy as np
 
 from flatout.defect.compare.align import AlignConfig, align
 from flatout.defect.data.decode import read_stored
-from flatout.defect.data.find import ENDINGS, GOOD, EvaluationImage
-from flatout.defect.data.items import MAX_GREY, grey, image_files, size_text
+from flatout.defect.data.find import GOOD, EvaluationImage
+from flatout.defect.data.items import MAX_GREY, PAIR_ENDINGS, grey, image_files, size_text
 from flatout.errors import DataError
 from flatout.feed import DecodeError
 
@@ -77,7 +77,7 @@ def labels_without_image(path: str | Path, images: Iterable[EvaluationImage]) ->
 
 def _folder_of_pair(path: Path) -> Path | None:
     """The folder of pairs that a file is an inspected image of, with a template; None if it is none."""
-    if path.suffix.lower() not in ENDINGS or not path.is_file():
+    if path.suffix.lower() not in PAIR_ENDINGS or not path.is_file():
         return None
     root = path.parent.parent
     if path.parent.name == TEST and path.stem in {file.stem for file in image_files(root / TEMPLATE)}:
@@ -104,7 +104,9 @@ def _matched(
 ) -> list[EvaluationImage]:
     tests, templates = found[TEST], found[TEMPLATE]
     if not tests:
-        raise DataError(f"{places[TEST]}: there are no inspected images.")
+        raise DataError(
+            f"{places[TEST]}: there are no inspected images. File names must end in {', '.join(PAIR_ENDINGS)}."
+        )
     for one, other, what in ((tests, templates, TEMPLATE), (templates, tests, TEST)):
         if unpaired := sorted(one.keys() - other.keys()):
             raise DataError(
