@@ -24,7 +24,15 @@ from flatout.defect.data.find import (
     training_folder,
 )
 from flatout.defect.data.items import FAINT, MAX_GREY, canonical, is_faint, mask_of, planes_first, size_text
-from flatout.defect.data.pairs import holds_pairs, labels_without_image, list_pair_images, read_boxes, read_planes
+from flatout.defect.data.pairs import (
+    UNLABELLED,
+    holds_pairs,
+    labels_without_image,
+    list_pair_images,
+    read_boxes,
+    read_planes,
+    unlabelled_among_labelled,
+)
 from flatout.defect.patches import Grid
 from flatout.errors import ConfigError, DataError, counted
 from flatout.feed import DecodeError
@@ -100,6 +108,10 @@ def _check_pairs(path: str, patch: int) -> CheckReport:
         _finding("warning", "label unused", str(label), "no test image has its name, so it is not used")
         for label in labels_without_image(path, images)
     ]
+    findings += [
+        _finding("warning", "mask missing", str(path), f"it has {UNLABELLED}")
+        for path in unlabelled_among_labelled(images)
+    ]
     return _report(findings, len(images), checker.shape_hw)
 
 
@@ -157,7 +169,7 @@ class _Checker:
             yield _finding("error", "cannot be used", where, " ".join([text, *messages[:1]]))
             return
         yield from self._size(image.path, (planes_CHW.shape[1], planes_CHW.shape[2]))
-        flat = _is_flat(planes_CHW)
+        flat = _is_flat(planes_CHW[: 1 + len(image.references)])
         advice = f": {FAINT}" if is_faint(planes_CHW) else ""
         for plane in np.flatnonzero(flat):
             name = ("test image", "template", "second reference")[plane]

@@ -33,7 +33,14 @@ from flatout.defect.compare.calibrate import (
 )
 from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images, list_split
 from flatout.defect.data.items import MAX_GREY, BlindnessWarning, read_canonical
-from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_boxes
+from flatout.defect.data.pairs import (
+    UNLABELLED,
+    PairReader,
+    holds_pairs,
+    list_pair_images,
+    read_boxes,
+    unlabelled_among_labelled,
+)
 from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
 from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, evaluate_images
 from flatout.defect.evaluate.maps import (
@@ -72,6 +79,10 @@ def predict(options: TestOptions) -> DefectEvaluation:
             "these: flatout defect calibrate --model_path %s --test_path FOLDER --settings FILE",
             options.model_path, threshold, options.model_path,
         )  # fmt: skip
+    if images[0].references and options.use_ground_truth_mask and (unlabelled := unlabelled_among_labelled(images)):
+        logger.warning(
+            "%d of %s, such as %s, have %s.", len(unlabelled), counted(len(images), "image"), unlabelled[0], UNLABELLED
+        )
     writer = _Writer(options, root=_common_folder(images), threshold=threshold, ranks_all=way.find is not None)
     result = evaluate_images(
         way.maker,

@@ -108,6 +108,16 @@ def test_a_component_is_one_detection():
     assert detect_components(np.zeros((8, 8), np.float32)) == []
 
 
+@pytest.mark.parametrize(("gain", "offset"), [(0.6, 0), (0.5, 120)])
+def test_a_template_of_other_brightness_hides_no_defect_and_makes_none(boards, tmp_path, gain, offset):
+    shutil.copytree(boards, tmp_path / "boards")
+    for path in (tmp_path / "boards/temp").iterdir():
+        cv2.imwrite(str(path), np.asarray(cv2.imread(str(path), 0) * gain + offset, np.uint8))
+    assert main(["defect", "test", "--test_path", str(tmp_path / "boards"), "--output_dir", str(tmp_path / "out")]) == 0
+    scores = json.loads((tmp_path / "out/results.json").read_text())
+    assert (scores["blob_recall"], scores["false_blobs_per_image"]) == (1.0, 0.0)
+
+
 # Thresholds
 
 
@@ -469,6 +479,18 @@ def test_good_pairs_alone_give_a_threshold_by_false_blobs_and_no_other(
     assert (threshold is not None) == has_threshold
     assert threshold is None or 0 < threshold < LOWEST, "two steps raise no defect to 0.2"
     assert ("--false_blobs 0.5 has no effect" in caplog.text) == has_warning
+
+
+def test_images_that_are_not_scored_beside_labelled_ones_are_counted(tmp_path, caplog):
+    boards = write_boards(tmp_path / "boards", 3)
+    (boards / "mask/02.png").unlink()
+    assert main(["defect", "test", "--test_path", str(boards), "--output_dir", str(tmp_path / "out")]) == 0
+    assert f"1 of 3 images, such as {boards}/test/02.png, have neither a mask nor boxes" in caplog.text
+    assert "test/02.png: it has neither a mask nor boxes" in "\n".join(check_data_set(str(boards), "png_jpg").lines())
+    caplog.clear()
+    shutil.rmtree(boards / "mask")
+    assert main(["defect", "predict", "--test_path", str(boards), "--output_dir", str(tmp_path / "out")]) == 0
+    assert "neither" not in caplog.text and not check_data_set(str(boards), "png_jpg").findings
 
 
 def test_a_bad_validation_pair_ends_a_training_before_it_starts(tmp_path, capsys):

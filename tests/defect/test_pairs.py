@@ -6,6 +6,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import tifffile
 
 from bench.defect_boards import _floor, best_shift, moved
 from flatout.defect.data.find import EvaluationImage
@@ -45,6 +46,16 @@ def test_images_and_masks_of_pairs_may_be_bmp_files(tmp_path):
     np.testing.assert_array_equal(read_planes(pair), np.stack((inspected, inspected[::-1], inspected[::-1])))
     assert pair.mask is not None
     np.testing.assert_array_equal(read_mask(pair.mask), inspected > 200)
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 10), (9, 10, 1)])
+def test_an_axis_of_one_plane_is_no_second_plane(tmp_path, shape):
+    plane = np.arange(90, dtype=np.uint8).reshape(shape)
+    for kind in ("temp", "test"):
+        (tmp_path / kind).mkdir()
+        tifffile.imwrite(tmp_path / kind / "a.tif", plane)
+    (pair,) = list_pair_images(tmp_path)
+    np.testing.assert_array_equal(read_planes(pair), np.stack([plane.reshape(9, 10)] * 3))
 
 
 def test_a_board_without_template_is_named(tmp_path):

@@ -75,6 +75,20 @@ def labels_without_image(path: str | Path, images: Iterable[EvaluationImage]) ->
     return sorted(label for label in labels if label.stem not in names)
 
 
+def unlabelled_among_labelled(images: Iterable[EvaluationImage]) -> list[Path]:
+    """Images with neither a mask nor boxes that are not known to be good, if others are labelled; else none."""
+    images = list(images)
+    unlabelled = [image.path for image in images if not image.is_labelled and image.boxes is None]
+    return unlabelled if len(unlabelled) < len(images) else []
+
+
+UNLABELLED = (
+    "neither a mask nor boxes: not scored, although other images are. A good image needs an empty mask or an empty "
+    "file of boxes"
+)
+"""What is said of such images."""
+
+
 def _folder_of_pair(path: Path) -> Path | None:
     """The folder of pairs that a file is an inspected image of, with a template; None if it is none."""
     if path.suffix.lower() not in PAIR_ENDINGS or not path.is_file():
@@ -312,6 +326,8 @@ def _grey_plane(path: Path) -> np.ndarray:
     """One image of a pair as grey [H, W]; a file of three planes is refused, colours become brightness."""
     try:
         stored = read_stored(path, grey_is_plane=True)
+        if stored.ndim == 3 and 1 in (stored.shape[0], stored.shape[2]):
+            stored = stored.squeeze(0 if stored.shape[0] == 1 else 2)
         if stored.ndim == 3 and path.suffix.lower() in (".tif", ".tiff") and not _is_grey(stored):
             raise DecodeError(
                 f"it has shape {stored.shape}, which looks like the planes target, ref1 and ref2 in one file. Images "
