@@ -10,6 +10,7 @@ import csv
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -83,7 +84,7 @@ def predict(options: TestOptions) -> DefectEvaluation:
         logger.warning(
             "%d of %s, such as %s, have %s.", len(unlabelled), counted(len(images), "image"), unlabelled[0], UNLABELLED
         )
-    writer = _Writer(options, root=_common_folder(images), threshold=threshold, ranks_all=way.find is not None)
+    writer = _Writer(options, images, threshold=threshold, ranks_all=way.find is not None)
     result = evaluate_images(
         way.maker,
         images,
@@ -250,9 +251,15 @@ class _Inspected(NamedTuple):
 class _Writer:
     """Writes the files of every image as it is processed, and the tables at the end."""
 
-    def __init__(self, options: TestOptions, *, root: Path, threshold: float, ranks_all: bool = False) -> None:
+    def __init__(
+        self, options: TestOptions, images: list[EvaluationImage], *, threshold: float, ranks_all: bool = False
+    ) -> None:
         """`ranks_all`: heat maps are 0 outside of components, so those below the threshold can be ranked, too."""
-        self._options, self._root, self._threshold, self._ranks_all = options, root, threshold, ranks_all
+        self._options, self._threshold, self._ranks_all = options, threshold, ranks_all
+        self._root = _common_folder(images)
+        stems = Counter(image.path.with_suffix("") for image in images)
+        self._shared_stems = {stem for stem, num in stems.items() if num > 1}
+        """Paths without their endings that several images have, such as a.png and a.jpg."""
         self._folder = Path(options.output_dir)
         self._inspected: dict[Path, _Inspected] = {}
         """Images whose files are written, until it is their turn."""
@@ -271,7 +278,9 @@ class _Writer:
     def write(self, evaluated: EvaluatedImage) -> None:
         """Write the files of an image and find its blobs; in any thread, images in any order."""
         heat_HW, mask_HW = evaluated.heat_HW, evaluated.mask_HW
-        stem = self._folder / self._name(evaluated).with_suffix("")
+        name = self._name(evaluated)
+        is_shared = evaluated.image.path.with_suffix("") in self._shared_stems
+        stem = self._folder / (name if is_shared else name.with_suffix(""))
         stem.parent.mkdir(parents=True, exist_ok=True)
         if self._options.save_maps:
             import tifffile

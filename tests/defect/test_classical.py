@@ -481,6 +481,16 @@ def test_good_pairs_alone_give_a_threshold_by_false_blobs_and_no_other(
     assert ("--false_blobs 0.5 has no effect" in caplog.text) == has_warning
 
 
+def test_images_that_differ_in_their_endings_alone_do_not_overwrite_each_other(boards, tmp_path):
+    for kind in ("temp", "test"):
+        for ending in ("png", "bmp"):
+            cv2.imwrite(str(tmp_path / f"{kind}.{ending}"), cv2.imread(str(boards / kind / "00.png"), 0))
+    (tmp_path / "pairs.csv").write_text("template,test\ntemp.png,test.png\ntemp.bmp,test.bmp\n")
+    found = tmp_path / "found"
+    assert main(["defect", "predict", "--test_path", str(tmp_path / "pairs.csv"), "--output_dir", str(found)]) == 0
+    assert {path.name for path in found.glob("*_mask.png")} == {"test.png_mask.png", "test.bmp_mask.png"}
+
+
 def test_images_that_are_not_scored_beside_labelled_ones_are_counted(tmp_path, caplog):
     boards = write_boards(tmp_path / "boards", 3)
     (boards / "mask/02.png").unlink()
@@ -516,7 +526,8 @@ def test_values_in_0_to_1_are_named_by_every_command(tmp_path, caplog):
     caplog.clear()
     find_images(str(boards), "tiff")
     assert text in caplog.text
-    assert text in "\n".join(check_data_set(str(boards), "tiff", patch=64).lines())
+    lines = "\n".join(check_data_set(str(boards), "tiff", patch=64).lines())
+    assert text in lines and "its template" in lines and "second reference" not in lines
 
 
 def test_what_to_do_without_weights_depends_on_the_images(boards, capsys):

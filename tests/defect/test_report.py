@@ -54,7 +54,7 @@ def written(folder: Path, *, threshold: float, is_labelled: bool = True, **optio
         tifffile.imwrite(folder / "mask.tiff", mask)
         is_good = number == 1 and is_labelled
         images.append(EvaluationImage(path, folder / "mask.tiff" if is_labelled and not number else None, is_good))
-    writer = prediction._Writer(TestOptions(output_dir=str(out), **options), root=folder, threshold=threshold)
+    writer = prediction._Writer(TestOptions(output_dir=str(out), **options), images, threshold=threshold)
     writer.finish(evaluate_images(heat_of, images, threshold=threshold, observers=[writer], in_threads=writer.write))
     return out
 
