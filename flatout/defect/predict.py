@@ -267,7 +267,7 @@ class _Writer:
         self._detections: list[tuple[str, int, int, float]] = []
         self._blobs: list[BlobImage] = []
         self._ranked: list[BlobImage] = []
-        self._report = Report() if options.report else None
+        self._report = Report(threshold) if options.report else None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -287,11 +287,12 @@ class _Writer:
 
             tifffile.imwrite(stem.with_name(f"{stem.name}_heat.tiff"), heat_HW)
         if self._options.save_pictures:
-            result_png(evaluated.planes_CHW, heat_HW, mask_HW, stem.with_name(f"{stem.name}_result.png"))
+            path = stem.with_name(f"{stem.name}_result.png")
+            result_png(evaluated.planes_CHW, heat_HW, mask_HW, path, threshold=self._threshold)
         if self._options.save_masks:
             grey_png((heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
-        path = evaluated.image.boxes if self._options.use_ground_truth_mask else None
-        boxes = None if path is None else read_boxes(path)
+        boxes_file = evaluated.image.boxes if self._options.use_ground_truth_mask else None
+        boxes = None if boxes_file is None else read_boxes(boxes_file)
         found = inspect_blobs(heat_HW, self._threshold, mask_HW, boxes)
         ranks = self._ranks_all and found.is_labelled
         self._inspected[evaluated.image.path] = _Inspected(
