@@ -177,8 +177,7 @@ class _Checker:
         if not flat.any():
             names = ("template", "second reference")[: len(image.references)]
             for name, reference_HW in zip(names, planes_CHW[1:], strict=False):
-                shift_GK2, _ = find_shifts(planes_CHW[0], reference_HW)
-                if (farthest := float(np.median(np.abs(shift_GK2), (0, 1)).max())) > AlignConfig.reach_px:
+                if (farthest := _distance_px(planes_CHW[0], reference_HW)) > AlignConfig.reach_px:
                     text = f"its {name} is off by {farthest:.0f} px or more: align it beforehand, or raise align_px"
                     yield _finding("warning", "misregistered", where, text)
         shape_hw = planes_CHW.shape[1], planes_CHW.shape[2]
@@ -268,6 +267,13 @@ def _values(path: Path, stored: np.ndarray, planes_CHW: np.ndarray) -> Iterator[
 
 def _is_flat(planes_CHW: np.ndarray) -> np.ndarray:
     return np.asarray(planes_CHW.std(axis=(1, 2)) < FLAT_BELOW)
+
+
+def _distance_px(target_HW: np.ndarray, reference_HW: np.ndarray) -> float:
+    """How far a reference is off, along x or y: as blocks of it are, or all of it if that is beyond their reach."""
+    shift_GK2, _ = find_shifts(target_HW, reference_HW)
+    of_blocks = float(np.median(np.abs(shift_GK2), (0, 1)).max())
+    return max(of_blocks, *map(abs, displacement(target_HW, reference_HW)))
 
 
 def displacement(target_HW: np.ndarray, ref_HW: np.ndarray) -> tuple[int, int]:

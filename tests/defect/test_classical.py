@@ -481,6 +481,17 @@ def test_good_pairs_alone_give_a_threshold_by_false_blobs_and_no_other(
     assert ("--false_blobs 0.5 has no effect" in caplog.text) == has_warning
 
 
+@pytest.mark.parametrize(("shift_px", "is_far"), [(4, False), (11, False), (15, True), (25, True), (40, True)])
+def test_check_names_templates_that_are_farther_off_than_the_alignment_looks(tmp_path, shift_px, is_far):
+    wide = scan(side=320)
+    for kind, x in (("temp", shift_px), ("test", 0)):
+        (tmp_path / kind).mkdir()
+        cv2.imwrite(str(tmp_path / kind / "a.png"), wide[:256, x : x + 256])
+    text = "\n".join(check_data_set(str(tmp_path), "png_jpg").lines())
+    assert ("misregistered" in text) == is_far
+    assert not is_far or f"its template is off by {shift_px} px" in text
+
+
 def test_images_that_differ_in_their_endings_alone_do_not_overwrite_each_other(boards, tmp_path):
     for kind in ("temp", "test"):
         for ending in ("png", "bmp"):
