@@ -1,8 +1,8 @@
 """How well are real defects on circuit boards found after local alignment, and how fast?
 
 Answer: bench/results/defect_pairs_<machine>_<yyyymm>.md (rewrite it with --write). Data: $FLATOUT_DATA/deeppcb_mini, or
-pairs of your own with --data: folders or CSV files as `flatout defect test` reads them, with masks and, if there are
-any, boxes. The first five letters of an image's name are the group of boards that it belongs to.
+pairs of your own with --data: folders or CSV files as `flatout defect test` reads them, labelled by boxes or masks, or
+good. The first five letters of an image's name say which group of boards it is of (--group-letters).
 
 Five groups of boards; each in turn is left out. The threshold is chosen on the pairs of the other four (0.1 false blobs
 per picture, as `flatout defect calibrate` does), and used on the group that was left out. A blob is a connected
@@ -11,9 +11,10 @@ derived from local shifts and differences, so pixel IoU says little. They were a
 which shifts by one pixel to the right and down: IoU is given for the masks as they are, and moved back by that pixel.
 
 The baseline is the classical way in 25 lines: whole shift per window of 48 px, found with 8 px around it, difference
-above 100, opening of 2 x 2, area of at least 12. "At equal recall" compares at the highest threshold that finds 99 % of
-all boxes: of the area for the baseline, of the heat for flatout. The alignment and the classical method have no random
-part; --network also trains networks (base width 8) on the templates of the other groups, once per seed.
+above 100, opening of 2 x 2, area of at least 12; of two references it sees the first. "At equal recall" compares at the
+highest threshold that finds 99 % of all boxes: of the area for the baseline, of the heat for flatout. The alignment and
+the classical method have no random part; --network also trains networks (base width 8) on the templates of the other
+groups, once per seed.
 
 Only the threshold is chosen without the group that is left out. The settings of the alignment and of the classical
 method (pools, boxes, score, share of the contrast) were chosen on these same pairs, after about 30 variants were
@@ -28,6 +29,7 @@ One inspected image, 44000020, contains its own annotation (frames and words): r
 """
 
 import argparse
+import csv
 import os
 import tempfile
 import time
@@ -36,7 +38,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -45,12 +47,13 @@ import torch
 from bench.defect_boards import moved
 from bench.measure import Timing, arguments, report, summarize
 from flatout.defect.compare.align import align
-from flatout.defect.compare.calibrate import Blobs, heat_blobs, threshold_for
+from flatout.defect.compare.calibrate import LOWEST, Blobs, heat_blobs, lowest_for, response, threshold_for
 from flatout.defect.compare.classical import find_differences, heat_of_differences, refined
 from flatout.defect.data.find import EvaluationImage
-from flatout.defect.data.items import read_mask
-from flatout.defect.data.pairs import PairReader, list_pair_images
-from flatout.defect.evaluate.maps import HeatMapper, MakeMap
+from flatout.defect.data.items import size_text
+from flatout.defect.data.pairs import COLUMNS, aligned_planes, list_pair_images, read_planes
+from flatout.defect.evaluate.evaluate import mask_of_image
+from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker, MakeMap
 from flatout.defect.evaluate.scores import PixelCounts
 from flatout.defect.export import export_onnx, reduce_precision
 from flatout.defect.model import DefectNet
@@ -58,7 +61,9 @@ from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.train import train
 from flatout.defect.weights import load_network
+from flatout.errors import DataError, FlatoutError, counted
 from flatout.export import Precision, Session
+from flatout.feed import DecodeError
 
 FALSE_BLOBS = 0.1
 """False blobs per image that the choice of the threshold allows."""
@@ -74,35 +79,50 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--speed", action="store_true", help="measure speeds only; written to defect_pairs_speed_*")
     parser.add_argument("--network", action="store_true", help="also train networks, one per group and seed")
-    parser.add_argument("--data", nargs="+", type=Path, help="other pairs: folders or CSV files; nothing is written")
-    parser.add_argument("--groups", nargs="+", help="leave out only these groups for networks (default: all five)")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        type=Path,
+        metavar="PAIRS",
+        help="other pairs: folders or CSV files; no speeds are measured, and nothing is written",
+    )
+    parser.add_argument(
+        "--group-letters",
+        type=int,
+        default=5,
+        metavar="N",
+        help="images whose names begin with the same N letters are of one group of boards; 0: those of each of the "
+        "PAIRS are (default: %(default)s)",
+    )
+    parser.add_argument("--groups", nargs="+", help="leave out only these groups for networks (default: all)")
     parser.add_argument("--epochs", type=int, default=6, help="epochs of each training (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="seeds of the trainings")
     options = parser.parse_args()
-    if options.data and options.write:
-        parser.error("results of other pairs are not kept here: use --data without --write.")
-    shipped = Path(os.environ.get("FLATOUT_DATA", "../shared/data")) / "deeppcb_mini"
-    sources = options.data or [shipped / "train", shipped / "val"]
-    images = [image for source in sources for image in list_pair_images(source)][:: 8 if options.quick else 1]
-    if unlabelled := [str(image.path) for image in images if image.mask is None]:
-        parser.error(f"{len(unlabelled)} images have no mask, for example {unlabelled[0]}.")
-    if len({_group(image.path) for image in images}) < 2:
-        parser.error("all images are of one group of boards (first five letters of their names): none can be left out.")
-    planes = {image.path: PairReader([image], None)(image.path) for image in images}
+    if options.data and (options.write or options.speed):
+        parser.error("--write and --speed are for the pairs of $FLATOUT_DATA: omit them, or --data.")
+    try:
+        _measure(options)
+    except FlatoutError as error:
+        parser.error(str(error))
+
+
+def _measure(options: argparse.Namespace) -> None:
+    pairs = _read_pairs(options)
+    boards = [pair.planes_CHW for pair in pairs]
     if options.speed:
-        lines, numbers = _speed_report([planes[image.path] for image in images])
+        lines, numbers = _speed_report(boards)
         report("defect_pairs_speed", "\n".join(lines), numbers, options)
         return
     runs = {
-        "baseline": _same_for_all_groups(_judged(images, planes, baseline_map)),
-        "classical": _same_for_all_groups(_judged(images, planes, _classical_map)),
+        "baseline": _same_for_all_groups(_judged(pairs, baseline_map)),
+        "classical": _same_for_all_groups(_judged(pairs, _classical_map)),
     }
     for seed in options.seeds if options.network else ():
-        runs[f"network, seed {seed}"] = _networks(images, planes, seed, options)
+        runs[f"network, seed {seed}"] = _networks(pairs, seed, options)
     lines, numbers = [], dict[str, Any]()
-    has_drawn = any(image.path.stem == DRAWN_ON for image in images)
+    has_drawn = any(pair.name == DRAWN_ON for pair in pairs)
     for which, text in (("all", ""), *([("clean", f", without {DRAWN_ON}")] if has_drawn else [])):
-        lines.append(f"{len(images) - (which == 'clean')} pairs{text}")
+        lines.append(f"{len(pairs) - (which == 'clean')} pairs{text}")
         for way, run in runs.items():
             own = {group: [each for each in run[group] if which == "all" or each.name != DRAWN_ON] for group in run}
             numbers[f"{way}, {which}"] = found = _scores(own, has_threshold=way != "baseline")
@@ -112,14 +132,55 @@ def main() -> None:
             "only the threshold is chosen without the group that is left out; the settings of alignment and method",
             "were chosen on these same pairs, after about 30 variants were compared",
         ]
-    speed_lines, numbers["speed"] = _speed_report([planes[image.path] for image in images])
-    lines += speed_lines
+        speed_lines, numbers["speed"] = _speed_report(boards)
+        lines += speed_lines
     report("defect_pairs", "\n".join(lines), numbers, options)
 
 
-def _group(path: Path) -> str:
-    """The group of boards that an image is of."""
-    return path.stem[:5]
+class Pair(NamedTuple):
+    """A labelled pair."""
+
+    image: EvaluationImage
+    group: str
+    planes_CHW: np.ndarray
+    """float32, in 0..255; the references are not aligned."""
+
+    @property
+    def name(self) -> str:
+        return self.image.path.stem
+
+
+def _read_pairs(options: argparse.Namespace) -> list[Pair]:
+    """All pairs; DataError if one cannot be used, or if the comparison would lack something."""
+    shipped = Path(os.environ.get("FLATOUT_DATA", "../shared/data")) / "deeppcb_mini"
+    given = [
+        (image, image.path.stem[: options.group_letters] if options.group_letters > 0 else str(source))
+        for source in options.data or [shipped / "train", shipped / "val"]
+        for image in list_pair_images(source)
+    ][:: 8 if options.quick else 1]
+    images = [image for image, _ in given]
+    if unlabelled := [image.path for image in images if not image.is_labelled and image.boxes is None]:
+        raise DataError(
+            f"{counted(len(unlabelled), 'image')} without a mask or boxes, such as {unlabelled[0]}. Good images need "
+            "an empty mask or an empty file of boxes, or a folder named good."
+        )
+    groups = {group for _, group in given}
+    if len(groups) < 2:
+        raise DataError(
+            f"All images are of one group of boards, {groups.pop()!r}, so none can be left out. Say how groups are "
+            "named with --group-letters, or add other boards to --data, such as $FLATOUT_DATA/deeppcb_mini/val."
+        )
+    if unknown := set(options.groups or ()) - groups:
+        raise DataError(f"--groups: {', '.join(sorted(unknown))} is none of {', '.join(sorted(groups))}.")
+    try:
+        pairs = [Pair(image, group, read_planes(image)) for image, group in given]
+    except (OSError, DecodeError) as error:
+        raise DataError(str(error)) from None
+    sizes = {pair.planes_CHW.shape[1:] for pair in pairs}
+    if options.network and len(sizes) > 1:
+        texts = ", ".join(sorted(map(size_text, sizes)))
+        raise DataError(f"--network: a training needs images of one size (width x height), not of {texts}.")
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -127,21 +188,21 @@ class Judged:
     """The heat map of one image with its blobs and its mask."""
 
     name: str
+    group: str
     blobs: Blobs
     heat_HW: np.ndarray
-    mask_HW: np.ndarray
-
-    @property
-    def group(self) -> str:
-        return _group(Path(self.name))
+    mask_HW: np.ndarray | None
+    """None: only its boxes are known."""
+    lowest: float
+    """Lowest threshold that is chosen for the method that made the map."""
 
 
 Run = Mapping[str, Sequence[Judged]]
 """Group that is left out -> all images, judged by the method without this group."""
 
 
-def _judged(images: Iterable[EvaluationImage], planes: Mapping[Path, np.ndarray], make_map: MakeMap) -> list[Judged]:
-    return [_judge(image, make_map(planes[image.path])) for image in images]
+def _judged(pairs: Iterable[Pair], make_map: MakeMap, lowest: float = LOWEST) -> list[Judged]:
+    return [_judge(pair, make_map(pair.planes_CHW), lowest) for pair in pairs]
 
 
 def _same_for_all_groups(judged: Sequence[Judged]) -> Run:
@@ -149,10 +210,9 @@ def _same_for_all_groups(judged: Sequence[Judged]) -> Run:
     return dict.fromkeys(sorted({each.group for each in judged}), judged)
 
 
-def _judge(image: EvaluationImage, heat_HW: np.ndarray) -> Judged:
-    assert image.mask is not None
-    blobs = heat_blobs(heat_HW, image, least=1e-6)
-    return Judged(image.path.stem, blobs, heat_HW, read_mask(image.mask))
+def _judge(pair: Pair, heat_HW: np.ndarray, lowest: float) -> Judged:
+    blobs = heat_blobs(heat_HW, pair.image, least=1e-6)
+    return Judged(pair.name, pair.group, blobs, heat_HW, mask_of_image(pair.image, heat_HW.shape), lowest)
 
 
 def _scores(run: Run, *, has_threshold: bool) -> dict[str, Any]:
@@ -162,18 +222,20 @@ def _scores(run: Run, *, has_threshold: bool) -> dict[str, Any]:
     """
     left_out = [each for group, judged in run.items() for each in judged if each.group == group]
     best_K = np.sort(np.concatenate([each.blobs.best_K for each in left_out]))
+    if not len(best_K):
+        raise DataError("No image has a labelled defect, so there is no recall at which methods could be compared.")
     at_recall = max(float(best_K[int(np.floor((1 - RECALL) * len(best_K) + 1e-9))]), 1e-6)
     groups = {}
     for group, judged in run.items():
         false = [each.blobs.heat_N[each.blobs.is_false_N] for each in judged if each.group != group]
-        threshold = threshold_for(false, FALSE_BLOBS) if has_threshold else 1e-6
+        threshold = threshold_for(false, FALSE_BLOBS, lowest=judged[0].lowest) if has_threshold else 1e-6
         groups[group] = _at(threshold, [each for each in judged if each.group == group])
     total: dict[str, Any] = {
         name: sum(each[name] for each in groups.values()) for name in ("pictures", "boxes", "hit", "false")
     }
     for name in ("iou", "iou_moved"):
         overlap, union = (sum(each[f"{name}_{part}"] for each in groups.values()) for part in ("overlap", "union"))
-        total[name] = overlap / union
+        total[name] = overlap / union if union else None
     return {
         "equal_recall": _at(at_recall, left_out),
         "groups": groups,
@@ -183,7 +245,7 @@ def _scores(run: Run, *, has_threshold: bool) -> dict[str, Any]:
 
 def _at(threshold: float, judged: Sequence[Judged]) -> dict[str, Any]:
     false = sum(int((each.blobs.heat_N[each.blobs.is_false_N] >= threshold).sum()) for each in judged)
-    drawn = [(each.heat_HW >= np.float32(threshold), each.mask_HW) for each in judged]
+    drawn = [(each.heat_HW >= np.float32(threshold), each.mask_HW) for each in judged if each.mask_HW is not None]
     overlaps = {}
     for name, by in (("iou", 0), ("iou_moved", -1)):
         pairs = [(drawn_HW, moved(mask_HW, (by, by))) for drawn_HW, mask_HW in drawn]
@@ -197,25 +259,35 @@ def _at(threshold: float, judged: Sequence[Judged]) -> dict[str, Any]:
         "false": false,
         "false_per_picture": false / len(judged),
         **overlaps,
-        **{name: overlaps[f"{name}_overlap"] / overlaps[f"{name}_union"] for name in ("iou", "iou_moved")},
+        **{
+            name: overlaps[f"{name}_overlap"] / union if (union := overlaps[f"{name}_union"]) else None
+            for name in ("iou", "iou_moved")
+        },
     }
 
 
 def _lines(label: str, found: Mapping[str, Any]) -> list[str]:
     equal, left_out = found["equal_recall"], found["left_out"]
+    is_reached = equal["hit"] >= RECALL * equal["boxes"] - 1e-9
+    recall = "at equal recall" if is_reached else f"below a recall of {RECALL:.0%} at any threshold"
     lines = [
-        f"  {label:<18} at equal recall: {equal['hit']} of {equal['boxes']} boxes, {equal['false']} false blobs "
-        f"({equal['false_per_picture']:.3f} per picture), IoU {equal['iou']:.3f}, moved {equal['iou_moved']:.3f}",
+        f"  {label:<18} {recall}: {equal['hit']} of {equal['boxes']} boxes, {equal['false']} false blobs "
+        f"({equal['false_per_picture']:.3f} per picture), "
+        f"IoU {_share(equal['iou'])}, moved {_share(equal['iou_moved'])}",
         f"  {'':<18} left out, threshold of the others: {left_out['hit']} of {left_out['boxes']} boxes, "
         f"{left_out['false']} false blobs ({left_out['false_per_picture']:.3f} per picture), "
-        f"IoU {left_out['iou']:.3f}, moved {left_out['iou_moved']:.3f}",
+        f"IoU {_share(left_out['iou'])}, moved {_share(left_out['iou_moved'])}",
     ]
     for group, each in found["groups"].items():
         lines.append(
             f"  {'':<20} {group}: threshold {each['threshold']:.3f}, {each['hit']} of {each['boxes']} boxes, "
-            f"{each['false_per_picture']:.2f} false blobs per picture, IoU {each['iou']:.3f}"
+            f"{each['false_per_picture']:.2f} false blobs per picture, IoU {_share(each['iou'])}"
         )
     return lines
+
+
+def _share(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.3f}"
 
 
 # The ways
@@ -245,31 +317,27 @@ def baseline_map(planes_CHW: np.ndarray) -> np.ndarray:
     return np.where(area_N >= MIN_AREA, area_N / (area_N + MIN_AREA), 0).astype(np.float32)[number_HW]
 
 
-def _aligned(planes_CHW: np.ndarray) -> np.ndarray:
-    target_HW, template_HW = planes_CHW[0], planes_CHW[1]
-    reference_HW = align(target_HW, template_HW).reference_HW
-    return np.stack((target_HW, reference_HW, reference_HW))
-
-
 def _classical_map(planes_CHW: np.ndarray) -> np.ndarray:
-    return _heat_of_aligned(_aligned(planes_CHW))
+    return _heat_of_aligned(aligned_planes(planes_CHW))
 
 
 def _heat_of_aligned(planes_CHW: np.ndarray) -> np.ndarray:
     return heat_of_differences(find_differences(planes_CHW))
 
 
-def _networks(
-    images: list[EvaluationImage], planes: Mapping[Path, np.ndarray], seed: int, options: argparse.Namespace
-) -> Run:
+def _networks(pairs: Sequence[Pair], seed: int, options: argparse.Namespace) -> Run:
     """For every group, a network that was trained on the templates of the other groups."""
-    aligned = {path: _aligned(planes_CHW) for path, planes_CHW in planes.items()}
+    aligned = [pair._replace(planes_CHW=aligned_planes(pair.planes_CHW)) for pair in pairs]
     run = {}
-    for group in options.groups or sorted({_group(image.path) for image in images}):
-        others = [image for image in images if _group(image.path) != group]
+    for group in options.groups or sorted({pair.group for pair in pairs}):
+        others = {pair.image.path: pair for pair in aligned if pair.group != group}
+        images = [pair.image for pair in others.values()]
         with tempfile.TemporaryDirectory() as name:
-            make_map = _trained(others, Path(name), seed, 1 if options.quick else options.epochs)
-            run[group] = _judged(images, aligned, partial(_refined_map, make_map))
+            network_map = _trained(images, Path(name), seed, 1 if options.quick else options.epochs)
+        make_map = partial(_refined_map, network_map)
+        read = {path: pair.planes_CHW for path, pair in others.items()}.__getitem__
+        lowest = lowest_for(None, partial(response, images, read, HostMapMaker(make_map)))
+        run[group] = _judged(aligned, make_map, lowest)
     return run
 
 
@@ -277,10 +345,14 @@ def _refined_map(make_map: MakeMap, planes_CHW: np.ndarray) -> np.ndarray:
     return refined(make_map(planes_CHW), planes_CHW)
 
 
-def _trained(images: list[EvaluationImage], folder: Path, seed: int, epochs: int) -> MakeMap:
+def _trained(images: Sequence[EvaluationImage], folder: Path, seed: int, epochs: int) -> MakeMap:
     pairs = folder / "pairs.csv"
-    rows = [f"{image.references[0].resolve()},{image.path.resolve()}" for image in images]
-    pairs.write_text("\n".join(["template,test", *rows]) + "\n")
+    with pairs.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS[:3])
+        for image in images:
+            first, *second = image.references
+            writer.writerow([each.resolve() for each in (first, image.path, *second)])
     result = train(
         TrainOptions(
             training_dataset_path=str(pairs), project=str(folder / "runs"), base_width=8, epochs=epochs, seed=seed,
@@ -335,7 +407,7 @@ def _speeds(board_CHW: np.ndarray) -> dict[str, Timing]:
     torch.set_num_threads(1)
     board = board_CHW.astype(np.uint8)
     strip = np.ascontiguousarray(np.tile(board, (1, 2, 1))[:, : STRIP_HW[0], : STRIP_HW[1]])
-    aligned = _aligned(board)
+    aligned = aligned_planes(board)
     heat_HW = _heat_of_aligned(aligned)
     calls: dict[str, Callable[[], object]] = {
         "alignment of a board of 640 x 640": partial(align, board[0], board[1]),

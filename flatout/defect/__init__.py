@@ -50,8 +50,8 @@ __all__ = ["Inspected", "Inspector", "load"]
 def load(path_or_network: str | Path, *, device: str = "") -> "Inspector":
     """Load an inspector from a weights file, or create an untrained one from the name of a network: "v1" or "v2".
 
-    `device` is "cpu", the number of a GPU, or "" for a GPU if there is one. Raises CheckpointError if the file does not
-    exist.
+    "classical" is the method that compares aligned images without a network; it is for pairs. `device` is "cpu", the
+    number of a GPU, or "" for a GPU if there is one. Raises CheckpointError if the file does not exist.
     """
     from flatout.defect.inspector import Inspector
 

@@ -24,7 +24,15 @@ from flatout.defect.data.find import (
     training_folder,
 )
 from flatout.defect.data.items import FAINT, MAX_GREY, canonical, is_faint, mask_of, planes_first, size_text
-from flatout.defect.data.pairs import holds_pairs, labels_without_image, list_pair_images, read_boxes, read_planes
+from flatout.defect.data.pairs import (
+    UNLABELLED,
+    holds_pairs,
+    labels_without_image,
+    list_pair_images,
+    read_boxes,
+    read_planes,
+    unlabelled_among_labelled,
+)
 from flatout.defect.patches import Grid
 from flatout.errors import ConfigError, DataError, counted
 from flatout.feed import DecodeError
@@ -100,6 +108,10 @@ def _check_pairs(path: str, patch: int) -> CheckReport:
         _finding("warning", "label unused", str(label), "no test image has its name, so it is not used")
         for label in labels_without_image(path, images)
     ]
+    findings += [
+        _finding("warning", "mask missing", str(path), f"it has {UNLABELLED}")
+        for path in unlabelled_among_labelled(images)
+    ]
     return _report(findings, len(images), checker.shape_hw)
 
 
@@ -153,10 +165,11 @@ class _Checker:
             with decoder_messages() as messages:
                 planes_CHW = read_planes(image)
         except (OSError, DecodeError) as error:
-            yield _finding("error", "cannot be used", where, " ".join([str(error), *messages[:1]]))
+            text = str(error).removeprefix(f"{where}:").strip()
+            yield _finding("error", "cannot be used", where, " ".join([text, *messages[:1]]))
             return
         yield from self._size(image.path, (planes_CHW.shape[1], planes_CHW.shape[2]))
-        flat = _is_flat(planes_CHW)
+        flat = _is_flat(planes_CHW[: 1 + len(image.references)])
         advice = f": {FAINT}" if is_faint(planes_CHW) else ""
         for plane in np.flatnonzero(flat):
             name = ("test image", "template", "second reference")[plane]
@@ -164,8 +177,7 @@ class _Checker:
         if not flat.any():
             names = ("template", "second reference")[: len(image.references)]
             for name, reference_HW in zip(names, planes_CHW[1:], strict=False):
-                shift_GK2, _ = find_shifts(planes_CHW[0], reference_HW)
-                if (farthest := float(np.median(np.abs(shift_GK2), (0, 1)).max())) > AlignConfig.reach_px:
+                if (farthest := _distance_px(planes_CHW[0], reference_HW)) > AlignConfig.reach_px:
                     text = f"its {name} is off by {farthest:.0f} px or more: align it beforehand, or raise align_px"
                     yield _finding("warning", "misregistered", where, text)
         shape_hw = planes_CHW.shape[1], planes_CHW.shape[2]
@@ -255,6 +267,13 @@ def _values(path: Path, stored: np.ndarray, planes_CHW: np.ndarray) -> Iterator[
 
 def _is_flat(planes_CHW: np.ndarray) -> np.ndarray:
     return np.asarray(planes_CHW.std(axis=(1, 2)) < FLAT_BELOW)
+
+
+def _distance_px(target_HW: np.ndarray, reference_HW: np.ndarray) -> float:
+    """How far a reference is off, along x or y: as blocks of it are, or all of it if that is beyond their reach."""
+    shift_GK2, _ = find_shifts(target_HW, reference_HW)
+    of_blocks = float(np.median(np.abs(shift_GK2), (0, 1)).max())
+    return max(of_blocks, *map(abs, displacement(target_HW, reference_HW)))
 
 
 def displacement(target_HW: np.ndarray, ref_HW: np.ndarray) -> tuple[int, int]:

@@ -47,8 +47,8 @@ class Inspected:
     heat: np.ndarray
     """float32 [H, W]: probability of a defect."""
     detections: tuple[Detection, ...]
-    """(y, x, score) each, at or above the threshold, highest first: local maxima of the heat map; of a pair, its
-    components."""
+    """(y, x, score) each, at or above the threshold, highest first: local maxima of the heat map; of a pair, and of the
+    classical method, its components."""
     planes: np.ndarray = field(repr=False)
     """[3, H, W] in 0..255: target, ref1, ref2."""
     path: str = ""
@@ -59,8 +59,15 @@ class Inspected:
         return overlay(self.planes[0], self.heat, None)
 
 
+CLASSICAL = "classical"
+"""The name of the method that needs no weights."""
+
+
 class Inspector:
-    """A trained network, or the name of one to be trained. Methods take the flags of the commands as keywords."""
+    """A trained network, the name of one to be trained, or the classical method, which can only predict and evaluate.
+
+    Methods take the flags of the commands as keywords.
+    """
 
     def __init__(self, path_or_network: str | Path, *, device: str = "") -> None:
         """See `flatout.defect.load`."""
@@ -68,15 +75,17 @@ class Inspector:
         self._mapper: HeatMapper | None = None
         self._threshold = DEFAULT_THRESHOLD
         self._fresh = {"network": str(path_or_network)} if str(path_or_network) in get_args(Network) else {}
-        self.weights = None if self._fresh else Path(path_or_network)
-        """The weights file; after `train`, the best weights of the run. None for an untrained network."""
+        self._is_classical = str(path_or_network) == CLASSICAL
+        self.weights = None if self._fresh or self._is_classical else Path(path_or_network)
+        """The weights file; after `train`, the best weights of the run. None for an untrained network, and for the
+        classical method."""
         if self.weights is not None and not self.weights.is_file():
             raise CheckpointError(
-                f"{path_or_network}: no such weights file, and not the name of a network: those are v1 and v2."
+                f"{path_or_network}: no such weights file, and not the name of a network, v1 or v2, nor {CLASSICAL}."
             )
 
     def __repr__(self) -> str:
-        return f"Inspector({str(self.weights or self._fresh['network'])!r})"
+        return f"Inspector({str(self.weights or self._fresh.get('network', CLASSICAL))!r})"
 
     def train(self, data: str | Path, *, callbacks: Iterable["Callback"] = (), **options: Any) -> "TrainResult":
         """Train on the defect-free images of a data set; `options` are flags of `flatout defect train`, like epochs=3.
@@ -101,7 +110,8 @@ class Inspector:
         """Evaluate on test images; `options` are flags of `flatout defect test`, like output_dir="found"."""
         from flatout.defect.predict import predict
 
-        values = {"model_path": str(self._with_weights()), "test_path": str(data), "gpu_id": self._gpu_id(), **options}
+        way = {"method": CLASSICAL} if self._is_classical else {"model_path": str(self._with_weights())}
+        values = {**way, "test_path": str(data), "gpu_id": self._gpu_id(), **options}
         return predict(build_config(values, TestOptions, where="evaluate()"))
 
     def predict(self, images: Given | Sequence[Given], *, threshold: float | None = None) -> list[Inspected]:
@@ -109,9 +119,10 @@ class Inspector:
 
         Pairs, in a folder or a CSV file, are aligned, and their heat maps drawn by the difference to the template, as
         `flatout defect predict` does. `threshold`: lowest score of a detection; None: the one in the weights, or 0.5 if
-        they have none.
+        there is none.
         """
-        self._with_weights()  # fail before any image is read
+        if not self._is_classical:
+            self._with_weights()  # fail before any image is read
         several = [images] if isinstance(images, str | Path | np.ndarray) else list(images)
         return [each for given in several for each in self._inspect(_Given.of(given), threshold)]
 
@@ -122,12 +133,13 @@ class Inspector:
         return export_file(self._with_weights(), size_hw, **options)
 
     def _inspect(self, given: "_Given", threshold: float | None) -> Iterator[Inspected]:
-        if self._mapper is None:
+        if self._mapper is None and not self._is_classical:
             self._mapper = self._open_mapper()
+        has_components = given.are_pairs or self._is_classical
         least = self._threshold if threshold is None else threshold
 
         def inspected(image: EvaluationImage, mapped: Mapped) -> Inspected:
-            everything = detect_components(mapped.heat_HW) if given.are_pairs else detect(mapped.heat_HW, FINE)
+            everything = detect_components(mapped.heat_HW) if has_components else detect(mapped.heat_HW, FINE)
             return Inspected(
                 heat=mapped.heat_HW,
                 detections=tuple(each for each in everything if each.score >= least),
@@ -157,6 +169,10 @@ class Inspector:
         return choose_device(self._device).index
 
     def _with_weights(self) -> Path:
+        if self._is_classical:
+            raise ConfigError(
+                'The classical method has no weights: it can predict and evaluate. Train with load("v1").'
+            )
         if self.weights is None:
             raise ConfigError(f"{self._fresh['network']} has no weights yet. Train it, or load a weights file.")
         return self.weights
@@ -185,6 +201,8 @@ class _Given(NamedTuple):
         if holds_pairs(given):
             images = list_pair_images(given)
             return cls(images, PairReader(images, None).stored, are_pairs=True)
+        if not Path(given).exists():
+            raise DataError(f"{given}: no such file or folder.")
         return cls([EvaluationImage(file, None, is_good=False) for file in _image_files(Path(given))], read_canonical)
 
 

@@ -35,15 +35,20 @@ def examples_png(images_BCHW: np.ndarray, masks_BHW: np.ndarray, path: Path) -> 
     _write(path, _below(rows))
 
 
-def result_png(planes_CHW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray | None, path: Path) -> None:
-    """Write target, ref1, ref2, target - ref1, target - ref2, the smaller of both, and the heat map over target."""
+def result_png(
+    planes_CHW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray | None, path: Path, *, threshold: float = 0.5
+) -> None:
+    """Write target, ref1, ref2, target - ref1, target - ref2, the smaller of both, and the heat map over target.
+
+    `threshold`: see `overlay`.
+    """
     target, ref1, ref2 = planes_CHW
     panels = [
         *map(grey, planes_CHW),
         _signed(target - ref1),
         _signed(target - ref2),
         _signed(both_differences(target, ref1, ref2)),
-        overlay(target, heat_HW, mask_HW),
+        overlay(target, heat_HW, mask_HW, threshold=threshold),
     ]
     _write(path, _beside(panels) if target.shape[0] >= target.shape[1] else _below(panels))
 
@@ -66,10 +71,17 @@ def both_differences(target_HW: np.ndarray, ref1_HW: np.ndarray, ref2_HW: np.nda
     return np.asarray(np.where(np.abs(first) <= np.abs(second), first, second))
 
 
-def overlay(target_HW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray | None) -> np.ndarray:
-    """Target in grey, the probability in colour over it, labelled defects outlined in red; uint8 BGR [H, W, 3]."""
+def overlay(
+    target_HW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray | None, *, threshold: float = 0.5
+) -> np.ndarray:
+    """Target in grey, the probability in colour over it, labelled defects outlined in red; uint8 BGR [H, W, 3].
+
+    A `threshold` below 0.5 has the colour that 0.5 has otherwise: what counts as defect can always be seen.
+    """
     import cv2
 
+    if 0 < threshold < 0.5:
+        heat_HW = heat_HW * np.float32(0.5 / threshold)
     heat = np.clip(heat_HW * MAX_GREY, 0, MAX_GREY).astype(np.uint8)
     colour = cv2.applyColorMap(heat, cv2.COLORMAP_INFERNO).astype(np.float32)
     share = np.clip(heat_HW * 2, 0, 1)[..., None]

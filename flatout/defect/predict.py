@@ -10,6 +10,7 @@ import csv
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -27,11 +28,20 @@ from flatout.defect.compare.calibrate import (
     Settings,
     choose_settings,
     heat_blobs,
+    lowest_for,
     read_settings,
+    response,
 )
 from flatout.defect.data.find import GOOD, SPLITS, EvaluationImage, list_images, list_split
 from flatout.defect.data.items import MAX_GREY, BlindnessWarning, read_canonical
-from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_boxes
+from flatout.defect.data.pairs import (
+    UNLABELLED,
+    PairReader,
+    holds_pairs,
+    list_pair_images,
+    read_boxes,
+    unlabelled_among_labelled,
+)
 from flatout.defect.evaluate.blobs import BlobImage, blob_scores, inspect_blobs
 from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, evaluate_images
 from flatout.defect.evaluate.maps import (
@@ -70,7 +80,11 @@ def predict(options: TestOptions) -> DefectEvaluation:
             "these: flatout defect calibrate --model_path %s --test_path FOLDER --settings FILE",
             options.model_path, threshold, options.model_path,
         )  # fmt: skip
-    writer = _Writer(options, root=_common_folder(images), threshold=threshold, ranks_all=way.find is not None)
+    if images[0].references and options.use_ground_truth_mask and (unlabelled := unlabelled_among_labelled(images)):
+        logger.warning(
+            "%d of %s, such as %s, have %s.", len(unlabelled), counted(len(images), "image"), unlabelled[0], UNLABELLED
+        )
+    writer = _Writer(options, images, threshold=threshold, ranks_all=way.find is not None)
     result = evaluate_images(
         way.maker,
         images,
@@ -98,7 +112,9 @@ def calibrate(options: CalibrateOptions) -> Settings:
     if options.false_blobs < 0:
         raise ConfigError(f"--false_blobs {options.false_blobs} must be 0 or more.")
     way = open_inspection(replace(options, settings=""))
-    lowest = min(LOWEST, way.threshold or LOWEST)
+    lowest = LOWEST
+    if way.method == "network":
+        lowest = lowest_for(way.threshold, partial(response, way.images, way.read, way.maker))
 
     def blobs_of(image: EvaluationImage, mapped: Mapped) -> Blobs:
         return heat_blobs(mapped.heat_HW, image, least=lowest / 2)
@@ -235,9 +251,15 @@ class _Inspected(NamedTuple):
 class _Writer:
     """Writes the files of every image as it is processed, and the tables at the end."""
 
-    def __init__(self, options: TestOptions, *, root: Path, threshold: float, ranks_all: bool = False) -> None:
+    def __init__(
+        self, options: TestOptions, images: list[EvaluationImage], *, threshold: float, ranks_all: bool = False
+    ) -> None:
         """`ranks_all`: heat maps are 0 outside of components, so those below the threshold can be ranked, too."""
-        self._options, self._root, self._threshold, self._ranks_all = options, root, threshold, ranks_all
+        self._options, self._threshold, self._ranks_all = options, threshold, ranks_all
+        self._root = _common_folder(images)
+        stems = Counter(image.path.with_suffix("") for image in images)
+        self._shared_stems = {stem for stem, num in stems.items() if num > 1}
+        """Paths without their endings that several images have, such as a.png and a.jpg."""
         self._folder = Path(options.output_dir)
         self._inspected: dict[Path, _Inspected] = {}
         """Images whose files are written, until it is their turn."""
@@ -245,7 +267,7 @@ class _Writer:
         self._detections: list[tuple[str, int, int, float]] = []
         self._blobs: list[BlobImage] = []
         self._ranked: list[BlobImage] = []
-        self._report = Report() if options.report else None
+        self._report = Report(threshold) if options.report else None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -256,18 +278,21 @@ class _Writer:
     def write(self, evaluated: EvaluatedImage) -> None:
         """Write the files of an image and find its blobs; in any thread, images in any order."""
         heat_HW, mask_HW = evaluated.heat_HW, evaluated.mask_HW
-        stem = self._folder / self._name(evaluated).with_suffix("")
+        name = self._name(evaluated)
+        is_shared = evaluated.image.path.with_suffix("") in self._shared_stems
+        stem = self._folder / (name if is_shared else name.with_suffix(""))
         stem.parent.mkdir(parents=True, exist_ok=True)
         if self._options.save_maps:
             import tifffile
 
             tifffile.imwrite(stem.with_name(f"{stem.name}_heat.tiff"), heat_HW)
         if self._options.save_pictures:
-            result_png(evaluated.planes_CHW, heat_HW, mask_HW, stem.with_name(f"{stem.name}_result.png"))
+            path = stem.with_name(f"{stem.name}_result.png")
+            result_png(evaluated.planes_CHW, heat_HW, mask_HW, path, threshold=self._threshold)
         if self._options.save_masks:
             grey_png((heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
-        path = evaluated.image.boxes if self._options.use_ground_truth_mask else None
-        boxes = None if path is None else read_boxes(path)
+        boxes_file = evaluated.image.boxes if self._options.use_ground_truth_mask else None
+        boxes = None if boxes_file is None else read_boxes(boxes_file)
         found = inspect_blobs(heat_HW, self._threshold, mask_HW, boxes)
         ranks = self._ranks_all and found.is_labelled
         self._inspected[evaluated.image.path] = _Inspected(

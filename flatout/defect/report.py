@@ -63,7 +63,9 @@ HEAD_SCORES = {
 class Report:
     """Collects pictures while images are processed. Nothing is written before `page` is."""
 
-    def __init__(self) -> None:
+    def __init__(self, threshold: float) -> None:
+        """`threshold`: that of the blobs, which the colours of heat maps are relative to."""
+        self._threshold = threshold
         self._missed, self._false, self._found = (_Best(MAX_CROPS) for _ in range(3))
         self._worst = _Best(MAX_IMAGES)
         self._images: list[BlobImage] = []
@@ -72,11 +74,11 @@ class Report:
         """Take the pictures of an image that are among those to be shown."""
         self._images.append(found)
         for missed in found.missed[:MAX_CROPS_OF_IMAGE]:
-            self._missed.offer((missed.area_px,), partial(_missed_card, name, evaluated, missed))
+            self._missed.offer((missed.area_px,), partial(_missed_card, name, evaluated, missed, self._threshold))
         best, kind = (self._false, "false") if found.is_labelled else (self._found, "found")
         blobs = sorted(found.false_blobs if found.is_labelled else found.blobs, key=_rank, reverse=True)
         for blob in blobs[:MAX_CROPS_OF_IMAGE]:
-            best.offer(_rank(blob), partial(_blob_card, name, evaluated, blob, kind))
+            best.offer(_rank(blob), partial(_blob_card, name, evaluated, blob, kind, self._threshold))
         if num_wrong := len(found.missed) + len(found.false_blobs):
             self._worst.offer((num_wrong,), partial(_image_card, name, evaluated, found))
 
@@ -183,21 +185,30 @@ def _meaning(name: str) -> str:
 # Cards: a picture with its caption
 
 
-def _missed_card(name: str, evaluated: EvaluatedImage, missed: Region) -> str:
+def _missed_card(name: str, evaluated: EvaluatedImage, missed: Region, threshold: float) -> str:
     x1, y1, x2, y2, area_px = missed
     highest = float(evaluated.heat_HW[y1:y2, x1:x2].max())
-    return _crops_card("missed", name, evaluated, (x1, y1, x2, y2), f"{area_px} px, heat up to {highest:.3f}")
+    text = f"{area_px} px, heat up to {highest:.3f}"
+    return _crops_card("missed", name, evaluated, (x1, y1, x2, y2), text, threshold)
 
 
-def _blob_card(name: str, evaluated: EvaluatedImage, blob: Blob, kind: str) -> str:
-    return _crops_card(kind, name, evaluated, blob[:4], f"{blob.area_px} px, heat up to {blob.score:.3f}")
+def _blob_card(name: str, evaluated: EvaluatedImage, blob: Blob, kind: str, threshold: float) -> str:
+    return _crops_card(kind, name, evaluated, blob[:4], f"{blob.area_px} px, heat up to {blob.score:.3f}", threshold)
 
 
-def _crops_card(kind: str, name: str, evaluated: EvaluatedImage, box_xyxy: tuple[int, int, int, int], text: str) -> str:
+def _crops_card(
+    kind: str,
+    name: str,
+    evaluated: EvaluatedImage,
+    box_xyxy: tuple[int, int, int, int],
+    text: str,
+    threshold: float,
+) -> str:
     rows, columns = crop_around(box_xyxy, (evaluated.heat_HW.shape[0], evaluated.heat_HW.shape[1]))
     target, ref1 = (grey(plane_HW[rows, columns]) for plane_HW in evaluated.planes_CHW[:2])
     mask_HW = None if evaluated.mask_HW is None else evaluated.mask_HW[rows, columns]
-    heat = overlay(evaluated.planes_CHW[0][rows, columns], evaluated.heat_HW[rows, columns], mask_HW)
+    heat_HW = evaluated.heat_HW[rows, columns]
+    heat = overlay(evaluated.planes_CHW[0][rows, columns], heat_HW, mask_HW, threshold=threshold)
     crops = "".join(
         f'<div><img alt="{label}" src="{_data_uri(_reduced(crop, MAX_CROP_PX))}">{label}</div>'
         for label, crop in (("target", target), ("ref1", ref1), ("heat", heat))

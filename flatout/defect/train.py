@@ -19,7 +19,7 @@ from torch import Tensor
 from flatout.clock import clock
 from flatout.config import read_config
 from flatout.defect.compare.align import AlignConfig
-from flatout.defect.compare.calibrate import ANY_HEAT, LOWEST, heat_blobs, threshold_for
+from flatout.defect.compare.calibrate import ANY_HEAT, LOWEST, heat_blobs, lowest_for, response, threshold_for
 from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth_folder
 from flatout.defect.data.items import MAX_GREY, Strips
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
@@ -156,8 +156,7 @@ class DefectRecipe(Recipe):
     def open_data(self) -> DataFacts:
         self._images = training_images(self.options)
         self._samples = sample_recipe(self.options, self._images)
-        images = _list_validation_images(self.options) if self.options.use_mask and self.world.is_first else []
-        self._validation_images = images if any(not image.is_good for image in images) else []
+        self._validation_images = _chosen_validation_images(self.options) if self.world.is_first else []
         # False on the other ranks, whose newest weights then count as the best; only the first rank keeps any.
         self.validates = bool(self._validation_images)
         return DataFacts(self._fingerprint(), f"{self.options.training_dataset_path}: images")
@@ -216,7 +215,9 @@ class DefectRecipe(Recipe):
                 find=detect_components if are_pairs else None, device=self.device, threads=0,
             )  # fmt: skip
         if self.options.false_blobs is not None:
-            lowest = min(LOWEST, found.threshold) if are_pairs else LOWEST
+            best = found.pixels.best_f1()
+            probe = partial(response, self._validation_images, self._read, maker, threads=0)
+            lowest = lowest_for(None if best is None else best[1], probe) if are_pairs else LOWEST
             threshold = threshold_for(false_heat, self.options.false_blobs, lowest=lowest)
             found = replace(found, chosen_threshold=threshold)
             if last and max(defect_heat, default=1.0) < threshold:
@@ -236,7 +237,8 @@ class DefectRecipe(Recipe):
         facts = {"kind": "model", "state": state, "epoch": epoch}
         if outcome is None:
             return facts | {"fitness": None, "threshold": None}
-        return facts | {"fitness": outcome.fitness, "threshold": outcome.threshold}
+        chosen = outcome.chosen_threshold is not None or outcome.pixels.best_f1() is not None
+        return facts | {"fitness": outcome.fitness, "threshold": outcome.threshold if chosen else None}
 
     def plot_batches(self) -> None:
         """Have examples.png plotted, samples of the first batch, and keep them for the check of the network at the end.
@@ -381,6 +383,20 @@ def sample_recipe(options: TrainOptions, images: TrainingImages) -> SampleRecipe
 
 def input_config(options: TrainOptions) -> InputConfig:
     return InputConfig(**options.shared_with(InputConfig), total_batch=options.bs, workers=options.num_workers)
+
+
+def _chosen_validation_images(options: TrainOptions) -> list[EvaluationImage]:
+    """The images to validate on. Good ones alone are enough only if a number of false blobs is to be kept."""
+    images = _list_validation_images(options) if options.use_mask else []
+    if options.false_blobs is None:
+        return images if any(not image.is_good for image in images) else []
+    if not images:
+        logger.warning(
+            "--false_blobs %g has no effect: there are no images to validate on, good ones or with masks. Choose a "
+            "threshold after the training, with: flatout defect calibrate",
+            options.false_blobs,
+        )
+    return images
 
 
 def _list_validation_images(options: TrainOptions) -> list[EvaluationImage]:

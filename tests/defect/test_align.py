@@ -10,11 +10,11 @@ import torch
 
 from flatout.__main__ import main
 from flatout.defect.compare import align_torch
-from flatout.defect.compare.align import AlignConfig, align, find_shifts, gaussian_matrix, pooled
+from flatout.defect.compare.align import AlignConfig, align, find_shifts, gaussian_matrix, pooled, tone_change
 from flatout.defect.compare.align_torch import align_batch
 from flatout.defect.demo_data import generate_strip
 from flatout.errors import ConfigError
-from tests.defect.boards import board_pair, shifted, texture, write_boards
+from tests.defect.boards import board_pair, scan, shifted, texture, write_boards
 
 BOARDS = Path(os.environ.get("FLATOUT_DATA", "none")) / "deeppcb_mini"
 MARGIN = 3
@@ -63,6 +63,42 @@ def test_brightness_and_contrast_of_the_reference_do_not_matter():
     assert np.abs(inner - (2.5, 1.5)).max() < 0.1
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize(("gain", "offset"), [(0.5, 0), (0.6, 90), (1.0, -60)])
+def test_an_aligned_reference_has_the_brightness_and_contrast_of_target(gain, offset, dtype):
+    """A darker stain over an eighth of target, as a defect, does not change what the rest is compared with."""
+    target, reference = pair((2.5, 1.5))
+    target, reference = 60 + target * 0.55, 60 + reference * 0.55
+    expected = target.copy()
+    target[:, :26] *= 0.7
+    target, reference = target.astype(dtype), (reference * gain + offset).astype(dtype)
+    found = align(target, reference)
+    assert found.reference_HW.dtype == dtype
+    inside = found.inside_HW.copy()
+    inside[:48], inside[-48:], inside[:, :80], inside[:, -48:] = (False,) * 4
+    assert np.abs(found.reference_HW.astype(np.float32) - expected)[inside].mean() < 4
+    assert np.abs(found.reference_HW.astype(np.float32) - expected)[inside].max() < 12
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plane: plane * 0.95 + 4,  # too little to matter
+        lambda plane: 255 - plane,  # no lamp does this
+        lambda plane: plane * 0 + 90,  # nothing is there any more
+        lambda plane: np.where(np.arange(plane.shape[1]) < 60, 255, plane),  # a defect over a quarter
+    ],
+)
+def test_a_reference_keeps_its_own_brightness_if_that_of_target_is_no_matter_of_light(change):
+    reference = scan()
+    target = np.asarray(change(reference.astype(np.float32)), np.float32)
+    everywhere = np.ones(target.shape, np.bool_)
+    for inside in (everywhere, ~everywhere):
+        assert tone_change(target, reference, inside) == (1.0, 0.0)
+        batch = (torch.from_numpy(plane)[None] for plane in (target, reference.astype(np.float32), inside))
+        assert [float(each) for each in align_torch._tone_changes(*batch)] == [1.0, 0.0]
+
+
 def test_noise_and_a_periodic_texture_do_not_make_a_shift():
     strip_CHW = generate_strip(1)
     shift_GK2, _ = find_shifts(strip_CHW[0], strip_CHW[1])
@@ -87,7 +123,8 @@ def test_beyond_its_edge_the_reference_repeats_target():
 
 @pytest.mark.parametrize("shape_hw", [(240, 208), (101, 77), (33, 250)])
 def test_torch_finds_the_same_shifts(shape_hw):
-    pairs = [pair((3.3, -1.6), shape_hw, 1), pair((-0.4, 5.2), shape_hw, 2)]
+    pairs = [pair((3.3, -1.6), shape_hw, 1), pair((-0.4, 5.2), shape_hw, 2), pair((1.0, 2.0), shape_hw, 3)]
+    pairs[2] = pairs[2][0], pairs[2][1] * 0.6 + 20
     targets, references = (torch.from_numpy(np.stack(planes)) for planes in zip(*pairs, strict=True))
     batch = align_batch(targets, references)
     for number, (target, reference) in enumerate(pairs):

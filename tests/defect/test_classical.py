@@ -14,12 +14,20 @@ import torch
 from bench.defect_boards import moved
 from flatout.__main__ import main
 from flatout.defect.check import check_data_set
-from flatout.defect.compare.calibrate import LOWEST, Blobs, choose_settings, heat_blobs, read_settings, threshold_for
+from flatout.defect.compare.calibrate import (
+    LOWEST,
+    Blobs,
+    choose_settings,
+    heat_blobs,
+    read_settings,
+    response,
+    threshold_for,
+)
 from flatout.defect.compare.classical import components_of, find_differences, heat_of_differences, refined
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.pairs import PairReader, list_pair_images, read_boxes, read_planes
 from flatout.defect.evaluate.blobs import inspect_blobs
-from flatout.defect.evaluate.maps import HeatMapper
+from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker
 from flatout.defect.evaluate.scores import detect_components
 from flatout.defect.input import find_images
 from flatout.defect.model import DefectNet
@@ -100,6 +108,16 @@ def test_a_component_is_one_detection():
     assert detect_components(np.zeros((8, 8), np.float32)) == []
 
 
+@pytest.mark.parametrize(("gain", "offset"), [(0.6, 0), (0.5, 120)])
+def test_a_template_of_other_brightness_hides_no_defect_and_makes_none(boards, tmp_path, gain, offset):
+    shutil.copytree(boards, tmp_path / "boards")
+    for path in (tmp_path / "boards/temp").iterdir():
+        cv2.imwrite(str(path), np.asarray(cv2.imread(str(path), 0) * gain + offset, np.uint8))
+    assert main(["defect", "test", "--test_path", str(tmp_path / "boards"), "--output_dir", str(tmp_path / "out")]) == 0
+    scores = json.loads((tmp_path / "out/results.json").read_text())
+    assert (scores["blob_recall"], scores["false_blobs_per_image"]) == (1.0, 0.0)
+
+
 # Thresholds
 
 
@@ -137,17 +155,39 @@ def test_a_calibration_that_finds_no_labelled_defect_warns(false_heat, heat, adv
         assert "None of the 3 labelled defects reaches this threshold" in caplog.text and advice in caplog.text
 
 
-@pytest.mark.parametrize(("heat", "expected"), [(0.05, 0.02), (0.3, 0.2)])
-def test_the_lowest_threshold_is_that_of_the_network_if_it_is_lower(boards, tmp_path, heat, expected, monkeypatch):
+@pytest.mark.parametrize(
+    ("threshold", "heat", "expected"), [(0.02, 0.05, 0.02), (0.25, 0.3, 0.2), (None, 0.05, 0.025), (None, 0.9, 0.2)]
+)
+def test_the_lowest_threshold_is_below_that_of_the_network_or_what_it_reaches(
+    boards, tmp_path, threshold, heat, expected, monkeypatch
+):
     weights = tmp_path / "best.pt"
     facts = weights_metadata(network := DefectNet("v1", 8), patch=64)
-    threshold = 0.02 if heat < 0.2 else 0.25
     write_container(weights, {"weights": facts | {"state": network.state_dict(), "threshold": threshold}})
     monkeypatch.setattr(HeatMapper, "__call__", lambda self, planes_CHW: np.full(planes_CHW.shape[1:], heat))
     options = CalibrateOptions(
         model_path=str(weights), test_path=str(boards), settings=str(tmp_path / "n.yaml"), false_blobs=9.0, device="cpu"
     )
-    assert calibrate(options).threshold == expected
+    assert calibrate(options).threshold == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_the_response_is_the_heat_of_what_differs_from_the_references_in_dark_and_bright_areas(dtype, boards):
+    """The heat is the plain difference here. Half of the squares lie on dark areas of the scan, half on bright ones."""
+    template = scan()
+    planes = np.stack([template] * 3).astype(dtype)
+    seen = []
+
+    def difference(planes_CHW: np.ndarray) -> np.ndarray:
+        seen.append(planes_CHW)
+        return np.abs(planes_CHW[0] - planes_CHW[1]) / 255
+
+    found = response([EvaluationImage(Path("a"), None, is_good=True)] * 9, lambda _: planes, HostMapMaker(difference))
+    assert found == 1 and len(seen) == 4
+    for value in (0, 255):
+        changed = seen[0][0][template == value] != value
+        assert 0 < changed.mean() < 0.1
+    np.testing.assert_array_equal(planes[0], template)
 
 
 def test_a_threshold_that_nothing_can_reach_is_reported(caplog):
@@ -377,7 +417,8 @@ def test_check_reads_every_pair(boards, tmp_path):
     write_boards(tmp_path, 2)
     cv2.imwrite(str(tmp_path / "temp/01.png"), np.zeros((50, 50), np.uint8))
     report = check_data_set(str(tmp_path), "png_jpg", patch=64)
-    assert report.is_bad and "its reference" in "\n".join(report.lines())
+    text = "\n".join(report.lines())
+    assert report.is_bad and "its reference" in text and text.count("test/01.png") == 1
 
 
 def test_check_names_labels_that_would_mislead(tmp_path):
@@ -414,6 +455,65 @@ def test_a_network_is_trained_on_templates_and_validated_on_aligned_pairs(tmp_pa
     assert "None of the 3 labelled defects" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "flags", "has_threshold", "has_warning"),
+    [
+        ("good", ["--false_blobs", "0.5"], True, False),
+        ("masks", ["--false_blobs", "0.5"], True, False),
+        ("masks", [], False, False),
+        ("good", [], False, False),
+        ("unlabelled", ["--false_blobs", "0.5"], False, True),
+    ],
+)
+def test_good_pairs_alone_give_a_threshold_by_false_blobs_and_no_other(
+    tmp_path, caplog, kind, flags, has_threshold, has_warning
+):
+    """Good by the name of their folder, or by empty masks."""
+    boards = write_boards(tmp_path / kind, 1, good=True)
+    if kind != "masks":
+        shutil.rmtree(boards / "mask")
+    words = ["defect", "train", "--training_dataset_path", str(boards), "--project", str(tmp_path), "--base_width", "4"]
+    words += ["--patch_size", "64", "--epochs", "1", "--device", "cpu", "--num_workers", "0", "--psf_pool_size", "20"]
+    assert main([*words, *flags]) == 0
+    threshold = read_weights(tmp_path / "exp/weights/best.pt").threshold
+    assert (threshold is not None) == has_threshold
+    assert threshold is None or 0 < threshold < LOWEST, "two steps raise no defect to 0.2"
+    assert ("--false_blobs 0.5 has no effect" in caplog.text) == has_warning
+
+
+@pytest.mark.parametrize(("shift_px", "is_far"), [(4, False), (11, False), (15, True), (25, True), (40, True)])
+def test_check_names_templates_that_are_farther_off_than_the_alignment_looks(tmp_path, shift_px, is_far):
+    wide = scan(side=320)
+    for kind, x in (("temp", shift_px), ("test", 0)):
+        (tmp_path / kind).mkdir()
+        cv2.imwrite(str(tmp_path / kind / "a.png"), wide[:256, x : x + 256])
+    text = "\n".join(check_data_set(str(tmp_path), "png_jpg").lines())
+    assert ("misregistered" in text) == is_far
+    assert not is_far or f"its template is off by {shift_px} px" in text
+
+
+def test_images_that_differ_in_their_endings_alone_do_not_overwrite_each_other(boards, tmp_path):
+    for kind in ("temp", "test"):
+        for ending in ("png", "bmp"):
+            cv2.imwrite(str(tmp_path / f"{kind}.{ending}"), cv2.imread(str(boards / kind / "00.png"), 0))
+    (tmp_path / "pairs.csv").write_text("template,test\ntemp.png,test.png\ntemp.bmp,test.bmp\n")
+    found = tmp_path / "found"
+    assert main(["defect", "predict", "--test_path", str(tmp_path / "pairs.csv"), "--output_dir", str(found)]) == 0
+    assert {path.name for path in found.glob("*_mask.png")} == {"test.png_mask.png", "test.bmp_mask.png"}
+
+
+def test_images_that_are_not_scored_beside_labelled_ones_are_counted(tmp_path, caplog):
+    boards = write_boards(tmp_path / "boards", 3)
+    (boards / "mask/02.png").unlink()
+    assert main(["defect", "test", "--test_path", str(boards), "--output_dir", str(tmp_path / "out")]) == 0
+    assert f"1 of 3 images, such as {boards}/test/02.png, have neither a mask nor boxes" in caplog.text
+    assert "test/02.png: it has neither a mask nor boxes" in "\n".join(check_data_set(str(boards), "png_jpg").lines())
+    caplog.clear()
+    shutil.rmtree(boards / "mask")
+    assert main(["defect", "predict", "--test_path", str(boards), "--output_dir", str(tmp_path / "out")]) == 0
+    assert "neither" not in caplog.text and not check_data_set(str(boards), "png_jpg").findings
+
+
 def test_a_bad_validation_pair_ends_a_training_before_it_starts(tmp_path, capsys):
     boards = write_boards(tmp_path / "boards", 2)
     cv2.imwrite(str(boards / "mask/01.png"), np.zeros((99, 98), np.uint8))
@@ -437,7 +537,8 @@ def test_values_in_0_to_1_are_named_by_every_command(tmp_path, caplog):
     caplog.clear()
     find_images(str(boards), "tiff")
     assert text in caplog.text
-    assert text in "\n".join(check_data_set(str(boards), "tiff", patch=64).lines())
+    lines = "\n".join(check_data_set(str(boards), "tiff", patch=64).lines())
+    assert text in lines and "its template" in lines and "second reference" not in lines
 
 
 def test_what_to_do_without_weights_depends_on_the_images(boards, capsys):

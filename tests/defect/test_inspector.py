@@ -7,7 +7,7 @@ import flatout.defect
 from flatout.defect.data.items import read_canonical
 from flatout.defect.weights import load_network
 from flatout.errors import CheckpointError, ConfigError, DataError
-from tests.defect.boards import write_boards
+from tests.defect.boards import DEFECTS_XY, write_boards
 from tests.defect.small_runs import small_data
 
 SMALL = {"base_width": 8, "patch_size": 32, "min_patches": (2, 2), "bs": 8, "epochs": 1, "num_workers": 0}
@@ -77,6 +77,21 @@ def test_pairs_are_predicted_as_the_command_does(trained, tmp_path):
     assert result.path == str(boards / "test/00.png")
 
 
+def test_the_classical_method_needs_no_weights_and_does_what_the_command_does(tmp_path):
+    model = flatout.defect.load("classical", device="cpu")
+    boards = write_boards(tmp_path / "boards", 1)
+    result = model.evaluate(boards, output_dir=str(tmp_path / "found"), save_pictures=False)
+    (inspected,) = model.predict(boards)
+    assert len(inspected.detections) == result.rows[0].num_detections == result.rows[0].num_found == len(DEFECTS_XY)
+    (of_planes,) = model.predict(inspected.planes)
+    assert of_planes.detections == inspected.detections
+    assert model.predict(boards, threshold=0.99)[0].detections == ()
+    assert repr(model) == "Inspector('classical')" and model.weights is None
+    for method in (model.export, lambda: model.train(boards)):
+        with pytest.raises(ConfigError, match=r"classical method has no weights: .*load\(\"v1\"\)"):
+            method()
+
+
 def test_an_exported_file_gives_the_predicted_heat_map(trained, tmp_path):
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
@@ -99,7 +114,7 @@ def test_a_trained_inspector_can_be_trained_further(trained, tmp_path):
 def test_mistakes_have_clear_messages(trained, tmp_path):
     model, _ = trained
     with pytest.raises(
-        CheckpointError, match=r"gone.pt: no such weights file, and not the name of a network: .*v1 and v2"
+        CheckpointError, match=r"gone.pt: no such weights file, and not the name of a network, v1 or v2, nor classical"
     ):
         flatout.defect.load("gone.pt")
     with pytest.raises(ConfigError, match="v2 has no weights yet"):
@@ -108,5 +123,8 @@ def test_mistakes_have_clear_messages(trained, tmp_path):
         model.predict(np.zeros((4, 4)))
     with pytest.raises(DataError, match="no images in this folder"):
         model.predict(tmp_path)
+    for gone in (tmp_path / "gone", tmp_path / "gone.png"):
+        with pytest.raises(DataError, match=f"{gone}: no such file or folder"):
+            model.predict(gone)
     with pytest.raises(ConfigError, match=r"train\(\): epoch: unknown key .* did you mean 'epochs'"):
         flatout.defect.load("v1").train(tmp_path, epoch=1)

@@ -6,9 +6,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import tifffile
 
 from bench.defect_boards import _floor, best_shift, moved
 from flatout.defect.data.find import EvaluationImage
+from flatout.defect.data.items import read_mask
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_planes, read_template_planes
 from flatout.defect.evaluate.evaluate import evaluate_images
 from flatout.errors import DataError
@@ -34,12 +36,34 @@ def test_the_template_serves_as_both_references(tmp_path):
     np.testing.assert_array_equal(read_template_planes(pair.references[0]), np.stack([template] * 3))
 
 
+def test_images_and_masks_of_pairs_may_be_bmp_files(tmp_path):
+    inspected = np.random.default_rng(0).integers(0, 256, (9, 10)).astype(np.uint8)
+    for kind, image in (("temp", inspected[::-1]), ("test", inspected), ("mask", (inspected > 200) * np.uint8(255))):
+        (tmp_path / kind).mkdir()
+        cv2.imwrite(str(tmp_path / kind / "a.bmp"), image)
+    assert holds_pairs(tmp_path / "test/a.bmp")
+    (pair,) = list_pair_images(tmp_path)
+    np.testing.assert_array_equal(read_planes(pair), np.stack((inspected, inspected[::-1], inspected[::-1])))
+    assert pair.mask is not None
+    np.testing.assert_array_equal(read_mask(pair.mask), inspected > 200)
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 10), (9, 10, 1)])
+def test_an_axis_of_one_plane_is_no_second_plane(tmp_path, shape):
+    plane = np.arange(90, dtype=np.uint8).reshape(shape)
+    for kind in ("temp", "test"):
+        (tmp_path / kind).mkdir()
+        tifffile.imwrite(tmp_path / kind / "a.tif", plane)
+    (pair,) = list_pair_images(tmp_path)
+    np.testing.assert_array_equal(read_planes(pair), np.stack([plane.reshape(9, 10)] * 3))
+
+
 def test_a_board_without_template_is_named(tmp_path):
     write_pair(tmp_path, "a", np.zeros((9, 9), np.uint8), np.zeros((9, 9), np.uint8))
     (tmp_path / "temp/a.png").rename(tmp_path / "temp/b.png")
     with pytest.raises(DataError, match=r"a\.png: it has no partner of the same name in .*temp"):
         list_pair_images(tmp_path)
-    with pytest.raises(DataError, match="no inspected images"):
+    with pytest.raises(DataError, match=r"no inspected images\. File names must end in \.bmp, "):
         list_pair_images(tmp_path / "none")
 
 

@@ -17,6 +17,7 @@ from flatout.defect.evaluate.blobs import inspect_blobs
 from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images
 from flatout.defect.evaluate.maps import Mapped
 from flatout.defect.options import TestOptions
+from flatout.defect.plots import overlay
 from flatout.defect.report import MAX_CROPS, Report, crop_around
 
 SHAPE = (60, 50)
@@ -54,7 +55,7 @@ def written(folder: Path, *, threshold: float, is_labelled: bool = True, **optio
         tifffile.imwrite(folder / "mask.tiff", mask)
         is_good = number == 1 and is_labelled
         images.append(EvaluationImage(path, folder / "mask.tiff" if is_labelled and not number else None, is_good))
-    writer = prediction._Writer(TestOptions(output_dir=str(out), **options), root=folder, threshold=threshold)
+    writer = prediction._Writer(TestOptions(output_dir=str(out), **options), images, threshold=threshold)
     writer.finish(evaluate_images(heat_of, images, threshold=threshold, observers=[writer], in_threads=writer.write))
     return out
 
@@ -131,7 +132,7 @@ def test_the_page_needs_no_other_file_and_no_network(tmp_path):
 
 
 def test_the_page_shows_the_worst_and_says_how_many_are_left_out():
-    report = Report()
+    report = Report(0.5)
     for number in range(MAX_CROPS + 6):
         heat = np.zeros(SHAPE, np.float32)
         heat[20, 20] = 0.5 + number / 100
@@ -148,7 +149,7 @@ def test_one_bad_image_does_not_fill_the_page():
     heat[::10, ::10] = 0.6
     heat[40, 40:44] = heat[80, 80:82] = 0.6  # the largest of equal ones are shown
     good = np.zeros(heat.shape, np.bool_)
-    report = Report()
+    report = Report(0.5)
     report.add("bad.tiff", evaluated(np.zeros((3, 200, 200)), heat, good), inspect_blobs(heat, 0.5, good))
     page = report.page({"threshold": 0.5}, title="bad")
     assert page.count('<figure class="false">') == 4 and "396 more are not shown" in page
@@ -160,3 +161,16 @@ def test_a_crop_is_inside_the_image_and_holds_its_box(box):
     rows, columns = crop_around(box, (200, 100))
     assert 0 <= rows.start <= box[1] < box[3] <= rows.stop <= 200
     assert 0 <= columns.start <= box[0] < box[2] <= columns.stop <= 100
+
+
+@pytest.mark.parametrize(("threshold", "like"), [(0.02, 0.5), (0.25, 0.5), (0.5, 0.5), (0.8, 0.8)])
+def test_what_reaches_a_low_threshold_has_the_colour_of_one_half(threshold, like):
+    """A network that was trained for an epoch may give no defect more than 0.1."""
+    shape = (8, 8)
+    target = np.full(shape, 200, np.float32)
+    found, expected = (
+        overlay(target, np.full(shape, heat, np.float32), None, threshold=limit).astype(int)
+        for heat, limit in ((threshold, threshold), (like, 0.5))
+    )
+    assert np.abs(found - expected).max() <= 4, "a step of the colour map"
+    assert np.abs(found - 200).max() > 50

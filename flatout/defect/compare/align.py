@@ -3,12 +3,14 @@
     both images, quarter size --every whole shift, per block--> shifts to 4 px
     both images, half size    --Gauss-Newton steps, pooled over neighbouring blocks--> shifts to about 0.1 px
     reference --moved by the shifts, interpolated between blocks--> aligned reference
+              --if its brightness or contrast differs clearly--> with those of target
 
 Defects do not bend the shifts: pixels whose value occurs nowhere near in the reference are left out, because no shift
 explains them, and equations are pooled over areas that are large compared with a defect. `align_torch` does the same on
 any device, for batches.
 
 Dimension key:  H W image   h w half or quarter of it   G K blocks, rows and columns   S whole shifts   2 (x, y)
+                N pixels from which tones are taken
 """
 
 import math
@@ -45,6 +47,17 @@ the contrast, and in grey levels."""
 SURE_GRADIENT = 1.0
 """Root mean square gradient, in grey levels per pixel and in the weaker direction, at which the confidence is half."""
 
+TONE_STRIDE = 8
+"""Rows and columns between the pixels from which brightness and contrast are taken."""
+DARK, BRIGHT = 0.01, 0.99
+"""Quantiles of the reference between which, in the middle, its dark and its bright pixels are told apart."""
+MIN_TONE_SHARE = 0.02
+"""Least share of the pixels that are dark, and that are bright: a defect must not be half of them."""
+MIN_TONE_CONTRAST, MAX_GAIN = 8.0, 4.0
+"""Least contrast, in grey levels, and largest change of it that is matched: beyond, it is no matter of light."""
+TONE_DIFFERENCE = 0.1
+"""Difference of dark or bright pixels, as a share of the contrast, up to which a reference keeps its own tones."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlignConfig:
@@ -68,8 +81,9 @@ class Alignment(NamedTuple):
     """An aligned reference and how it was aligned. The caller owns the arrays."""
 
     reference_HW: np.ndarray
-    """The reference, moved to where it fits target, in its own dtype. Where it would have to be known beyond its edge,
-    it repeats target: nothing can be compared there."""
+    """The reference, moved to where it fits target, in its own dtype, and with the brightness and contrast of target if
+    its own differ clearly. Where it would have to be known beyond its edge, it repeats target: nothing can be compared
+    there."""
     inside_HW: np.ndarray
     """bool: False where `reference_HW` repeats target."""
     shift_GK2: np.ndarray
@@ -128,7 +142,7 @@ def _remapped(source_HW: np.ndarray, there_HW2: np.ndarray) -> np.ndarray:
 def moved_reference(
     target_HW: np.ndarray, reference_HW: np.ndarray, shift_GK2: np.ndarray, config: AlignConfig | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The reference moved by shifts, and where it is known; as in `Alignment`."""
+    """The reference moved by shifts, with tones that can be compared, and where it is known; as in `Alignment`."""
 
     block = (config or AlignConfig()).block_px
     height, width = target_HW.shape
@@ -138,8 +152,48 @@ def moved_reference(
     source = reference_HW if reference_HW.dtype in (np.uint8, np.float32) else reference_HW.astype(np.float32)
     moved_HW = _remapped(source, there_HW2)
     inside_HW = _inside(there_HW2, band=int(np.abs(shift_GK2).max()) + 1)
+    gain, offset = tone_change(target_HW, moved_HW, inside_HW)
+    if (gain, offset) != (1.0, 0.0):
+        toned_HW = np.clip(moved_HW.astype(np.float32) * np.float32(gain) + np.float32(offset), 0, 255)
+        moved_HW = (np.rint(toned_HW) if moved_HW.dtype == np.uint8 else toned_HW).astype(moved_HW.dtype)
     np.copyto(moved_HW, target_HW, where=~inside_HW, casting="unsafe")
     return moved_HW, inside_HW
+
+
+def tone_change(target_HW: np.ndarray, moved_HW: np.ndarray, inside_HW: np.ndarray) -> tuple[float, float]:
+    """Gain and offset that give an aligned reference the brightness and contrast of target.
+
+    From the medians of its dark and of its bright pixels, and of target there, so that defects do not count. 1 and 0 if
+    they differ by little, or by what no lamp or camera explains.
+    """
+    each = np.s_[::TONE_STRIDE, ::TONE_STRIDE]
+    inside_hw = inside_HW[each]
+    # Bytes, whose order statistics follow from counts, here as in `align_torch`.
+    target_N, moved_N = (
+        np.clip(np.rint(plane_HW[each][inside_hw]), 0, 255).astype(np.uint8) for plane_HW in (target_HW, moved_HW)
+    )
+    if not len(moved_N):
+        return 1.0, 0.0
+    ends = [_order_statistic(moved_N, int((len(moved_N) - 1) * share)) for share in (DARK, BRIGHT)]
+    is_bright_N = 2 * moved_N.astype(np.int16) > sum(ends)
+    if not MIN_TONE_SHARE <= is_bright_N.mean() <= 1 - MIN_TONE_SHARE:
+        return 1.0, 0.0
+    dark, bright, wanted_dark, wanted_bright = (
+        _order_statistic(values_N[among_N], (int(among_N.sum()) - 1) // 2)
+        for values_N in (moved_N, target_N)
+        for among_N in (~is_bright_N, is_bright_N)
+    )
+    contrast = bright - dark
+    differs = max(abs(wanted_dark - dark), abs(wanted_bright - bright)) > TONE_DIFFERENCE * contrast
+    gain = (wanted_bright - wanted_dark) / contrast if contrast >= MIN_TONE_CONTRAST else 0.0
+    if not differs or not 1 / MAX_GAIN <= gain <= MAX_GAIN:
+        return 1.0, 0.0
+    return gain, wanted_dark - gain * dark
+
+
+def _order_statistic(values_N: np.ndarray, rank: int) -> int:
+    """The value at a position, from 0, of sorted bytes."""
+    return int(np.searchsorted(np.cumsum(np.bincount(values_N, minlength=256)), rank, side="right"))
 
 
 def _inside(there_HW2: np.ndarray, *, band: int) -> np.ndarray:

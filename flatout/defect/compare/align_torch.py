@@ -5,7 +5,7 @@ those of `align` to 0.05 px where the images determine them: OpenCV rounds the p
 thirty-second of a pixel, torch does not.
 
 Dimension key:  B images   H W image   h w half or quarter of it   G K blocks, rows and columns   S whole shifts
-                N values of a block   2 (x, y)
+                N values of a block, or pixels from which tones are taken   2 (x, y)
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flatout.defect.compare import align as host
 from flatout.defect.compare.align import AlignConfig
+from flatout.defect.compare.classical_torch import order_statistic
 
 SHIFTS_AT_ONCE = 16
 """Whole shifts that are tried by one kernel: their differences are in memory together."""
@@ -57,8 +58,42 @@ def align_batch(target_BHW: Tensor, reference_BHW: Tensor, config: AlignConfig |
         shift_BGK2 = coarse_BGK2 + refined
     dense_BHW2 = _dense(shift_BGK2, target.shape[2:])[:, :height, :width]
     moved, inside_BHW = _moved(reference_BHW[:, None], dense_BHW2)
-    aligned_BHW = torch.where(inside_BHW, moved[:, 0], target_BHW)
+    gain_B, offset_B = _tone_changes(target_BHW, moved[:, 0], inside_BHW)
+    toned_BHW = (moved[:, 0] * gain_B[:, None, None] + offset_B[:, None, None]).clamp(0, 255)
+    aligned_BHW = torch.where(inside_BHW, toned_BHW, target_BHW)
     return AlignedBatch(aligned_BHW, inside_BHW, shift_BGK2, equations.confidence(unexplained_BGK))
+
+
+def _tone_changes(target_BHW: Tensor, moved_BHW: Tensor, inside_BHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Gains and offsets of `flatout.defect.compare.align.tone_change`, float32 [B]; values are rounded to bytes."""
+    step = host.TONE_STRIDE
+    inside_BN = inside_BHW[:, ::step, ::step].flatten(1)
+    target_BN, moved_BN = (
+        planes_BHW[:, ::step, ::step].flatten(1).round().clamp(0, 255).to(torch.uint8)
+        for planes_BHW in (target_BHW, moved_BHW)
+    )
+    num_B = inside_BN.sum(1)
+    # Several order statistics at once: each takes a few dozen small kernels.
+    ranks = torch.cat([((num_B - 1) * share).long() for share in (host.DARK, host.BRIGHT)])
+    ends = order_statistic(moved_BN.repeat(2, 1), ranks, inside_BN.repeat(2, 1)).chunk(2)
+    is_bright_BN = 2 * moved_BN.to(torch.int16) > (ends[0] + ends[1])[:, None]
+    dark_BN, bright_BN = inside_BN & ~is_bright_BN, inside_BN & is_bright_BN
+    among = torch.cat((dark_BN, bright_BN)).repeat(2, 1)
+    middles = (among.sum(1) - 1).div(2, rounding_mode="floor")
+    values = torch.cat((moved_BN, moved_BN, target_BN, target_BN))
+    dark, bright, wanted_dark, wanted_bright = order_statistic(values, middles, among).float().chunk(4)
+    share = bright_BN.sum(1) / num_B.clamp(min=1)
+    contrast = bright - dark
+    gain = (wanted_bright - wanted_dark) / contrast.clamp(min=host.MIN_TONE_CONTRAST)
+    changes = (
+        (share >= host.MIN_TONE_SHARE)
+        & (share <= 1 - host.MIN_TONE_SHARE)
+        & (contrast >= host.MIN_TONE_CONTRAST)
+        & (torch.maximum((wanted_dark - dark).abs(), (wanted_bright - bright).abs()) > host.TONE_DIFFERENCE * contrast)
+        & (gain >= 1 / host.MAX_GAIN)
+        & (gain <= host.MAX_GAIN)
+    )
+    return torch.where(changes, gain, 1.0), torch.where(changes, wanted_dark - gain * dark, 0.0)
 
 
 def _coarse_shifts(target_Bhw: Tensor, reference_Bhw: Tensor, config: AlignConfig) -> Tensor:

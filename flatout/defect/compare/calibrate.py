@@ -10,7 +10,7 @@ Dimension key:  H W image   N components   K labelled defects
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.defect.data.find import EvaluationImage
+from flatout.defect.data.items import MAX_GREY
 from flatout.defect.data.pairs import read_boxes
 from flatout.defect.evaluate.blobs import inspect_blobs
 from flatout.defect.evaluate.evaluate import mask_of_image
+from flatout.defect.evaluate.maps import MapMaker, Mapped, ReadImage, map_images
 from flatout.defect.options import Method
 from flatout.errors import ConfigError, DataError, ResourceError, counted
 
@@ -28,8 +30,11 @@ logger = logging.getLogger(__name__)
 
 LOWEST = 0.2
 """Lowest threshold that is chosen, even if there are no false blobs above it: these images may show fewer kinds of
-differences than others. For a network whose own threshold is lower, because it was trained for a few steps only, that
-one is the lowest."""
+differences than others. For a network that was trained for a few steps only it is lower, see `lowest_for`."""
+SQUARE_PX, SPACING_PX, MIN_SWING = 8, 48, 80.0
+"""Side and distance of the squares that `response` paints, and by how many grey levels they differ at least."""
+MAX_PROBED = 4
+"""Images on which they are painted."""
 ANY_HEAT = 1e-6
 """Threshold that every component of a heat map reaches that is 0 elsewhere."""
 OUTLIER_SHARE, MIN_FOR_OUTLIERS = 0.02, 20
@@ -78,6 +83,51 @@ def threshold_for(false_heat: Sequence[np.ndarray], per_image: float, *, lowest:
     if len(falling_N) <= allowed:
         return lowest
     return max(lowest, float(np.nextafter(falling_N[allowed], np.float32(2))))
+
+
+def lowest_for(own: float | None, response: Callable[[], float]) -> float:
+    """The lowest threshold for a network: LOWEST, or less if it does not reach as much for defects.
+
+    `own`: the threshold in its weights, which was chosen on defects. None: half of the `response` decides.
+    """
+    return min(LOWEST, response() / 2 if own is None else own)
+
+
+def response(
+    images: Sequence[EvaluationImage], read: ReadImage, maker: MapMaker, *, threads: int | None = None
+) -> float:
+    """Median heat of squares that are painted on target, dark on bright and bright on dark.
+
+    It says what heat a network gives to obvious defects, if no labelled ones are there. `threads`: see `map_images`.
+    """
+
+    def highest(image: EvaluationImage, mapped: Mapped) -> np.ndarray:
+        heat_HW = mapped.heat_HW
+        return np.array([heat_HW[rows, columns].max() for rows, columns in _squares(heat_HW.shape)])
+
+    found = map_images(images[:MAX_PROBED], lambda path: _with_squares(read(path)), maker, highest, threads=threads)
+    return float(np.median(np.concatenate(list(found))))
+
+
+def _with_squares(planes_CHW: np.ndarray) -> np.ndarray:
+    """A copy of the planes with squares in target, in their own type."""
+    painted_CHW = planes_CHW.copy()
+    target_HW = planes_CHW[0].astype(np.float32)
+    low, high = np.quantile(target_HW, (0.01, 0.99))
+    swing = max(float(high - low), MIN_SWING)
+    for square in _squares(target_HW.shape):
+        inside_HW = target_HW[square]
+        opposite_HW = np.where(inside_HW < (low + high) / 2, inside_HW + swing, inside_HW - swing)
+        painted_CHW[0][square] = np.clip(opposite_HW, 0, MAX_GREY)
+    return painted_CHW
+
+
+def _squares(shape_hw: tuple[int, ...]) -> list[tuple[slice, slice]]:
+    """Rows and columns of the squares, one in the middle of an image that has no room for more."""
+    tops, lefts = (
+        range(min(SPACING_PX, max(side - SQUARE_PX, 0)) // 2, max(side - SQUARE_PX, 1), SPACING_PX) for side in shape_hw
+    )
+    return [(slice(y, y + SQUARE_PX), slice(x, x + SQUARE_PX)) for y in tops for x in lefts]
 
 
 def _without_worst(false_heat: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -91,7 +91,7 @@ def _contrast(values_BN: Tensor) -> Tensor:
     """
     places = [share * (values_BN.shape[1] - 1) for share in (DARK, BRIGHT)]
     ranks = [rank for place in places for rank in (math.floor(place), math.ceil(place))]
-    low_0, low_1, high_0, high_1 = (_order_statistic(values_BN, rank).double() for rank in ranks)
+    low_0, low_1, high_0, high_1 = (order_statistic(values_BN, rank).double() for rank in ranks)
     low, high = (
         first + (second - first) * (place - math.floor(place))
         for first, second, place in ((low_0, low_1, places[0]), (high_0, high_1, places[1]))
@@ -99,11 +99,15 @@ def _contrast(values_BN: Tensor) -> Tensor:
     return high - low
 
 
-def _order_statistic(values_BN: Tensor, rank: int) -> Tensor:
-    """The value at a position, from 0, of sorted bytes; int16 [B]."""
+def order_statistic(values_BN: Tensor, rank: int | Tensor, among_BN: Tensor | None = None) -> Tensor:
+    """The value at a position, from 0, of sorted bytes; int16 [B].
+
+    `rank` may differ by image, int64 [B]. `among_BN`: only values where this is True; the position must exist.
+    """
     found_B = values_BN.new_zeros(len(values_BN), dtype=torch.int16)
     for bit in (128, 64, 32, 16, 8, 4, 2, 1):
         # The value is found_B + bit or more if no more than `rank` values are below that.
-        is_more_B = (values_BN < (found_B + bit)[:, None]).sum(1) <= rank
+        is_below_BN = values_BN < (found_B + bit)[:, None]
+        is_more_B = (is_below_BN if among_BN is None else is_below_BN & among_BN).sum(1) <= rank
         found_B = found_B + bit * is_more_B
     return found_B

@@ -83,7 +83,7 @@ def _checked_header(content: bytes) -> Header:
     except DecodeError as error:
         raise DecodeError(f"it cannot be decoded: {error}.") from None
     if header.format not in READABLE:
-        raise DecodeError(f"it is not a TIFF, PNG or JPEG file: {describe_format(header.format)}.")
+        raise DecodeError(f"it is not a TIFF, PNG, JPEG or BMP file: {describe_format(header.format)}.")
     nbytes = header.width * header.height * 3 * (1 if header.bits <= 8 else 2)
     if nbytes > MAX_BYTES:
         raise DecodeError(

@@ -244,7 +244,8 @@ def size_text(shape_hw: tuple[int, ...]) -> str:
 # Grey images of pairs
 
 _BRIGHTNESS_BGR = np.array([0.114, 0.587, 0.299])
-_KINDS = (".jpg", ".jpeg", ".png", ".tif", ".tiff")
+PAIR_ENDINGS = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff")
+"""Endings of the files that images of pairs, and masks, may be in."""
 
 
 def grey(stored: np.ndarray) -> np.ndarray:
@@ -260,4 +261,4 @@ def grey(stored: np.ndarray) -> np.ndarray:
 
 def image_files(folder: Path) -> Iterator[Path]:
     """Files in a folder that may be images, in any order; none if there is no such folder."""
-    return (path for path in (folder.iterdir() if folder.is_dir() else ()) if path.suffix.lower() in _KINDS)
+    return (path for path in (folder.iterdir() if folder.is_dir() else ()) if path.suffix.lower() in PAIR_ENDINGS)

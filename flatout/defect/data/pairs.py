@@ -21,8 +21,8 @@ import numpy as np
 
 from flatout.defect.compare.align import AlignConfig, align
 from flatout.defect.data.decode import read_stored
-from flatout.defect.data.find import ENDINGS, GOOD, EvaluationImage
-from flatout.defect.data.items import MAX_GREY, grey, image_files, size_text
+from flatout.defect.data.find import GOOD, EvaluationImage
+from flatout.defect.data.items import MAX_GREY, PAIR_ENDINGS, grey, image_files, size_text
 from flatout.errors import DataError
 from flatout.feed import DecodeError
 
@@ -75,9 +75,23 @@ def labels_without_image(path: str | Path, images: Iterable[EvaluationImage]) ->
     return sorted(label for label in labels if label.stem not in names)
 
 
+def unlabelled_among_labelled(images: Iterable[EvaluationImage]) -> list[Path]:
+    """Images with neither a mask nor boxes that are not known to be good, if others are labelled; else none."""
+    images = list(images)
+    unlabelled = [image.path for image in images if not image.is_labelled and image.boxes is None]
+    return unlabelled if len(unlabelled) < len(images) else []
+
+
+UNLABELLED = (
+    "neither a mask nor boxes: not scored, although other images are. A good image needs an empty mask or an empty "
+    "file of boxes"
+)
+"""What is said of such images."""
+
+
 def _folder_of_pair(path: Path) -> Path | None:
     """The folder of pairs that a file is an inspected image of, with a template; None if it is none."""
-    if path.suffix.lower() not in ENDINGS or not path.is_file():
+    if path.suffix.lower() not in PAIR_ENDINGS or not path.is_file():
         return None
     root = path.parent.parent
     if path.parent.name == TEST and path.stem in {file.stem for file in image_files(root / TEMPLATE)}:
@@ -104,7 +118,9 @@ def _matched(
 ) -> list[EvaluationImage]:
     tests, templates = found[TEST], found[TEMPLATE]
     if not tests:
-        raise DataError(f"{places[TEST]}: there are no inspected images.")
+        raise DataError(
+            f"{places[TEST]}: there are no inspected images. File names must end in {', '.join(PAIR_ENDINGS)}."
+        )
     for one, other, what in ((tests, templates, TEMPLATE), (templates, tests, TEST)):
         if unpaired := sorted(one.keys() - other.keys()):
             raise DataError(
@@ -310,6 +326,8 @@ def _grey_plane(path: Path) -> np.ndarray:
     """One image of a pair as grey [H, W]; a file of three planes is refused, colours become brightness."""
     try:
         stored = read_stored(path, grey_is_plane=True)
+        if stored.ndim == 3 and 1 in (stored.shape[0], stored.shape[2]):
+            stored = stored.squeeze(0 if stored.shape[0] == 1 else 2)
         if stored.ndim == 3 and path.suffix.lower() in (".tif", ".tiff") and not _is_grey(stored):
             raise DecodeError(
                 f"it has shape {stored.shape}, which looks like the planes target, ref1 and ref2 in one file. Images "
