@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import re
 import shutil
@@ -461,6 +462,15 @@ def test_the_command_writes_a_sheet_and_arrays(small_run: Path, tmp_path: Path, 
     assert losses_found["weights"].endswith("epoch_001.pt")
     samples = json.loads((out / "samples.json").read_text())
     assert [each["position"] for each in samples["samples"]] == list(range(2 * BATCH, 70))
+
+
+def test_a_loss_that_is_not_finite_is_null_because_json_has_no_nan(small_run: Path, tmp_path: Path):
+    found = flatout.yolo.replay(small_run, epoch=0, step=0)
+    assert found.losses is not None
+    bad = replace(found.losses, items={"box": math.nan, "obj": math.inf, "cls": 0.5})
+    replace(found, losses=bad).save(tmp_path)
+    content = json.loads((tmp_path / "losses.json").read_text(), parse_constant=pytest.fail)
+    assert content["items"] == {"box": None, "obj": None, "cls": 0.5}
 
 
 def test_a_replay_without_losses_leaves_none_of_another_replay_beside_it(small_run: Path, tmp_path: Path):
