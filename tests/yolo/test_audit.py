@@ -19,7 +19,7 @@ from flatout.yolo.data.label_text import label_line_numbers, parse_labels
 from flatout.yolo.evaluate.run import InferenceModel
 from flatout.yolo.evaluate.tiles import TileConfig
 from flatout.yolo.label_audit.fixes import Fix, fixed_text, places_below, read_fix_list, write_fixed
-from flatout.yolo.label_audit.page import SHOWN, page
+from flatout.yolo.label_audit.page import SHOWN, TWIN_BGR, crop, page
 from flatout.yolo.label_audit.passes import PassConfig, passes_of
 from flatout.yolo.label_audit.rank import KINDS, NONE, assign, gather_evidence, probability, rank
 from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
@@ -442,6 +442,20 @@ def test_the_page_of_a_run_names_the_command_that_shows_when_an_image_was_seen(t
         assert f"<code>{escape(command)}</code>" in html
     # Cards keep the order of the findings, although every image is decoded once.
     assert [int(number) for number in re.findall(r"<b>(\d+)\. ", html)] == [record.rank for record in found]
+
+
+def test_the_other_label_of_a_duplicate_is_named_and_shown(tmp_path: Path):
+    first = records(tmp_path, "duplicate")[0]
+    lines = Path(first.label_file).read_text().splitlines()
+    (number,) = re.findall(r"^covers the same object as the label in line (\d+) \(IoU 0\.\d\d\)$", first.reason)
+    assert int(number) != first.line and first.twin_box is not None
+    cx, cy, width, height = map(float, lines[int(number) - 1].split()[1:])
+    corners = (cx - width / 2, cy - height / 2, cx + width / 2, cy + height / 2)
+    assert first.twin_box == pytest.approx(corners, abs=1e-5)
+    image = np.full((480, 640, 3), 90, np.uint8)
+    with_twin, without = (crop(image, each) for each in (first, replace(first, twin_box=None)))
+    is_blue, was_blue = ((each == TWIN_BGR).all(2).any() for each in (with_twin, without))
+    assert is_blue and not was_blue
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
