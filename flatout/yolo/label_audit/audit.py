@@ -170,7 +170,7 @@ def _weights_of(folder: Path) -> tuple[str, ...]:
     files = [folder / "weights" / name for name in WEIGHTS if (folder / "weights" / name).is_file()]
     if not files:
         raise MissingFileError(f"{folder / 'weights'}: has neither best.pt nor last.pt. Give weights with --weights.")
-    if len(files) == 2 and filecmp.cmp(*files, shallow=False):  # the last epoch was the best
+    if len(files) == 2 and filecmp.cmp(files[0], files[1], shallow=False):  # the last epoch was the best
         files.pop()
     return tuple(map(str, files))
 
