@@ -4,9 +4,9 @@ Errors are planted into 5 % of the training labels, in equal shares: a label is 
 is moved to an IoU of 0.3 to 0.6 with its place, or is added where nothing is (spurious). yolov7-tiny is then fine-tuned
 on these labels (hyp.finetune.yaml, --adam, --audit) and its run is audited. Two data sets: BCCD (give it with
 --data), and a generated one (`flatout yolo demo-data`). With N planted errors: precision of the first 100 findings,
-recall of the first 2N, overall and by kind, and average precision. Five ways: the audit of the run, the same with
-mirrored images (--mirrored), the audit of its weights alone (--weights), and two baselines from the same detections:
-highest loss of the final network, and confident learning (self-confidence of labels, and detections above the mean
+recall of the first 2N, overall and by kind, and average precision. Five ways: the audit of the run, the same without
+mirrored images (--no-mirrored), the audit of its weights alone (--weights), and two baselines from the detections of
+the final network: highest loss, and confident learning (self-confidence of labels, and detections above the mean
 self-confidence of their class). Also printed: how long a training and a pass over its images take.
 BCCD has natural errors: the unplanted set is trained on and audited too, and what is among the first 2N findings of
 that audit leaves both counts, of all ways alike (--same-network: found by the network of the planted labels). Two other
@@ -45,9 +45,9 @@ ROOT = Path(__file__).parents[1]
 SEEDS = (1, 2, 3)
 SHARE = 0.05
 PLANTED = ("missing", "wrong class", "moved box", "spurious")
-RUN, MIRRORED, WEIGHTS = "audit RUN", "audit RUN --mirrored", "audit --weights"
+RUN, PLAIN, WEIGHTS = "audit RUN", "audit RUN --no-mirrored", "audit --weights"
 LOSS, CONFIDENT = "highest loss", "confident learning"
-WAYS = (RUN, MIRRORED, WEIGHTS, LOSS, CONFIDENT)
+WAYS = (RUN, PLAIN, WEIGHTS, LOSS, CONFIDENT)
 BCCD, GENERATED = "bccd", "generated"
 NAMES = {"train": "images/train", "val": "images/val"}
 
@@ -195,10 +195,10 @@ def suspects_of(folder: Path, data: Path, options: Namespace) -> tuple[dict[str,
     labels = labels_as_boxes(images.labels)
     weights = [str(folder / "weights/last.pt")]
     begin_s = time.monotonic()
-    found = fuse(passes_of(weights, images, config, shown=False))
+    plain = fuse(passes_of(weights, images, config, shown=False))
     pass_s = time.monotonic() - begin_s
+    found = fuse(passes_of(weights, images, replace(config, mirrored=True), shown=False))
     evidence = gather_evidence(labels, found)
-    both = fuse(passes_of(weights, images, replace(config, mirrored=True), shown=False))
     statistics = read_statistics(folder / FILE_NAME)
     if statistics is None or statistics.fingerprint != fingerprint(labels):
         # --same-network: other labels than in the training
@@ -207,7 +207,7 @@ def suspects_of(folder: Path, data: Path, options: Namespace) -> tuple[dict[str,
     lists = {}
     for way, seen, own in (
         (RUN, found, with_history(evidence, statistics)),
-        (MIRRORED, both, with_history(gather_evidence(labels, both), statistics)),
+        (PLAIN, plain, with_history(gather_evidence(labels, plain), statistics)),
         (WEIGHTS, found, evidence),
     ):
         lists[way] = [
@@ -220,7 +220,7 @@ def suspects_of(folder: Path, data: Path, options: Namespace) -> tuple[dict[str,
             )
             for each in rank(labels, seen, own)
         ]
-    return lists | baselines(labels, found, names), pass_s
+    return lists | baselines(labels, plain, names), pass_s
 
 
 def baselines(labels: Any, found: Any, names: Sequence[str]) -> dict[str, list[Suspect]]:
@@ -364,10 +364,10 @@ def audit_once(
 def row(title: str, each: Figures) -> str:
     kinds = "".join(f"{each.by_kind[kind]:13.2f}" for kind in PLANTED)
     scores = f"{each.average_precision:8.3f}{each.average_precision_own:8.3f}{each.average_precision_of_all:8.3f}"
-    return f"{title:22}{each.precision_100:8.2f}{each.recall_2n:8.2f}{scores}{kinds}"
+    return f"{title:24}{each.precision_100:8.2f}{each.recall_2n:8.2f}{scores}{kinds}"
 
 
-HEAD = f"{'way':22}{'P@100':>8}{'R@2N':>8}{'AP':>8}{'AP own':>8}{'AP all':>8}" + "".join(
+HEAD = f"{'way':24}{'P@100':>8}{'R@2N':>8}{'AP':>8}{'AP own':>8}{'AP all':>8}" + "".join(
     f"{kind:>13}" for kind in PLANTED
 )
 

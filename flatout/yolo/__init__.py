@@ -122,7 +122,7 @@ def audit(
     batch_size: int = 32,
     device: str = "",
     workers: int = 8,
-    mirrored: bool = False,
+    mirrored: bool | None = None,
     tiles: int | None = None,
     tile_overlap: float | None = None,
     out: str | Path | None = None,
@@ -130,9 +130,9 @@ def audit(
 ) -> "AuditResult":
     """Find labels that are probably wrong, like `flatout yolo audit`; the data set is never changed.
 
-    Give the folder of a run, or `weights` and `data`. Writes audit.json, audit.csv and audit.html, and returns the
-    findings as `records`, most probable first. Raises ConfigError, DataError or CheckpointError if that is not
-    possible.
+    Give the folder of a run, or `weights` and `data`. `mirrored`: look at mirrored images, too; None: if the training
+    of the weights mirrored images. Writes audit.json, audit.csv and audit.html, and returns the findings as `records`,
+    most probable first. Raises ConfigError, DataError or CheckpointError if that is not possible.
     """
     from flatout.yolo.label_audit.config import AuditConfig
 

@@ -18,8 +18,8 @@ from flatout.yolo.data.find import Pair
 from flatout.yolo.data.label_text import label_line_numbers, parse_labels
 from flatout.yolo.evaluate.run import InferenceModel
 from flatout.yolo.evaluate.tiles import TileConfig
-from flatout.yolo.label_audit.fixes import Fix, fixed_text, place_below, read_fix_list, write_fixed
-from flatout.yolo.label_audit.page import SHOWN, page
+from flatout.yolo.label_audit.fixes import Fix, fixed_text, places_below, read_fix_list, write_fixed
+from flatout.yolo.label_audit.page import SHOWN, TWIN_BGR, crop, page
 from flatout.yolo.label_audit.passes import PassConfig, passes_of
 from flatout.yolo.label_audit.rank import KINDS, NONE, assign, gather_evidence, probability, rank
 from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
@@ -344,8 +344,41 @@ def test_a_label_is_not_added_to_a_file_that_has_changed_since(tmp_path: Path):
 def test_an_image_without_a_label_file_gets_its_first_label(tmp_path: Path):
     fix = Fix(action="add", file=str(tmp_path / "none.txt"), line=0, was="", text="1 0.5 0.5 0.1 0.1")
     assert fixed_text(fix.file, [fix]) == "1 0.5 0.5 0.1 0.1\n"
-    assert place_below("/data/labels/train/a.txt").as_posix() == "labels/train/a.txt"
-    assert place_below("/data/a.txt").as_posix() == "a.txt"
+
+
+@pytest.mark.parametrize(
+    ("files", "places"),
+    [
+        (["/data/labels/train/a.txt", "/data/labels/val/a.txt"], ["labels/train/a.txt", "labels/val/a.txt"]),
+        (["/data/a.txt"], ["a.txt"]),
+        # Image folders of several places may have files of the same name.
+        (["/data/one/labels/a.txt", "/data/two/labels/a.txt"], ["one/labels/a.txt", "two/labels/a.txt"]),
+        (["/one/a.txt", "/two/x/a.txt", "/two/b.txt"], ["one/a.txt", "two/x/a.txt", "two/b.txt"]),
+    ],
+)
+def test_copies_lie_as_data_sets_are_laid_out_and_files_of_the_same_name_apart(files: list[str], places: list[str]):
+    found = places_below(files)
+    assert [found[file].as_posix() for file in files] == places
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_copy_keeps_the_line_ends_of_its_file(tmp_path: Path, end: str):
+    file = tmp_path / "a.txt"
+    file.write_bytes(f"0 0.5 0.5 0.1 0.1{end}7 0.2 0.2 0.1 0.1{end}2 0.3 0.3 0.1 0.1".encode())
+    fix = Fix(action="delete", file=str(file), line=2, was="7 0.2 0.2 0.1 0.1", text="")
+    (copy,) = write_fixed([fix], tmp_path / "out")
+    assert copy.read_bytes() == f"0 0.5 0.5 0.1 0.1{end}2 0.3 0.3 0.1 0.1{end}".encode()
+
+
+def test_files_of_the_same_name_in_several_folders_are_all_corrected(tmp_path: Path):
+    files = [tmp_path / folder / "labels/a.txt" for folder in ("one", "two")]
+    for number, file in enumerate(files):
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{number} 0.5 0.5 0.1 0.1\n7 0.2 0.2 0.1 0.1\n")
+    fixes = [Fix(action="delete", file=str(file), line=2, was="7 0.2 0.2 0.1 0.1", text="") for file in files]
+    written = write_fixed(fixes, tmp_path / "out")
+    assert [path.read_text() for path in written] == ["0 0.5 0.5 0.1 0.1\n", "1 0.5 0.5 0.1 0.1\n"]
+    assert written == [tmp_path / "out" / folder / "labels/a.txt" for folder in ("one", "two")]
 
 
 def test_the_command_applies_a_fix_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -409,6 +442,20 @@ def test_the_page_of_a_run_names_the_command_that_shows_when_an_image_was_seen(t
         assert f"<code>{escape(command)}</code>" in html
     # Cards keep the order of the findings, although every image is decoded once.
     assert [int(number) for number in re.findall(r"<b>(\d+)\. ", html)] == [record.rank for record in found]
+
+
+def test_the_other_label_of_a_duplicate_is_named_and_shown(tmp_path: Path):
+    first = records(tmp_path, "duplicate")[0]
+    lines = Path(first.label_file).read_text().splitlines()
+    (number,) = re.findall(r"^covers the same object as the label in line (\d+) \(IoU 0\.\d\d\)$", first.reason)
+    assert int(number) != first.line and first.twin_box is not None
+    cx, cy, width, height = map(float, lines[int(number) - 1].split()[1:])
+    corners = (cx - width / 2, cy - height / 2, cx + width / 2, cy + height / 2)
+    assert first.twin_box == pytest.approx(corners, abs=1e-5)
+    image = np.full((480, 640, 3), 90, np.uint8)
+    with_twin, without = (crop(image, each) for each in (first, replace(first, twin_box=None)))
+    is_blue, was_blue = ((each == TWIN_BGR).all(2).any() for each in (with_twin, without))
+    assert is_blue and not was_blue
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

@@ -17,7 +17,17 @@ from tests.feed.test_device import needs_gpu
 from tests.triton_interpreter import check_in_interpreter, needs_triton
 from tests.yolo.detection_batch import DetectionBatch, make_batch
 from tests.yolo.head_batches import make_groups, make_head_batch
-from tests.yolo.two_label_sums import NUM_LABELS, STEPS, assert_same, is_compared, on_gpu, sums_of, with_garbage
+from tests.yolo.two_label_sums import (
+    NUM_LABELS,
+    STEPS,
+    assert_same,
+    is_compared,
+    on_gpu,
+    sums_of,
+    with_bad_cells,
+    with_garbage,
+    without_bad_targets,
+)
 
 CONFIG = LossConfig(label_smoothing=0.1, cls_pw=1.2)
 BOXES = (3, 0, 5, 1)
@@ -144,6 +154,13 @@ def test_sums_are_per_label_and_leave_out_what_has_none():
     assert torch.equal(again.read()["sum"], read["sum"]) and torch.equal(again.read()["confused"], read["confused"])
     again.clear()
     assert not again.read()["sum"].any()
+
+
+def test_targets_whose_loss_is_not_finite_are_left_out():
+    step = STEPS["ota"]()
+    found, expected = sums_of(with_bad_cells(step)).read(), sums_of(without_bad_targets(step)).read()
+    assert torch.equal(found["sum"], expected["sum"]) and torch.equal(found["confused"], expected["confused"])
+    assert expected["sum"][:, 0].sum() > 2 and not torch.equal(expected["sum"], sums_of(step).read()["sum"])
 
 
 def test_the_most_confident_other_class_wins_whatever_its_number():

@@ -25,7 +25,7 @@ from flatout.yolo.loss import (
     plain_router_loss,
 )
 from flatout.yolo.loss.losses import Assigned
-from flatout.yolo.loss.matches import Matches
+from flatout.yolo.loss.matches import Matches, unpack_cells
 from flatout.yolo.multihead.head_config import HeadConfig
 from flatout.yolo.multihead.joined_maps import heads_on
 from tests.yolo.detection_batch import make_batch
@@ -35,6 +35,8 @@ CONFIG = LossConfig(label_smoothing=0.1, cls_pw=1.2, obj_pw=1.1, gr=0.9)
 FOCAL = LossConfig(fl_gamma=1.5)
 BOXES = (3, 0, 5, 1)
 NUM_LABELS, NUM_PADDING = 6, 3
+BAD = {2: 0, 4: 4, 7: 6}
+"""Targets whose cells are not finite, and in which channel: box, objectness, a class."""
 
 Loss = Callable[..., LossParts]
 
@@ -104,6 +106,23 @@ STEPS: dict[str, Callable[[], Step]] = {
 }
 
 
+def with_bad_cells(step: Step) -> Step:
+    """The step with cells of some targets that are not finite, as after an overflow."""
+    maps = [each.clone() for each in step.maps]
+    for m, target in enumerate(step.assigned.matches.target_M.tolist()):
+        if target in BAD:
+            layer, *place = (int(each[m]) for each in unpack_cells(step.assigned.matches.packed_M))
+            maps[layer][int(step.assigned.matches.image_M[m]), *place, BAD[target]] = float("nan")
+    return step._replace(maps=maps)
+
+
+def without_bad_targets(step: Step) -> Step:
+    """The step in which these targets belong to no label."""
+    label_T1 = step.label_T1.clone()
+    label_T1[list(BAD)] = -1
+    return step._replace(label_T1=label_T1)
+
+
 def on_gpu(step: Step) -> Step:
     target_T6, matches, heads = step.assigned
     heads = None if heads is None else heads_on(heads.groups, torch.device("cuda", 0))
@@ -156,6 +175,12 @@ def main() -> None:
             assert_same({"sum": total_TK[:-1] - 2, "confused": confused_T[:-1]}, expected, is_compared(name))
         except AssertionError as error:
             raise AssertionError(name) from error
+
+    bad, expected = with_bad_cells(STEPS["ota"]()), sums_of(without_bad_targets(STEPS["ota"]())).read()
+    total_TK, confused_T = torch.zeros(NUM_LABELS + 1, 6), torch.zeros(NUM_LABELS + 1, dtype=torch.int32)
+    add_on_device(total_TK, confused_T, bad.maps, bad.assigned, bad.label_T1, bad.anchors, bad.config)
+    torch.testing.assert_close(total_TK[:-1], expected["sum"], rtol=1e-4, atol=1e-5)
+    assert torch.equal(confused_T[:-1] > 0, expected["confused"] > 0)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@
     label_statistics.npz of a run (--audit) --------/
 """
 
+import filecmp
 import logging
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flatout.errors import ConfigError, MissingFileError, counted
@@ -34,6 +35,7 @@ from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
 from flatout.yolo.label_audit.set_boxes import SetBoxes, fuse, labels_as_boxes
 from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, read_statistics, with_history
 from flatout.yolo.run_config import read_options
+from flatout.yolo.weights import read_weights
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,8 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
     replay = _replay_command(config)
     config, statistics = _resolved(config)
     weights = weights_files(config.weights)
+    if config.mirrored is None:
+        config = replace(config, mirrored=all(map(_was_mirrored, weights)))
     tiles = _tile_config(config)
     device = choose_device(config.device)
     make_current(device)
@@ -89,7 +93,7 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
         batch_size=config.batch_size,
         device=device,
         workers=config.workers,
-        mirrored=config.mirrored,
+        mirrored=bool(config.mirrored),
         tiles=tiles,
     )
     with _new_folder(config) as folder:
@@ -162,11 +166,22 @@ def _tile_config(config: AuditConfig) -> TileConfig | None:
 
 
 def _weights_of(folder: Path) -> tuple[str, ...]:
-    """best.pt and last.pt, as far as they exist."""
+    """best.pt and last.pt, as far as they exist; one of them if they are the same."""
     files = [folder / "weights" / name for name in WEIGHTS if (folder / "weights" / name).is_file()]
     if not files:
         raise MissingFileError(f"{folder / 'weights'}: has neither best.pt nor last.pt. Give weights with --weights.")
+    if len(files) == 2 and filecmp.cmp(files[0], files[1], shallow=False):  # the last epoch was the best
+        files.pop()
     return tuple(map(str, files))
+
+
+def _was_mirrored(weights: str) -> bool:
+    """Whether the training of a weights file mirrored images, as far as the file says.
+
+    A network that never saw mirrored images may find another class in them, such as arrows that point the other way.
+    """
+    share = (read_weights(weights).hyp or {}).get("fliplr")
+    return isinstance(share, int | float) and share > 0
 
 
 def _named(weights: str, folder: Path) -> str:
@@ -224,6 +239,7 @@ def _write_files(
         "data": config.data,
         "split": config.split,
         "weights": list(weights),
+        "mirrored": config.mirrored,
         "tiles": config.tiles,
         "training_epochs": num_epochs,
         "num_images": result.num_images,
@@ -232,6 +248,7 @@ def _write_files(
     lines = [
         f"{config.data}, {config.split}: {counted(result.num_labels, 'label')} in "
         f"{counted(result.num_images, 'image')}; weights: {', '.join(weights)}"
+        + ("; with mirrored images" if config.mirrored else "")
         + (f"; in tiles of {config.tiles} px" if config.tiles is not None else "")
         + (f"; and the steps of {counted(num_epochs, 'epoch')} of the training" if num_epochs else "")
     ]

@@ -1,5 +1,6 @@
 """What is audited, and how. Imports no torch, so that mistakes on the command line are answered at once."""
 
+from argparse import BooleanOptionalAction
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,7 +32,12 @@ class AuditConfig:
     batch_size: int = option(32, "images per step (default: %(default)s)")
     device: str = option("", "cpu, or the number of a GPU (default: a GPU if there is one)")
     workers: int = option(8, "most worker processes that read images (default: %(default)s)")
-    mirrored: bool = option(False, "also look at mirrored images: twice the time, findings a little better")
+    mirrored: bool | None = option(
+        None,
+        "also look at mirrored images, or do not: finds more, in twice the time (default: if the training mirrored "
+        "images, which the weights say)",
+        action=BooleanOptionalAction,
+    )
     out: Path | None = option(
         None,
         "folder for the files (default: RUN/audit, or runs/audit/exp); with --fix-list: for the corrected copies",

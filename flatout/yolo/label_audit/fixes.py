@@ -6,6 +6,7 @@ Label files are never changed in place, and no file is ever overwritten.
 """
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
@@ -90,10 +91,11 @@ def write_fixed(fixes: Sequence[Fix], out: Path) -> list[Path]:
     by_file: dict[str, list[Fix]] = {}
     for fix in fixes:
         by_file.setdefault(fix.file, []).append(fix)
+    places = places_below(list(by_file))
     targets: dict[Path, str] = {}
     contents: list[tuple[Path, str]] = []
     for file, own in by_file.items():
-        target = out / place_below(file)
+        target = out / places[file]
         if target in targets:
             raise ConfigError(
                 f"{file} and {targets[target]} would both become {target}. Split the fix list, one folder each."
@@ -118,21 +120,31 @@ def write_fixed(fixes: Sequence[Fix], out: Path) -> list[Path]:
     return [target for target, _ in contents]
 
 
-def place_below(file: str) -> PurePath:
-    """The path of a copy: from the first folder `labels` on, as data sets are laid out; else the file's name.
+def places_below(files: Sequence[str]) -> dict[str, PurePath]:
+    """The paths of copies in their folder: from the first folder `labels` on, as data sets are laid out, else the name.
 
-    ConfigError if it would lead out of the folder of the copies.
+    If two would be the same, because several folders have files of this name: from the folder on that all files have
+    in common. ConfigError if a path would lead out of the folder of the copies.
     """
-    parts = PurePath(file).parts
-    place = parts[parts.index("labels") :] if "labels" in parts[:-1] else parts[-1:]
-    if not place or ".." in place:
-        raise ConfigError(f"--fix-list: {file!r} is not the path of a label file. {AGAIN}")
-    return PurePath(*place)
+    places = {file: _from_labels(PurePath(file)) for file in files}
+    if len(set(places.values())) < len(places) and all(map(os.path.isabs, files)):
+        common = os.path.commonpath(files)
+        places = {file: PurePath(file).relative_to(common) for file in files}
+    for file, place in places.items():
+        if not place.parts or ".." in place.parts:
+            raise ConfigError(f"--fix-list: {file!r} is not the path of a label file. {AGAIN}")
+    return places
+
+
+def _from_labels(file: PurePath) -> PurePath:
+    parts = file.parts
+    return PurePath(*(parts[parts.index("labels") :] if "labels" in parts[:-1] else parts[-1:]))
 
 
 def fixed_text(file: str, fixes: Sequence[Fix]) -> str:
-    """The text of a label file with its fixes applied; DataError if a line is not what it was."""
-    lines = _lines_of(file, may_be_missing=all(fix.action == "add" and not fix.line for fix in fixes))
+    """The text of a label file with its fixes applied, with its line ends; DataError if a line is not what it was."""
+    text = _text_of(file, may_be_missing=all(fix.action == "add" and not fix.line for fix in fixes))
+    lines, line_end = text.splitlines(), "\r\n" if "\r\n" in text else "\n"
     changed: dict[int, str | None] = {}
     added = []
     for fix in fixes:
@@ -151,15 +163,15 @@ def fixed_text(file: str, fixes: Sequence[Fix]) -> str:
             raise ConfigError(f"{file}:{fix.line}: the fix list changes this line twice. Keep one of the changes.")
         changed[fix.line] = new
     kept = [changed.get(number, line) for number, line in enumerate(lines, 1)]
-    return "".join(f"{line}\n" for line in [*kept, *added] if line is not None)
+    return "".join(f"{line}{line_end}" for line in [*kept, *added] if line is not None)
 
 
-def _lines_of(file: str, *, may_be_missing: bool) -> list[str]:
+def _text_of(file: str, *, may_be_missing: bool) -> str:
     try:
-        return decode_text(Path(file).read_bytes()).splitlines()
+        return decode_text(Path(file).read_bytes())
     except FileNotFoundError:
         if may_be_missing:  # an image without labels gets its first one
-            return []
+            return ""
         raise DataError(f"{file}: this label file does not exist any more. {AGAIN}") from None
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror}. Check its permissions.") from None

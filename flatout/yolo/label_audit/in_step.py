@@ -64,7 +64,9 @@ class LabelSums:
     def add(self, maps: Sequence[Tensor], assigned: Assigned, label_T1: Tensor) -> None:
         """Add the targets of a step; `label_T1` is the field `label_ids` of its batch.
 
-        The order in which the GPU kernels add is not fixed, so torch operations do it if training is deterministic.
+        Targets whose loss is not finite are left out: such a step changes no weight, and one of them would make all
+        later sums not a number. The order in which the GPU kernels add is not fixed, so torch operations do it if
+        training is deterministic.
         """
         if can_use_kernels(maps) and not torch.are_deterministic_algorithms_enabled():
             from flatout.yolo.label_audit.kernels import add_on_device  # imports Triton
@@ -75,7 +77,8 @@ class LabelSums:
         with torch.autocast(maps[0].device.type, enabled=False):
             terms = target_terms(maps, assigned, self._anchors, self._config)
         nowhere = len(self._sum_TK) - 1
-        label_T = torch.where((label_T1[:, 0] >= 0) & (terms.seen > 0), label_T1[:, 0].long(), nowhere)
+        counts_T = (label_T1[:, 0] >= 0) & (terms.seen > 0) & terms.loss.isfinite()
+        label_T = torch.where(counts_T, label_T1[:, 0].long(), nowhere)
         self._sum_TK.index_add_(0, label_T, torch.stack(terms[: len(COLUMNS)], 1))
         self._confused_T.scatter_reduce_(0, label_T, terms.confused, "amax")
 

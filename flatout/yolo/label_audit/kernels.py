@@ -199,7 +199,8 @@ def score_matches(
 def add_targets(
     targets_p, label_p, found_p, sum_p, label_sum_p, confused_p, num_targets, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Add the targets with a label and a cell to the sums of their labels; found and sum as in `score_matches`."""
+    """Add the targets with a label, a cell and a finite loss to the sums of their labels; found and sum as in
+    `score_matches`."""
     target = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = target < num_targets
     label = tl.load(label_p + target, mask=there, other=-1).to(tl.int64)
@@ -207,11 +208,12 @@ def add_targets(
     row = target * _WIDTH
     num_cells = tl.load(found_p + row + _SEEN, mask=there, other=0)
     counts = (label >= 0) & (image >= 0) & (num_cells > 0)
+    loss = tl.load(sum_p + row + _LOSS, mask=counts, other=0.0) / tl.maximum(num_cells, 1).to(tl.float32)
+    counts &= tl.abs(loss) < float("inf")  # false for nan, too
     to = label_sum_p + label * _NUM_COLUMNS
     tl.atomic_add(to + _SEEN, 1.0, mask=counts, sem="relaxed")
     for column in tl.static_range(_OWN, _IOU + 1):
         tl.atomic_add(to + column, tl.load(sum_p + row + column, mask=counts, other=0.0), mask=counts, sem="relaxed")
-    loss = tl.load(sum_p + row + _LOSS, mask=counts, other=0.0) / tl.maximum(num_cells, 1).to(tl.float32)
     tl.atomic_add(to + _LOSS, loss, mask=counts, sem="relaxed")
     confused = tl.load(found_p + row + _CONFUSION, mask=counts, other=0)
     tl.atomic_max(confused_p + label, confused, mask=counts & (confused > 0), sem="relaxed")

@@ -27,8 +27,8 @@ MARGIN = 0.6
 """Surroundings of the boxes in a crop, as a share of their longer side."""
 MIN_MARGIN_PX = 24
 JPEG_QUALITY = 82
-LABEL_BGR, FOUND_BGR = (60, 60, 235), (70, 190, 30)
-"""Label red, detection green."""
+LABEL_BGR, FOUND_BGR, TWIN_BGR = (60, 60, 235), (70, 190, 30), (235, 130, 40)
+"""Label red, detection green, the other label of a duplicate blue."""
 
 CSS = """
 :root { --ink: #1c2024; --soft: #60646c; --line: #e4e4e9; --ground: #f7f7f9; --card: #fff; --accent: #3e63dd;
@@ -44,7 +44,7 @@ main { max-width: 1240px; margin: 0 auto; padding: 28px 20px 96px; }
 h1 { font-size: 22px; margin: 0 0 6px; }
 p { margin: 4px 0; max-width: 60em; }
 .soft { color: var(--soft); font-size: 14px; }
-.red { color: #eb3c3c; } .green { color: #1e9e46; }
+.red { color: #eb3c3c; } .green { color: #1e9e46; } .blue { color: #2882eb; }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(280px, 1fr)); gap: 16px; margin-top: 20px; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 12px; overflow: hidden; display: flex;
   flex-direction: column; }
@@ -119,7 +119,8 @@ def page(title: str, about: Sequence[str], records: Sequence[Record], *, replay:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{CSS}</style></head>'
         f"<body><main><h1>{escape(title)}</h1>{lines}"
-        f'<p>{head}<b class="red">Red</b> is the label, <b class="green">green</b> what the network found. {todo}</p>'
+        f'<p>{head}<b class="red">Red</b> is the label, <b class="green">green</b> what the network found, '
+        f'<b class="blue">blue</b> the other label of a duplicate. {todo}</p>'
         f'<div class="cards">{"".join(cards)}</div></main>'
         f"{bar + script if fixes else ''}</body></html>\n"
     )
@@ -168,7 +169,8 @@ def crop(image_HWC: np.ndarray, record: Record) -> np.ndarray:
     height, width = image_HWC.shape[:2]
     scale = np.array([width, height, width, height])
     boxes = [(np.array(box) * scale, colour) for box, colour in
-             ((record.box, LABEL_BGR), (record.found_box, FOUND_BGR)) if box is not None]  # fmt: skip
+             ((record.twin_box, TWIN_BGR), (record.box, LABEL_BGR), (record.found_box, FOUND_BGR))
+             if box is not None]  # fmt: skip
     all_n4 = np.array([box for box, _ in boxes])
     low, high = all_n4[:, :2].min(0), all_n4[:, 2:].max(0)
     margin = max(MIN_MARGIN_PX, MARGIN * float((high - low).max()))

@@ -51,6 +51,8 @@ class Record:
     """The suggested change; None where label files are not YOLO text."""
     training: "TrainingRecord | None" = None
     """What the steps of the training saw of the label; None for a missing one, and without --audit."""
+    twin_box: tuple[float, ...] | None = None
+    """Corners of the other label of a duplicate."""
 
     def as_plain(self) -> dict[str, Any]:
         return asdict(self) | {"score": round(self.score, 4)}
@@ -148,14 +150,15 @@ def _record(
 ) -> Record:
     label, detection = finding.label, finding.detection
     lines = lines_of(pair.label)
-    line = _line_of(finding, labels, lines)
+    line = _line_of(label, finding.image, labels, lines)
+    twin_line = _line_of(finding.twin, finding.image, labels, lines)
     class_name = "" if label == NONE else names[int(labels.class_D[label])]
     found_class = "" if detection == NONE else names[int(found.class_D[detection])]
     return Record(
         rank=number,
         kind=finding.kind,
         score=finding.score,
-        reason=reason_of(finding, labels, found, evidence, names),
+        reason=reason_of(finding, labels, found, evidence, names, twin_line),
         image=pair.image,
         label_file=pair.label_place,
         line=line,
@@ -165,6 +168,7 @@ def _record(
         found_score=0.0 if detection == NONE else round(float(found.score_D[detection]), 4),
         found_box=None if detection == NONE else _corners(found.box_D4[detection]),
         fix=_fix(finding, labels, found, pair, line, lines),
+        twin_box=None if finding.twin == NONE else _corners(labels.box_D4[finding.twin]),
     )
 
 
@@ -173,9 +177,9 @@ def _corners(box_4: np.ndarray) -> tuple[float, ...]:
 
 
 def reason_of(
-    finding: Finding, labels: SetBoxes, found: SetBoxes, evidence: Evidence, names: Sequence[str]
-) -> str:  # fmt: skip
-    """One sentence: what contradicts the label."""
+    finding: Finding, labels: SetBoxes, found: SetBoxes, evidence: Evidence, names: Sequence[str], twin_line: int
+) -> str:
+    """One sentence: what contradicts the label. `twin_line`: the line of the other label of a duplicate, or 0."""
     label, detection = finding.label, finding.detection
     if finding.kind == "missing":
         name = names[int(found.class_D[detection])]
@@ -184,7 +188,8 @@ def reason_of(
     if finding.kind == "spurious":
         return f"labelled {own}, but nothing was found near it (confidence {evidence.near_T[label]:.2f})"
     if finding.kind == "duplicate":
-        return f"covers the same object as another label (IoU {evidence.twin_T[label]:.2f})"
+        other = f"the label in line {twin_line}" if twin_line else "another label"
+        return f"covers the same object as {other} (IoU {evidence.twin_T[label]:.2f})"
     score = float(found.score_D[detection])
     if finding.kind == "wrong class":
         other = names[int(found.class_D[detection])]
@@ -207,11 +212,12 @@ def _read_lines(file: str) -> LabelLines | None:
         return None
 
 
-def _line_of(finding: Finding, labels: SetBoxes, lines: LabelLines | None) -> int:
-    rows: slice = labels.rows(finding.image)
-    if finding.label == NONE or lines is None or len(lines.number) != rows.stop - rows.start:
+def _line_of(label: int, image: int, labels: SetBoxes, lines: LabelLines | None) -> int:
+    """The line of a label of an image, from 1; 0 if there is none, or if the file has no lines."""
+    rows: slice = labels.rows(image)
+    if label == NONE or lines is None or len(lines.number) != rows.stop - rows.start:
         return 0
-    return lines.number[finding.label - int(rows.start)]
+    return lines.number[label - int(rows.start)]
 
 
 def _fix(

@@ -346,7 +346,8 @@ def closing_lines(
     """The last lines of a detection."""
     rate = frames / max(seconds, 1e-9)
     seen = f"{counted(frames, 'image')}, {counted(detections, 'detection')}"
-    done = f"Done. {seen} in {seconds:.1f} s: {rate:.1f} img/s, with reading and writing"
+    speed = f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"  # large images in tiles take seconds each
+    done = f"Done. {seen} in {seconds:.1f} s: {speed} img/s, with reading and writing"
     saved = [f"Results saved to {folder}"] if wrote else []
     return [*unreadable_lines(unreadable), done, *wrote, *saved]
 

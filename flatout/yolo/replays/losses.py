@@ -10,6 +10,7 @@ result says which weights they belong to.
 Dimension key:  M matches, sorted by layer   T targets
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -100,9 +101,11 @@ class StepLosses:
         ]
 
     def as_json(self) -> dict[str, object]:
-        """Everything but the matches, as JSON values."""
+        """Everything but the matches, as JSON values; JSON has no nan, so a loss that is not finite is null."""
         plain = {key: value for key, value in asdict(self).items() if key != "matches"}
-        return plain | {"weights": str(self.weights), "num_matches": len(self.matches), "unmatched": self.unmatched}
+        items = {name: value if math.isfinite(value) else None for name, value in self.items.items()}
+        counts = {"num_matches": len(self.matches), "unmatched": self.unmatched}
+        return plain | {"weights": str(self.weights), "items": items} | counts
 
 
 def replay_with_losses(run: ReplayRun, epoch: int, step: int, *, weights: str = "", losses: bool = True) -> Replayed:

@@ -61,7 +61,7 @@ def save(replayed: Replayed, folder: Path, *, sample: int | None = None) -> list
 
 
 def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _write_sheet(replayed: Replayed, path: Path, sample: Sample | None) -> Path:

@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import cv2
@@ -13,7 +14,7 @@ import pytest
 from flatout.errors import ConfigError, ResourceError
 from flatout.yolo import Result
 from flatout.yolo.predict.files import Origin
-from flatout.yolo.predict.result import Boxes
+from flatout.yolo.predict.result import Boxes, closing_lines
 
 NAMES = ("apple", "leaf", "bus", "berry", "toy")
 CORNERS = [[10, 20, 50, 40], [0, 0, 200, 100], [100.4, 10.6, 120, 30], [5, 5, 5.2, 9]]
@@ -196,3 +197,9 @@ def test_supervision_gets_boxes_names_and_ids(result):
     np.testing.assert_array_equal(found.xyxy, result.boxes)
     assert found.data["class_name"].tolist() == result.labels and found.tracker_id.tolist() == [7, -1, 3, 8]
     assert result.to_supervision().tracker_id is None
+
+
+@pytest.mark.parametrize(("frames", "seconds", "speed"), [(500, 2.5, "200.0"), (3, 2, "1.5"), (2, 97.8, "0.02")])
+def test_the_speed_of_images_that_take_long_is_not_zero(frames, seconds, speed):
+    lines = closing_lines(frames=frames, detections=0, seconds=seconds, folder=Path("out"), wrote=[], unreadable=[])
+    assert lines == [f"Done. {frames} images, 0 detections in {seconds:.1f} s: {speed} img/s, with reading and writing"]

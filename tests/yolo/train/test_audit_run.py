@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,13 @@ import torch
 
 import flatout.yolo
 from flatout.errors import ConfigError, MissingFileError
+from flatout.yolo.data.image_set import ImageSet
+from flatout.yolo.label_audit.passes import PassConfig
+from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image
 from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, read_statistics
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import TrainResult, train
-from flatout.yolo.weights import read_weights
+from flatout.yolo.weights import read_weights, save_weights
 from tests.yolo.train.conftest import options_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -144,6 +148,41 @@ def test_weights_are_audited_without_their_run(audited: TrainResult, options: Tr
     assert result.num_images == 6 and (tmp_path / "out/audit.html").exists()
     with pytest.raises(ConfigError, match="already exists"):
         flatout.yolo.audit(weights=weights, data=options.data, out=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("fliplr", "asked", "is_mirrored"),
+    [(0.5, None, True), (0.0, None, False), (None, None, False), (0.5, False, False), (0.0, True, True)],
+)
+def test_mirrored_images_are_looked_at_if_the_training_mirrored_images_or_if_asked(
+    fliplr: float | None, asked: bool | None, is_mirrored: bool, audited: TrainResult, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    weights = read_weights(audited.folder / "weights/last.pt")
+    assert weights.hyp is not None and weights.hyp["fliplr"] == 0.5
+    path = tmp_path / "own.pt"
+    save_weights(path, replace(weights, hyp=None if fliplr is None else weights.hyp | {"fliplr": fliplr}))
+    passes = []
+
+    def passes_of(files: Sequence[str], images: ImageSet, config: PassConfig, **_: object) -> list[SetBoxes]:
+        passes.append(config.mirrored)
+        return [boxes_by_image(np.zeros(0, np.int64), np.zeros((0, 6), np.float32), len(images))]
+
+    monkeypatch.setattr("flatout.yolo.label_audit.audit.passes_of", passes_of)
+    result = flatout.yolo.audit(audited.folder, weights=path, mirrored=asked, device="cpu", out=tmp_path / "out")
+    assert passes == [is_mirrored]
+    assert json.loads((result.folder / "audit.json").read_text())["mirrored"] == is_mirrored
+    assert ("with mirrored images" in (result.folder / "audit.html").read_text()) == is_mirrored
+
+
+def test_the_same_network_in_best_and_last_is_asked_once(audited: TrainResult, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(audited.folder, run)
+    for best, used in (("last.pt", ["best.pt"]), ("init.pt", ["best.pt", "last.pt"])):
+        shutil.copy(run / "weights" / best, run / "weights/best.pt")
+        result = flatout.yolo.audit(run, mirrored=False, workers=0, device="cpu", out=tmp_path / best)
+        about = json.loads((result.folder / "audit.json").read_text())
+        assert [Path(path).name for path in about["weights"]] == used
 
 
 def test_weights_may_be_named_as_in_the_run_folder_and_their_page_shows_how_to_replay(

@@ -2,9 +2,11 @@
 
 import csv
 import json
+import math
 import os
 import re
 import shutil
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ import flatout.yolo
 from flatout.__main__ import main
 from flatout.errors import ConfigError, DataError, DivergedError
 from flatout.runs import Seams, read_steps
+from flatout.yolo.commands.replay import main as replay_command
 from flatout.yolo.find_file import find_data_of_run
 from flatout.yolo.loss import losses
 from flatout.yolo.options import TrainOptions
@@ -461,6 +464,29 @@ def test_the_command_writes_a_sheet_and_arrays(small_run: Path, tmp_path: Path, 
     assert losses_found["weights"].endswith("epoch_001.pt")
     samples = json.loads((out / "samples.json").read_text())
     assert [each["position"] for each in samples["samples"]] == list(range(2 * BATCH, 70))
+
+
+def test_the_files_are_written_although_nobody_reads_the_text_to_its_end(
+    small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As with `flatout yolo replay ... | head -3`."""
+
+    def closed(text: str) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys.stdout, "write", closed)
+    with pytest.raises(BrokenPipeError):
+        replay_command([str(small_run), "--epoch", "0", "--step", "0", "--out", str(tmp_path / "out")])
+    assert {"sheet.jpg", "batch.npz", "losses.json"} < {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_a_loss_that_is_not_finite_is_null_because_json_has_no_nan(small_run: Path, tmp_path: Path):
+    found = flatout.yolo.replay(small_run, epoch=0, step=0)
+    assert found.losses is not None
+    bad = replace(found.losses, items={"box": math.nan, "obj": math.inf, "cls": 0.5})
+    replace(found, losses=bad).save(tmp_path)
+    content = json.loads((tmp_path / "losses.json").read_text(), parse_constant=pytest.fail)
+    assert content["items"] == {"box": None, "obj": None, "cls": 0.5}
 
 
 def test_a_replay_without_losses_leaves_none_of_another_replay_beside_it(small_run: Path, tmp_path: Path):
