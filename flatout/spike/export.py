@@ -92,14 +92,17 @@ def _examples(
     spec = network.spec
     is_temporal = spec["model"]["TEMPORAL"]
     length = length or (config.DATA.CLIP_LEN if is_temporal else 1)
-    ratio = spec["ratio"] if spec["ratio"] > 0 else 2.0
-    spike_hw = tuple(round(side / ratio) for side in size_hw)
+    ratio_y = spec["ratio"] if spec["ratio"] > 0 else 2.0
+    ratio_yx = (ratio_y, spec.get("ratio_x", ratio_y))
+    spike_hw = tuple(round(side / ratio) for side, ratio in zip(size_hw, ratio_yx, strict=True))
     if min(spike_hw) < 1:
         raise ConfigError(f"--size {size_hw[0]} {size_hw[1]}: a frame must have at least one pixel of spikes.")
-    if any(round(side * ratio) != whole for side, whole in zip(spike_hw, size_hw, strict=True)):
+    if any(round(side * ratio) != whole for side, ratio, whole in zip(spike_hw, ratio_yx, size_hw, strict=True)):
+        height, width = (f"{ratio:g}" for ratio in ratio_yx)
         raise ConfigError(
-            f"--size {size_hw[0]} {size_hw[1]}: height and width must be multiples of {ratio:g}, because a pixel of "
-            f"spikes covers {ratio:g} x {ratio:g} pixels of a frame."
+            f"--size {size_hw[0]} {size_hw[1]}: height and width must be multiples of "
+            f"{height if height == width else f'{height} and {width}'}, because a pixel of spikes covers "
+            f"{height} x {width} pixels of a frame."
         )
     random = np.random.default_rng(0)
     shapes = {"blur": (NUM_COMPARED, length, 3, *size_hw)}

@@ -114,10 +114,13 @@ class Clip(NamedTuple):
 class DeblurNet(nn.Module):
     """Maps a clip of any size and any number of frames to sharp frames [N, L, 3, H, W]."""
 
-    def __init__(self, config: ModelConfig, *, channels: int, ratio: float = 2.0) -> None:
-        """`channels` of spikes; `ratio`: RGB pixels per spike pixel, which decides where spikes join."""
+    def __init__(self, config: ModelConfig, *, channels: int, ratio: float = 2.0, ratio_x: float | None = None) -> None:
+        """`channels` of spikes; `ratio`: RGB pixels per spike pixel, which decides where spikes join; `ratio_x`: the
+        same across, if it is another."""
         super().__init__()
         self.spec: dict[str, Any] = {"channels": channels, "ratio": ratio, "model": _model_values(config)}
+        if ratio_x not in (None, ratio):
+            self.spec["ratio_x"] = ratio_x
         self._num_levels = len(config.ENC_BLOCKS)
         self._is_stacked = config.KIND == "stacked"
         has_branch = config.USE_SPIKE and not self._is_stacked
@@ -202,7 +205,7 @@ class DeblurNet(nn.Module):
 def network_from(spec: Mapping[str, Any]) -> DeblurNet:
     """Build the network that a spec from a weights file describes; ConfigError if it describes none."""
     model = build_config(spec["model"], ModelConfig, where="network")
-    return DeblurNet(model, channels=spec["channels"], ratio=spec["ratio"])
+    return DeblurNet(model, channels=spec["channels"], ratio=spec["ratio"], ratio_x=spec.get("ratio_x"))
 
 
 NETWORK_KEYS = ("KIND", "USE_SPIKE", "WIDTH", "ENC_BLOCKS", "MIDDLE_BLOCKS", "DEC_BLOCKS", "SPIKE_BLOCKS", "TEMPORAL")

@@ -220,7 +220,8 @@ class SpikeRecipe(Recipe):
         self._steps, self._num_epochs = self._plan_steps(self._total_batch // self.world.size), epochs
         self._loader = self._plan_loader()
         first = clips.sequences[0]
-        network = DeblurNet(config.MODEL, channels=config.DATA.channels, ratio=first.rgb_hw[0] / first.spike_hw[0])
+        ratio_y, ratio_x = (rgb / spike for rgb, spike in zip(first.rgb_hw, first.spike_hw, strict=True))
+        network = DeblurNet(config.MODEL, channels=config.DATA.channels, ratio=ratio_y, ratio_x=ratio_x)
         count = sum(parameter.numel() for parameter in network.parameters())
         logger.info(
             "Network: %.2f M parameters, %s.", count / 1e6, "RGB + spikes" if config.MODEL.USE_SPIKE else "RGB only"

@@ -26,12 +26,12 @@ onnxruntime = pytest.importorskip("onnxruntime")
 def weights_of(demo, tmp_path):
     """Writes the weights of a random network with these keys of MODEL and DATA; returns the path and the network."""
 
-    def write(*, model=None, data=None):
+    def write(*, model=None, data=None, ratio_x=None):
         torch.manual_seed(0)
         config = load_config(demo)
         values = {"WIDTH": 4, "ENC_BLOCKS": (1, 1), "DEC_BLOCKS": (1, 1), **(model or {})}
         config = replace(config, MODEL=ModelConfig(**values), DATA=replace(config.DATA, CLIP_LEN=3, **(data or {})))
-        network = DeblurNet(config.MODEL, channels=config.DATA.channels, ratio=2.0).eval()
+        network = DeblurNet(config.MODEL, channels=config.DATA.channels, ratio=2.0, ratio_x=ratio_x).eval()
         for parameter in network.parameters():  # zeros, of which new networks have many, would hide mistakes
             torch.nn.init.normal_(parameter, std=0.2)
         path = tmp_path / "random.pt"
@@ -86,6 +86,20 @@ def test_frames_that_do_not_fill_the_coarsest_level_are_padded_in_the_file_as_in
         with torch.inference_mode():
             expected = network(Clip(torch.from_numpy(blur), torch.from_numpy(spikes))).clamp(0, 1).numpy()
         assert found.shape == blur.shape and np.abs(found - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["branch", "stacked"])
+def test_spikes_of_another_aspect_ratio_than_the_frames_keep_it_in_the_file(weights_of, kind):
+    path, network = weights_of(model={"KIND": kind}, data={"VOXEL_NORM": "rate"}, ratio_x=3.0)
+    random = np.random.default_rng(4)
+    blur = random.uniform(0, 1, (1, 1, 3, 24, 36)).astype(np.float32)
+    spikes = random.uniform(0, 1, (1, 1, network.spec["channels"], 12, 12)).astype(np.float32)
+    found = run(export_file(path, (24, 36)).path, blur=blur, spikes=spikes)
+    with torch.inference_mode():
+        expected = network(Clip(torch.from_numpy(blur), torch.from_numpy(spikes))).clamp(0, 1).numpy()
+    assert np.abs(found - expected).max() < 1e-4
+    with pytest.raises(ConfigError, match="--size 24 35: height and width must be multiples of 2 and 3"):
+        export_file(path, (24, 35))
 
 
 def test_a_network_without_spikes_has_no_such_input(weights_of):
