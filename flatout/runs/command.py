@@ -84,7 +84,7 @@ class TrainCommand:
         """Check what can be checked before torch is imported, which takes longer."""
 
     def images_per_step(self, options: Any) -> int:
-        """Samples per step, to compute speeds."""
+        """Samples per step, for `flatout profile`."""
         return 1
 
     def ranks_to_start(self, options: RunOptions) -> int:
@@ -103,10 +103,21 @@ class TrainCommand:
             self.train(options, callbacks, spending=spending, typed=typed)
             return
         from flatout.profiler import EngineObservation
+        from flatout.ranks import read_world
+        from flatout.runs.profiled import ObservedBatches
+        from flatout.runs.recipe import Seams
 
-        observation = EngineObservation(images_per_step=self.images_per_step(options), num_steps=options.profile)
+        observation = EngineObservation(num_steps=options.profile)
+        num_ranks = read_world(options.local_rank).size
+
+        def on_batch(num_images: int) -> None:
+            # Counted, because a resumed run has its own batch size.
+            if not observation.is_over:
+                observation.batch_taken(num_images * num_ranks)
+
+        seams = Seams(batches=lambda batches: ObservedBatches(batches, on_batch))
         with observation.observing():
-            result = self.train(options, callbacks, spending=spending, typed=typed)
+            result = self.train(options, callbacks, spending=spending, typed=typed, seams=seams)
         if result is None:
             return  # the options requested only a report
         from flatout.runs.times import ledger_lines, read_times
