@@ -177,9 +177,7 @@ class Recipe(ABC):
 
     def write_config(self, folder: Path) -> None:
         """Write the options to the run folder, atomically; without those of class `call`."""
-        changes = changes_of(type(self.options))
-        kept = {key: value for key, value in plain(self.options).items() if changes.get(key) != "call"}
-        write_yaml(folder / CONFIG_NAME, {key: value for key, value in kept.items() if value is not None})
+        write_options(folder / CONFIG_NAME, self.options)
 
     def loggers(self) -> list[Callback]:
         """The loggers of `--log-to`; ConfigError if a package is missing."""
@@ -345,6 +343,13 @@ class Recipe(ABC):
 
     def finished(self, folder: Path) -> None:
         """Called on the first rank once all files are on disk."""
+
+
+def write_options(path: Path, options: RunOptions, *, leave_out: Collection[str] = ()) -> None:
+    """Write options that are set, except those of class `call` and those in `leave_out`."""
+    changes = changes_of(type(options))
+    kept = {key: value for key, value in plain(options).items() if changes.get(key) != "call" and key not in leave_out}
+    write_yaml(path, {key: value for key, value in kept.items() if value is not None})
 
 
 def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
