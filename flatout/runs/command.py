@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli import FlagParser, flags_of, show_log
+from flatout.ranks import has_launcher, is_first_rank
 from flatout.runs.options import RunOptions, from_environment, own_and_run_options
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class TrainCommand:
 
         times = spans.begin_command()
         options, typed = self.parse(argv, f"flatout {self.job} train")
-        show_log(only_warnings=os.environ.get("RANK", "0") not in ("", "0"))
+        show_log(only_warnings=not is_first_rank())
         with spans.span("scan"):
             self.check_early(options)
         if (num_ranks := self.ranks_to_start(options)) > 1:
@@ -89,7 +90,7 @@ class TrainCommand:
 
     def ranks_to_start(self, options: RunOptions) -> int:
         """Number of processes to start: one per GPU in `--device 0,1`; 1 if a launcher has started them already."""
-        if "," not in options.device or "WORLD_SIZE" in os.environ or options.profile:
+        if "," not in options.device or has_launcher() or options.profile:
             return 1
         from flatout.ranks import choose_devices
 

@@ -333,7 +333,7 @@ class _Training:
         return {
             "config": dict(self.recipe.identity().config),
             "data": self.data.fingerprint,
-            "environment": environment(),
+            "environment": environment(self.context.world.size),
             "seed": self.recipe.seed,
             **self.recipe.describe_run(),
         }
@@ -413,7 +413,8 @@ class _Training:
             if self.recipe.saves:
                 loop.save()
             return
-        for line in differences(self._saved.sections["run"]["environment"], environment()):
+        here = environment(self.context.world.size)
+        for line in differences(self._saved.sections["run"]["environment"], here):
             logger.info("%s", line)
         loop.load_sections(self._saved.sections)
         self.callbacks.start(self._started(loop))
