@@ -177,10 +177,10 @@ def _finished_folder(recipe: Recipe, request: RunRequest, mirror: Mirror | None)
     """The run folder if the training is already finished, in the mirror or, with `--once`, here; a collective call.
 
     Also fetches the newest checkpoint from the mirror if it is newer than those of this machine, except with `--fresh`
-    and `--resume`, which say where to start.
+    and `--resume`, which say where to start. With `--resume`, too, a mirror of another training is refused.
     """
     finished: Path | None = None
-    if mirror is not None and not request.fresh and request.resume is None:
+    if mirror is not None and not request.fresh:
         fetched = mirror.fetch(request)
         if fetched is not None and fetched.finished:
             finished = fetched.folder
