@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from flatout.cli import changes_of
 from flatout.config import read_config
@@ -102,6 +102,10 @@ class Model:
     def evaluated(self) -> nn.Module:
         """The network that is validated and saved: the moving average, if there is one."""
         return self.network if self.average is None else self.average.network
+
+    def copied_state(self) -> dict[str, Tensor]:
+        """A copy of the state of `evaluated`, so that training can continue."""
+        return {key: tensor.detach().clone() for key, tensor in self.evaluated.state_dict().items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,8 +314,8 @@ class Recipe(ABC):
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
         """The content of best.pt besides `describe_network`; tensors are copied, so that training can continue."""
-        state = {key: tensor.detach().clone() for key, tensor in model.evaluated.state_dict().items()}
-        return {"kind": "model", "state": state, "epoch": epoch, "score": None if found is None else found.score}
+        score = None if found is None else found.score
+        return {"kind": "model", "state": model.copied_state(), "epoch": epoch, "score": score}
 
     def best_names(self, epoch: int) -> Iterable[str]:
         """Names of the weights files to write if this epoch is the best so far."""

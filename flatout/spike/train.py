@@ -337,8 +337,8 @@ class SpikeRecipe(Recipe):
         }
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
-        state = {key: tensor.detach().clone() for key, tensor in model.evaluated.state_dict().items()}
-        return {"kind": "stripped", "state": state, "epoch": epoch, "psnr": None if found is None else found.score}
+        psnr = None if found is None else found.score
+        return {"kind": "stripped", "state": model.copied_state(), "epoch": epoch, "psnr": psnr}
 
     # Progress
 
