@@ -99,8 +99,8 @@ class TrainCommand:
     def run_training(
         self, options: Any, typed: frozenset[str], callbacks: "list[Callback]", spending: "Spending"
     ) -> None:  # fmt: skip
-        """Train; with `--profile`, also print and save a profile of the first steps."""
-        if not options.profile:
+        """Train; with `--profile`, also print and save a profile of the first steps, of the first rank."""
+        if not options.profile or not is_first_rank():
             self.train(options, callbacks, spending=spending, typed=typed)
             return
         from flatout.profiler import EngineObservation
