@@ -6,11 +6,15 @@ that import, do not depend on that. `--code FOLDER` counts another checkout firs
 commits the mechanism grew and shrank, file by file: features add files and lines, simplifications take lines away, and
 the total shows neither. Commits that lines_of_code_features.txt names are features that came later, and are summed
 apart; a commit that it does not name counts as work on what was there, also if it adds a message or repairs something.
+How many lines there would be without those features is between two numbers. All lines less the growth by features is
+too low where later work shortened a feature, and too high where a feature replaced what was there; the lines that no
+feature has written (git blame) leave out whatever a feature changed.
 Answer: bench/results/lines_of_code_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
 import ast
 import io
+import re
 import subprocess
 import tokenize
 from collections import Counter
@@ -31,6 +35,11 @@ DECLARES = {"option", "switch", "value"}
 
 def count(source: str) -> Counter[str]:
     """Lines of a file by kind."""
+    return Counter(kinds_of_lines(source).values())
+
+
+def kinds_of_lines(source: str) -> dict[int, str]:
+    """The kind of every line with code, by its number."""
     tree = ast.parse(source)
     kind_of_line = dict.fromkeys(lines_with_code(source), "mechanism")
     for node in ast.walk(tree):
@@ -42,7 +51,7 @@ def count(source: str) -> Counter[str]:
             kind_of_line |= dict.fromkeys(lines, "imports")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DECLARES:
             kind_of_line |= dict.fromkeys(lines, "options")
-    return Counter(kind_of_line.values())
+    return kind_of_line
 
 
 def count_statements(source: str) -> int:
@@ -81,8 +90,7 @@ def changes_since(commit: str) -> list[Change]:
     """All commits since then that changed the mechanism, oldest first; merges excepted."""
     found = []
     for number in git("rev-list", "--no-merges", "--reverse", f"{commit}..HEAD").split():
-        names = git("diff-tree", "-r", "--no-commit-id", "--name-only", "-M", number, "--", "flatout").split()
-        files = [(count_in(number, name), count_in(f"{number}^", name)) for name in names if name.endswith(".py")]
+        files = [(count_in(number, new), count_in(f"{number}^", old)) for old, new in changed_files(number)]
         deltas = [after["mechanism"] - before["mechanism"] for after, before in files]
         change = Change(
             git("log", "-1", "--format=%h %s", number).strip(),
@@ -92,6 +100,26 @@ def changes_since(commit: str) -> list[Change]:
         )
         if change.grew or change.shrank or change.options:
             found.append(change)
+    return found
+
+
+def changed_files(commit: str) -> list[tuple[str, str]]:
+    """The names of the package's files that a commit changed, before and after it."""
+    listed = git("diff-tree", "-r", "--no-commit-id", "--name-status", "-M", commit, "--", "flatout").splitlines()
+    names = [line.split("\t")[1:] for line in listed]
+    return [(each[0], each[-1]) for each in names if each[-1].endswith(".py")]
+
+
+def not_written_by_features() -> int:
+    """Lines of mechanism of the last commit that no feature has added or changed."""
+    features = {git("rev-parse", commit).strip() for commit in later_features()}
+    found = 0
+    for name in git("ls-tree", "-r", "--name-only", "HEAD", "flatout").split():
+        if not name.endswith(".py"):
+            continue
+        kinds = kinds_of_lines(git("show", f"HEAD:{name}"))
+        blamed = re.findall(r"^([0-9a-f]{40}) \d+ (\d+)", git("blame", "-w", "-M", "--porcelain", "HEAD", name), re.M)
+        found += sum(kinds.get(int(line)) == "mechanism" and commit not in features for commit, line in blamed)
     return found
 
 
@@ -113,10 +141,10 @@ def count_in(commit: str, name: str) -> Counter[str]:
     return count(shown.stdout) if shown.returncode == 0 else Counter()
 
 
-def without_features(mechanism: int, options: int) -> str:
+def without_features(less_growth: int, options: int, untouched: int) -> str:
     return (
-        f"without the features that came later: {mechanism:,} lines of mechanism, "
-        f"{mechanism + options:,} if declared flags counted as mechanism"
+        f"without the features that came later: {less_growth:,} lines of mechanism, all lines less their growth "
+        f"({less_growth + options:,} if declared flags counted as mechanism); they have not written {untouched:,} lines"
     )
 
 
@@ -150,7 +178,8 @@ def main() -> int:
             lines += ["", f"since {options.since}, {title}: lines by which files grew and shrank, and options by"]
             lines += [each.line() for each in part]
         without = found["mechanism"] - sums[0].grew - sums[0].shrank
-        lines += ["", without_features(without, found["options"] - sums[0].options)]
+        untouched = not_written_by_features()
+        lines += ["", without_features(without, found["options"] - sums[0].options, untouched)]
         numbers["since"] = {each.commit: [each.grew + each.shrank, each.options] for each in [*changes, *sums]}
     report("lines_of_code", "\n".join(lines), numbers, options)
     return 0

@@ -6,7 +6,6 @@ step goes, why, and what each remedy would gain.
 """
 
 import argparse
-import os
 import runpy
 import sys
 import traceback
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from flatout.cli import Flag, parser_of, switch, value
 from flatout.errors import CTRL_C_CODE, ConfigError, FlatoutError, MissingFileError
+from flatout.ranks import is_first_rank
 
 if TYPE_CHECKING:
     from flatout.profiler import Profile
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"flatout: {error}", file=sys.stderr)
         return error.exit_code
     words = [args.script, *args.arguments]
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first_rank():
         return _run(words, is_module=args.module)
     return _watched(words, args)
 

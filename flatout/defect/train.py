@@ -233,8 +233,7 @@ class DefectRecipe(Recipe):
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
         outcome: DefectEvaluation | None = None if found is None else found.outcome
-        state = {key: tensor.detach().clone() for key, tensor in model.network.state_dict().items()}
-        facts = {"kind": "model", "state": state, "epoch": epoch}
+        facts = {"kind": "model", "state": model.copied_state(), "epoch": epoch}
         if outcome is None:
             return facts | {"fitness": None, "threshold": None}
         chosen = outcome.chosen_threshold is not None or outcome.pixels.best_f1() is not None

@@ -35,7 +35,7 @@ _HARMLESS = frozenset({"python", "numpy"})
 """Recorded for later reference: no result depends on them."""
 
 
-def environment() -> dict[str, str | int | bool | None]:
+def environment(num_ranks: int = 1) -> dict[str, str | int | bool | None]:
     """Versions, processor, threads, GPU and ranks of this process, in plain values."""
     return {
         "python": platform.python_version(),
@@ -48,7 +48,7 @@ def environment() -> dict[str, str | int | bool | None]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "world_size": num_ranks,
     }
 
 

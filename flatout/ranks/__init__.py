@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
-    from flatout.ranks.launch import free_port, launch_ranks, run_rank
+    from flatout.ranks.launch import free_port, has_launcher, is_first_rank, launch_ranks, run_rank
     from flatout.ranks.signals import LAST_FILES, Interrupts, StopRequested, StopSignals, watched
     from flatout.ranks.world import World, choose_device, choose_devices, make_current, read_world
 

@@ -27,6 +27,16 @@ _PR_SET_PDEATHSIG = 1
 _FIRST_PORT, _NUM_PORTS = 12_000, 20_000
 
 
+def has_launcher() -> bool:
+    """Whether a launcher started this process, so that it need not start ranks; unlike `read_world` without torch."""
+    return "WORLD_SIZE" in os.environ
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the only rank or the first one; without torch."""
+    return os.environ.get("RANK", "0") in ("", "0")
+
+
 def launch_ranks(words: Sequence[str], num_ranks: int, *, grace_s: float = GRACE_S) -> int:
     """Run `flatout WORDS` on this many ranks and wait for them; returns the exit code of the cause."""
     command = [sys.executable, "-m", "flatout", *words]

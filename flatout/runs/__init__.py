@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         RunResult,
         Seams,
         ValidationResult,
+        write_options,
         write_yaml,
     )
     from flatout.runs.step_record import STEPS_NAME, RecordedSteps, read_steps

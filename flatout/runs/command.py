@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli import FlagParser, flags_of, show_log
+from flatout.ranks import has_launcher, is_first_rank
 from flatout.runs.options import RunOptions, from_environment, own_and_run_options
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class TrainCommand:
 
         times = spans.begin_command()
         options, typed = self.parse(argv, f"flatout {self.job} train")
-        show_log(only_warnings=os.environ.get("RANK", "0") not in ("", "0"))
+        show_log(only_warnings=not is_first_rank())
         with spans.span("scan"):
             self.check_early(options)
         if (num_ranks := self.ranks_to_start(options)) > 1:
@@ -84,12 +85,12 @@ class TrainCommand:
         """Check what can be checked before torch is imported, which takes longer."""
 
     def images_per_step(self, options: Any) -> int:
-        """Samples per step, to compute speeds."""
+        """Samples per step, for `flatout profile`."""
         return 1
 
     def ranks_to_start(self, options: RunOptions) -> int:
         """Number of processes to start: one per GPU in `--device 0,1`; 1 if a launcher has started them already."""
-        if "," not in options.device or "WORLD_SIZE" in os.environ or options.profile:
+        if "," not in options.device or has_launcher() or options.profile:
             return 1
         from flatout.ranks import choose_devices
 
@@ -98,15 +99,26 @@ class TrainCommand:
     def run_training(
         self, options: Any, typed: frozenset[str], callbacks: "list[Callback]", spending: "Spending"
     ) -> None:  # fmt: skip
-        """Train; with `--profile`, also print and save a profile of the first steps."""
-        if not options.profile:
+        """Train; with `--profile`, also print and save a profile of the first steps, of the first rank."""
+        if not options.profile or not is_first_rank():
             self.train(options, callbacks, spending=spending, typed=typed)
             return
         from flatout.profiler import EngineObservation
+        from flatout.ranks import read_world
+        from flatout.runs.profiled import ObservedBatches
+        from flatout.runs.recipe import Seams
 
-        observation = EngineObservation(images_per_step=self.images_per_step(options), num_steps=options.profile)
+        observation = EngineObservation(num_steps=options.profile)
+        num_ranks = read_world(options.local_rank).size
+
+        def on_batch(num_images: int) -> None:
+            # Counted, because a resumed run has its own batch size.
+            if not observation.is_over:
+                observation.batch_taken(num_images * num_ranks)
+
+        seams = Seams(batches=lambda batches: ObservedBatches(batches, on_batch))
         with observation.observing():
-            result = self.train(options, callbacks, spending=spending, typed=typed)
+            result = self.train(options, callbacks, spending=spending, typed=typed, seams=seams)
         if result is None:
             return  # the options requested only a report
         from flatout.runs.times import ledger_lines, read_times

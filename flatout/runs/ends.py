@@ -17,7 +17,7 @@ from typing import Any
 from flatout.clock import clock, span
 from flatout.engine import Callback, Callbacks, End, EpochReport, RunOutcome, RunStart, Scores, Sections
 from flatout.errors import CTRL_C_CODE, INTERNAL_ERROR_CODE, FlatoutError, Interrupted, ResourceError
-from flatout.ranks import LAST_FILES, Interrupts, StopRequested
+from flatout.ranks import LAST_FILES, Interrupts, StopRequested, is_first_rank
 from flatout.runs.background import Background
 from flatout.runs.budget import Spending
 from flatout.runs.folder import Records
@@ -275,7 +275,7 @@ class OnDone(Callback, AbstractContextManager["OnDone"]):
         self._end = end
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._command and os.environ.get("RANK", "0") in ("", "0"):
+        if self._command and is_first_rank():
             self._run(self.variables(error))
 
     def variables(self, error: BaseException | None) -> dict[str, str]:

@@ -47,7 +47,7 @@ class RunOptions:
         metavar="PATH",
     )
     """True: the newest run; a path: that checkpoint or folder."""
-    fresh: bool = option(False, "start a new run even if an unfinished one could be continued", change="exact")
+    fresh: bool = option(False, "start a new run even if an unfinished one could be continued", change="call")
     once: bool = option(
         False,
         "do nothing and exit with 0 if the run is finished; for process managers that always restart",

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from flatout.engine import Batches, StoppedAfter
+from flatout.errors import ConfigError
 from flatout.feed import DeviceBatch, Feed, FeedRuntime, HostPass, Lease
 from flatout.profiler import (
     ALL_PHASES,
@@ -236,8 +237,14 @@ class ProfiledTraining:
 
     @classmethod
     def from_flags(cls, command: TrainCommand, flags: Sequence[str], *, num_steps: int) -> Self:
-        """From the flags of the training command."""
-        return cls(num_steps, command, command.parse(flags, f"flatout profile {command.job}")[0])
+        """From the flags of the training command; ConfigError if they resume a run."""
+        options = command.parse(flags, f"flatout profile {command.job}")[0]
+        if options.resume:
+            raise ConfigError(
+                "--resume has no use here: a profile is that of a new, short training. Give the flags of the run "
+                f"instead, or profile it while it continues: flatout {command.job} train --resume RUN --profile"
+            )
+        return cls(num_steps, command, options)
 
     @property
     def title(self) -> str:

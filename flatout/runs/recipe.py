@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from flatout.cli import changes_of
 from flatout.config import read_config
@@ -103,6 +103,10 @@ class Model:
         """The network that is validated and saved: the moving average, if there is one."""
         return self.network if self.average is None else self.average.network
 
+    def copied_state(self) -> dict[str, Tensor]:
+        """A copy of the state of `evaluated`, so that training can continue."""
+        return {key: tensor.detach().clone() for key, tensor in self.evaluated.state_dict().items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSettings:
@@ -177,9 +181,7 @@ class Recipe(ABC):
 
     def write_config(self, folder: Path) -> None:
         """Write the options to the run folder, atomically; without those of class `call`."""
-        changes = changes_of(type(self.options))
-        kept = {key: value for key, value in plain(self.options).items() if changes.get(key) != "call"}
-        write_yaml(folder / CONFIG_NAME, {key: value for key, value in kept.items() if value is not None})
+        write_options(folder / CONFIG_NAME, self.options)
 
     def loggers(self) -> list[Callback]:
         """The loggers of `--log-to`; ConfigError if a package is missing."""
@@ -312,8 +314,8 @@ class Recipe(ABC):
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
         """The content of best.pt besides `describe_network`; tensors are copied, so that training can continue."""
-        state = {key: tensor.detach().clone() for key, tensor in model.evaluated.state_dict().items()}
-        return {"kind": "model", "state": state, "epoch": epoch, "score": None if found is None else found.score}
+        score = None if found is None else found.score
+        return {"kind": "model", "state": model.copied_state(), "epoch": epoch, "score": score}
 
     def best_names(self, epoch: int) -> Iterable[str]:
         """Names of the weights files to write if this epoch is the best so far."""
@@ -345,6 +347,13 @@ class Recipe(ABC):
 
     def finished(self, folder: Path) -> None:
         """Called on the first rank once all files are on disk."""
+
+
+def write_options(path: Path, options: RunOptions, *, leave_out: Collection[str] = ()) -> None:
+    """Write options that are set, except those of class `call` and those in `leave_out`."""
+    changes = changes_of(type(options))
+    kept = {key: value for key, value in plain(options).items() if changes.get(key) != "call" and key not in leave_out}
+    write_yaml(path, {key: value for key, value in kept.items() if value is not None})
 
 
 def write_yaml(path: Path, values: Mapping[str, Any]) -> None:

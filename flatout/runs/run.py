@@ -177,10 +177,10 @@ def _finished_folder(recipe: Recipe, request: RunRequest, mirror: Mirror | None)
     """The run folder if the training is already finished, in the mirror or, with `--once`, here; a collective call.
 
     Also fetches the newest checkpoint from the mirror if it is newer than those of this machine, except with `--fresh`
-    and `--resume`, which say where to start.
+    and `--resume`, which say where to start. With `--resume`, too, a mirror of another training is refused.
     """
     finished: Path | None = None
-    if mirror is not None and not request.fresh and request.resume is None:
+    if mirror is not None and not request.fresh:
         fetched = mirror.fetch(request)
         if fetched is not None and fetched.finished:
             finished = fetched.folder
@@ -333,7 +333,7 @@ class _Training:
         return {
             "config": dict(self.recipe.identity().config),
             "data": self.data.fingerprint,
-            "environment": environment(),
+            "environment": environment(self.context.world.size),
             "seed": self.recipe.seed,
             **self.recipe.describe_run(),
         }
@@ -413,7 +413,8 @@ class _Training:
             if self.recipe.saves:
                 loop.save()
             return
-        for line in differences(self._saved.sections["run"]["environment"], environment()):
+        here = environment(self.context.world.size)
+        for line in differences(self._saved.sections["run"]["environment"], here):
             logger.info("%s", line)
         loop.load_sections(self._saved.sections)
         self.callbacks.start(self._started(loop))

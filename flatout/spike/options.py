@@ -48,21 +48,27 @@ class TrainOptions(RunOptions):
         0, "micro-batches between two lines of the log (default: LOG.PROGRESS_EVERY_STEPS)", change="exact", metavar="N"
     )
 
-    def with_config(self, settings: Any) -> "TrainOptions":
-        """These options with those that a SpikeConfig sets about the run, unless the command sets them itself."""
-        save, train = Path(settings.LOG.SAVE_DIR), settings.TRAIN
-        if train.RESUME_FROM_CHECKPOINT and not (train.CHECKPOINT_PATH or self.resume):
+    def with_checkpoint(self) -> "TrainOptions":
+        """These options with the run to resume that `settings` name, unless the command names one itself."""
+        train = self.settings.TRAIN
+        if self.resume or not train.RESUME_FROM_CHECKPOINT:
+            return self
+        if not train.CHECKPOINT_PATH:
             raise ConfigError(
                 "TRAIN.RESUME_FROM_CHECKPOINT is true, but no checkpoint is given: set TRAIN.CHECKPOINT_PATH, or use "
                 "--resume."
             )
+        return replace(self, resume=train.CHECKPOINT_PATH)
+
+    def resolved(self) -> "TrainOptions":
+        """These options with what `settings` say about the run, unless a flag says it."""
+        log = self.settings.LOG
+        save = Path(log.SAVE_DIR)
         return replace(
             self,
-            settings=settings,
             project=self.project or str(save.parent),
             name=self.name or save.name,
-            log_every=self.log_every or settings.LOG.PROGRESS_EVERY_STEPS,
-            resume=self.resume or (train.CHECKPOINT_PATH if train.RESUME_FROM_CHECKPOINT else False),
-            compile="on" if self.compile == "off" and train.COMPILE_MODEL else self.compile,
-            log_to=self.log_to or (() if settings.LOG.TENSORBOARD else ("none",)),
+            log_every=self.log_every or log.PROGRESS_EVERY_STEPS,
+            compile="on" if self.compile == "off" and self.settings.TRAIN.COMPILE_MODEL else self.compile,
+            log_to=self.log_to or (() if log.TENSORBOARD else ("none",)),
         )

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.cli import Change
+from flatout.cli import Change, changes_of
 from flatout.clock import clock
+from flatout.config import read_config
 from flatout.engine import (
     DTYPES,
     AdamW,
@@ -46,8 +47,10 @@ from flatout.runs import (
     Spending,
     ValidationResult,
     choose_loggers,
+    config_of,
     flat,
     run,
+    write_options,
     write_yaml,
 )
 from flatout.spike.check import warn_of_mismatch
@@ -89,14 +92,19 @@ __all__ = ["SpikeRecipe", "TrainOptions", "TrainResult", "train"]
 
 NUM_VISUALS = 4
 """Validation clips of which an image is written."""
-_NOT_COMPARED = ("EPOCHS", "TOTAL_STEPS", "RESUME_FROM_CHECKPOINT", "CHECKPOINT_PATH", "DEVICE_RESIDENT", "CUDA_GRAPHS")
-"""Keys of TRAIN that do not identify a training: its length is compared separately, the others change no result."""
+OPTIONS_NAME = "options.yaml"
+"""The flags of a run; everything else about it is in config.yaml."""
+_NOT_COMPARED = (
+    "EPOCHS", "TOTAL_STEPS", "RESUME_FROM_CHECKPOINT", "CHECKPOINT_PATH", "DEVICE_RESIDENT", "CUDA_GRAPHS",
+    "COMPILE_MODEL",
+)  # fmt: skip
+"""Keys of TRAIN that do not identify a training: its length and --compile are compared separately, the others change
+no result."""
 CHANGES: dict[str, Change] = {
     "DATA.ROOT": "place",
     "DATA.SPIKE_DIR": "place",
     "DATA.VOXEL_CACHE_DIRNAME": "place",
     "TRAIN.AMP": "rounding",
-    "TRAIN.COMPILE_MODEL": "rounding",
     "MODEL.CHANNELS_LAST": "rounding",
     **dict.fromkeys(
         (
@@ -141,7 +149,7 @@ def train_with_options(options: TrainOptions, callbacks: Iterable[Callback] = ()
     if options.settings is None and (options.config or not options.resume):
         options = replace(options, settings=load_config(options.config, options.set))
     if options.settings is not None:
-        options = options.with_config(options.settings)
+        options = options.with_checkpoint()
     if isinstance(options.resume, str):
         refuse_legacy_weights(Path(options.resume))
     return TrainResult(**vars(run.train(SpikeRecipe, options, callbacks, **more)))
@@ -156,16 +164,20 @@ class SpikeRecipe(Recipe):
     options: TrainOptions
 
     def __init__(self, options: RunOptions, world: World, device: torch.device, *, resume: Path | None = None) -> None:
-        super().__init__(options, world, device, resume=resume)
-        self.config: SpikeConfig = self.options.settings
+        assert isinstance(options, TrainOptions)
+        self.unresolved = options
+        """The options as given, without what the config says about the run."""
+        super().__init__(options.resolved(), world, device, resume=resume)
+        self.config: SpikeConfig = options.settings
 
     @classmethod
     def read_options(cls, folder: Path, asked: RunOptions) -> TrainOptions:
-        """The options of the command; if it names no YAML file, with the one in the run folder."""
+        """The stored options, with the config of the command or, if it names none, with the stored one."""
         assert isinstance(asked, TrainOptions)
-        if asked.settings is not None:
-            return asked
-        return asked.with_config(load_config(folder / CONFIG_NAME, asked.set))
+        file = folder / OPTIONS_NAME
+        stored = read_config(file, TrainOptions) if file.is_file() else asked  # older versions stored only the config
+        settings = load_config(folder / CONFIG_NAME, asked.set) if asked.settings is None else asked.settings
+        return replace(stored, settings=settings)
 
     # Identity of the training
 
@@ -182,13 +194,16 @@ class SpikeRecipe(Recipe):
         values = plain_values(self.config)
         train = {key: value for key, value in values["TRAIN"].items() if key not in _NOT_COMPARED}
         kept = {key: values[key] for key in ("DATA", "MODEL", "LOSS", "SEED")}
-        config = json.loads(json.dumps({"epochs": self._epochs()} | kept | {"TRAIN": train}))
-        # With TOTAL_STEPS, the number of epochs depends on the number of ranks.
-        changes = CHANGES if self.config.TRAIN.EPOCHS is not None else {**CHANGES, "epochs": "exact"}
-        return Identity(config, lambda old: _defaults() | flat(old), changes)
+        flags = config_of(self.options)
+        config = json.loads(json.dumps({"epochs": self._epochs()} | flags | kept | {"TRAIN": train}))
+        changes = {**changes_of(TrainOptions), **CHANGES}
+        if self.config.TRAIN.EPOCHS is None:
+            changes["epochs"] = "exact"  # with TOTAL_STEPS it depends on the number of ranks
+        return Identity(config, _in_effect, changes)
 
     def write_config(self, folder: Path) -> None:
         write_yaml(folder / CONFIG_NAME, plain_values(self.config))
+        write_options(folder / OPTIONS_NAME, self.unresolved, leave_out=("config", "set", "settings"))
 
     def loggers(self) -> list[Callback]:
         return choose_loggers(self.options.log_to, tensorboard={"within": "logs"})
@@ -323,8 +338,8 @@ class SpikeRecipe(Recipe):
         }
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
-        state = {key: tensor.detach().clone() for key, tensor in model.evaluated.state_dict().items()}
-        return {"kind": "stripped", "state": state, "epoch": epoch, "psnr": None if found is None else found.score}
+        psnr = None if found is None else found.score
+        return {"kind": "stripped", "state": model.copied_state(), "epoch": epoch, "psnr": psnr}
 
     # Progress
 
@@ -410,14 +425,23 @@ class SpikeRecipe(Recipe):
 
 
 def _defaults() -> dict[str, Any]:
-    """Default values of the keys, for configs of older versions that lack some."""
+    """Default values of all settings, for records of older versions that lack some."""
     train = plain_values(TrainConfig(OPTIM=OptimConfig(LR=0.0), EPOCHS=1))
     sections = {
         "DATA": plain_values(DataConfig(ROOT="")),
         "MODEL": plain_values(ModelConfig()),
         "LOSS": plain_values(LossConfig()),
     }
-    return flat(sections | {"TRAIN": {key: value for key, value in train.items() if key not in _NOT_COMPARED}})
+    compared = {"TRAIN": {key: value for key, value in train.items() if key not in _NOT_COMPARED}}
+    return flat(config_of(TrainOptions()) | sections | compared)
+
+
+def _in_effect(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a training by their dotted keys, from a config of this or an older version."""
+    values = _defaults() | flat(config)
+    if values.pop("TRAIN.COMPILE_MODEL", False):  # recorded by older versions, instead of --compile
+        values["compile"] = "on"
+    return values
 
 
 def _scores(found: ValidationResult) -> dict[str, float]:

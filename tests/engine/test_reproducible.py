@@ -41,9 +41,9 @@ def test_what_an_older_file_did_not_record_is_shown_as_unknown():
     ]
 
 
-def test_the_number_of_ranks_is_the_launchers(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    assert environment()["world_size"] == 3
+def test_another_number_of_ranks_is_named():
+    (line,) = differences(environment(2), environment(3))
+    assert line.startswith("world_size 2 -> 3: ")
 
 
 @pytest.mark.parametrize(

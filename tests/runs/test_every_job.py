@@ -14,6 +14,7 @@ import pytest
 from flatout.bootstrap.script import BootstrapConfig, script_of
 from flatout.cli import JOBS
 from flatout.monitor.run_state import run_state
+from flatout.runs.folder import read_record
 from flatout.runs.loggers.choose import DEFAULT, LOGGERS
 from flatout.safefiles.container import read_container
 from tests.old_runs.compare import tensors_of
@@ -32,6 +33,7 @@ PART_OF_DATA = {
     "defect": "strips/train/good/0003.tiff",
     "spike": "clips/train/scene_01",
 }
+BATCH = {"yolo": 4, "defect": 4, "spike": 2}
 EXACT = {"yolo": ("--fast-dataloader",), "defect": ("--cache_size", "1"), "spike": ("--set", "DATA.USE_RAM_CACHE=true")}
 
 
@@ -92,9 +94,16 @@ def test_once_does_nothing_if_the_run_is_finished(job: JobFolder):
     assert [path.name for path in job.run_folder.parent.iterdir()] == [job.run_folder.name]
 
 
-def test_resume_continues_the_run_it_names(stopped: JobFolder):
-    assert "Continuing" in ok(stopped.train("--resume", stopped.situation.run))
-    assert stopped.epochs == [0, 1, 2]
+def test_resume_continues_the_run_it_names(job: JobFolder, tmp_path: Path):
+    """With all of its options: --resume needs no other flag."""
+    ok(job.train("--name", "mine", "--log-to", "csv", stop_after=job.situation.stop_after))
+    run = job.run_folder.with_name("mine")
+    resumed = job.command(job.job, "train", "--resume", str(run), "--mirror", f"file://{tmp_path}/mirror")
+    assert f"Continuing {run} at epoch 1" in ok(resumed)
+    assert read_record(run)["finished"]  # type: ignore[index]
+    last = (run / "scalars.csv").read_text().splitlines()[-1]
+    assert last.split(",")[1] == "2", "its logger is used"
+    assert [path.name for path in (tmp_path / "mirror").iterdir()] == ["mine"]
 
 
 # Three classes of change
@@ -107,9 +116,10 @@ def test_an_exact_change_continues_silently(stopped: JobFolder):
 
 
 def test_a_rounding_change_continues_and_is_logged(stopped: JobFolder):
-    output = ok(stopped.train(*ROUNDING[stopped.job]))
+    output = ok(stopped.train(*ROUNDING[stopped.job], "--deterministic"))
     assert f"Continuing {stopped.situation.run} at epoch 1" in output
-    assert "Sums round differently from here on; samples and schedule stay the same." in output
+    (line,) = re.findall(r"(.*)\. Sums round differently from here on; samples and schedule stay the same\.", output)
+    assert "deterministic false -> true" in line and "channels_last" in line.lower()
 
 
 @pytest.mark.parametrize("how", ["exist-ok", "resume"])
@@ -256,10 +266,14 @@ def test_profile_shows_where_the_time_goes(job: JobFolder):
     output = ok(job.command("profile", job.job, "--steps", "3", "--quick", *job.flags))
     assert "ms per step" in output and "Verdict" in output
     assert (job.folder / "profile/profile.html").is_file() and not job.run_folder.exists()
+    refused = job.command("profile", job.job, "--quick", "--resume", job.situation.run)
+    assert refused.code == 2 and "--resume has no use here" in refused.err
 
 
 def test_with_profile_a_training_profiles_itself(job: JobFolder):
-    output = ok(job.train("--profile", "3"))
+    ok(job.train(stop_after=1))
+    output = ok(job.command(job.job, "train", "--resume", job.situation.run, "--profile", "3"))
+    assert f"3 steps of {BATCH[job.job]} images: " in output, "the batch is that of the run"
     assert f"Saved as a page: {job.situation.run}/profile.html" in output
     assert job.record["finished"]
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,6 +226,16 @@ def test_other_settings_are_refused_and_a_finished_training_is_not_repeated(run:
     fetched = Mirror(url, "exp").fetch(request_for(tmp_path / "new"))
     assert fetched is not None and fetched.finished
     assert content_of(fetched.folder) == run.content()
+
+
+def test_a_resumed_run_never_replaces_another_one_in_a_mirror(run: FakeRun, tmp_path: Path) -> None:
+    copied(run, tmp_path, steps=(10,))
+    mirror, other = Mirror(f"file://{tmp_path}/mirror", "exp"), FakeRun(tmp_path / "other")
+    other.save(5)
+    resumed = replace(request_for(tmp_path), resume=other.folder)
+    assert mirror.fetch(resumed) is None, "it continues from its folder, though the mirror is ahead"
+    with pytest.raises(ConfigError, match=r"an unfinished run with other settings: seed 1 -> 2\. Use another"):
+        mirror.fetch(replace(resumed, identity=Identity(CONFIG | {"seed": 2})))
 
 
 def test_a_full_disk_is_reported_before_fetching(run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

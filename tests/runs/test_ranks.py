@@ -18,6 +18,7 @@ from flatout.ranks.watch import LOST_AFTER_S as LOST_AFTER_S_BY_DEFAULT
 from flatout.ranks.world import World, process_group
 from flatout.safefiles.container import read_container
 from tests.runs.comparing_states import rows_of
+from tests.runs.toy_job import BATCH
 from tests.runs.toy_ranks import run_ranks, samples_of, seen_by, start_ranks
 from tests.runs.toy_runs import ToyRun, Toys
 
@@ -54,6 +55,13 @@ def test_a_run_continues_with_more_ranks_and_with_fewer(toys: Toys, tmp_path: Pa
     assert third.code == 0, third.output
     assert samples_of(first.output) | seen_by(second) | samples_of(third.output) == whole
     assert len(rows_of(tmp_path / "parts/toy/log.jsonl")) == 4
+
+
+def test_only_the_first_of_several_ranks_profiles_itself(toys: Toys, tmp_path: Path):
+    """The others would read and write its files; images are those of all ranks."""
+    first, second = run_ranks(toys, tmp_path, "--profile", 3)
+    assert f"3 steps of {BATCH} images: " in first.printed
+    assert "ms per step" not in second.printed
 
 
 # F29: one of two ranks is lost.

@@ -139,6 +139,7 @@ def test_a_resumed_run_has_its_own_options_except_those_given():
     stored = Options(batch=32, workers=1, price=1.0, log_every=7)
     requested = Options(batch=16, workers=8, price=2.0, amp="bf16", resume="runs/exp")
     merged = options_to_resume(stored, requested, {"amp", "resume", "price"})
+    assert not options_to_resume(Options(fresh=True), requested, {"resume"}).fresh, "--once would start over"
     assert (merged.batch, merged.workers, merged.log_every, merged.amp) == (32, 1, 7, "bf16")
     assert (merged.price, merged.resume) == (2.0, "runs/exp"), "never taken from the run"
     typed = options_to_resume(stored, requested, {"workers", "batch"})

@@ -105,6 +105,11 @@ class ToyRun:
     def wait_for_words(self, words: str) -> None:
         wait_until(lambda: words in self.output or self.has_ended(), LIMIT_S)
 
+    @property
+    def printed(self) -> str:
+        """Standard output."""
+        return self._logs.with_suffix(".out").read_text()
+
     def children(self) -> list[int]:
         """All processes of this training's feed."""
         needle = f"{MARK}={self._mark}".encode()

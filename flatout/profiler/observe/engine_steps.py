@@ -34,13 +34,14 @@ class EngineObservation(Observation):
     def __init__(
         self,
         *,
-        images_per_step: int,
+        images_per_step: int = 0,
         num_steps: int | None,
         phases: Phases = ALL_PHASES,
         title: str = "",
         own_flags: Mapping[str, str] | None = None,
     ) -> None:
-        """`own_flags`: patterns in the advice of a verdict -> the flags of the observed job; see `with_job_flags`."""
+        """`images_per_step` counts until `batch_taken` reports another number. `own_flags`: patterns in the advice of a
+        verdict -> the flags of the observed job; see `with_job_flags`."""
         self._images, self._most_images = images_per_step, 0
         self._has_begun = False
         self._own_flags = own_flags or {}
@@ -77,7 +78,7 @@ class EngineObservation(Observation):
         return f"\nWhere the time of a step goes (as a page: {page}):\n{self.profile.text()}"
 
     def batch_taken(self, num_images: int) -> None:
-        """Set the number of images of the current step; by default it is `images_per_step`."""
+        """Set the number of images of the current step."""
         self._images = num_images
         if self._is_short:
             self.pass_ends()  # unlike the other steps, so neither traced nor counted

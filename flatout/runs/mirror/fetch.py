@@ -32,9 +32,9 @@ class Fetched(NamedTuple):
 def fetch(remote: RemoteFolder, request: RunRequest) -> Fetched | None:
     """Update the run folder of this command from the mirror; None if the mirror has nothing newer.
 
-    Folders are those of `choose_run`: with `exist_ok` there is only one, project/name. ConfigError if the mirror holds
-    a run with other settings, ResourceError if it cannot be reached, and CheckpointError if all its checkpoints are
-    damaged: a training never silently starts over.
+    Folders are those of `choose_run`: with `exist_ok` there is only one, project/name. For a run that the command names
+    to resume nothing is fetched. ConfigError if the mirror holds a run with other settings, ResourceError if it cannot
+    be reached, and CheckpointError if all its checkpoints are damaged: a training never silently starts over.
     """
     try:
         found = manifests.numbers(remote)
@@ -44,6 +44,8 @@ def fetch(remote: RemoteFolder, request: RunRequest) -> Fetched | None:
     if newest is None:
         return None
     _check_config(remote, newest, request)
+    if request.resume is not None:
+        return None
     if request.exist_ok and _holds_another(request.folders[0], request):
         return None  # opening the folder reports what differs
     local = _local_run(request, finished=newest.finished)
@@ -82,7 +84,7 @@ def _nothing_usable(remote: RemoteFolder, problems: Sequence[str]) -> Checkpoint
 
 
 def _check_config(remote: RemoteFolder, manifest: Manifest, request: RunRequest) -> None:
-    comparison = request.identity.compare(manifest.config)
+    comparison = request.compare({"config": manifest.config})
     if comparison.different or (manifest.finished and comparison.extends):
         state = "a finished" if manifest.finished else "an unfinished"
         raise ConfigError(

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli import FlagParser
+from flatout.ranks import has_launcher
 from flatout.runs import Given, TrainCommand
 from flatout.yolo.commands.flags import options_from, refuse_unsupported, train_parser
 from flatout.yolo.options import TrainOptions
@@ -37,9 +38,7 @@ class YoloCommand(TrainCommand):
         run takes its data from its folder, a mirror may hold a finished run, --on-done must run after every end, and
         the ranks of a launcher must fail together.
         """
-        if options.resume or options.mirror or options.on_done or options.diagnose_compile:
-            return
-        if "WORLD_SIZE" in os.environ:
+        if options.resume or options.mirror or options.on_done or options.diagnose_compile or has_launcher():
             return
         from flatout.yolo.data.data_yaml import require_valid
         from flatout.yolo.data.open_data import open_data_set

@@ -7,7 +7,6 @@ runs/stages/gradual_unfreeze/    run.json, results.*, weights/best.pt      of th
 import csv
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from flatout.engine import Callback, Scores
 from flatout.errors import CheckpointError, ConfigError, FlatoutError
-from flatout.ranks import StopSignals
+from flatout.ranks import StopSignals, read_world
 from flatout.runs import Identity, RunFolder, RunLock, RunRequest, Spending, choose_run, numbered, read_record
 from flatout.safefiles import csv_text, write_file
 from flatout.yolo.find_file import find_weights
@@ -204,12 +203,12 @@ def run_stages(
 
     Raises Interrupted after a signal, once everything is saved: the same call then continues.
     """
-    if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
+    first = plan.stages[0]
+    if read_world(first.local_rank).size > 1:
         raise ConfigError(
             "stages run on one GPU. To use several, run each stage as a command of its own: torchrun ... train.py "
             "--transfer-weights --weights BEST_OF_THE_STAGE_BEFORE ..."
         )
-    first = plan.stages[0]
     spending = spending or Spending(first.price, first.budget)
     with StopSignals(), _open(plan) as run:
         if is_finished(run.folder):

@@ -278,5 +278,6 @@ def test_what_stages_cannot_do_is_refused(file: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match=r"--resume cannot be used with stages: the same command continues"):
         read_plan(file, {"resume": True})
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(ConfigError, match=r"stages run on one GPU"):
         run_stages(planned(file, tmp_path))
