@@ -132,7 +132,7 @@ class Trainings:
 def test_a_profiled_training_leaves_nothing_in_a_mirror(tmp_path, monkeypatch):
     ran = Trainings()
     monkeypatch.setattr("flatout.yolo.train.train", ran)
-    training_of("--mirror", f"file://{tmp_path}/copies", "--resume").observe()
+    training_of("--mirror", f"file://{tmp_path}/copies").observe()
     (options,) = ran.options
     assert (options.mirror, options.resume, options.fresh, options.log_to) == ("", False, True, ("none",))
     assert Path(options.project).name.startswith("flatout-profile-") and not Path(options.project).exists()
