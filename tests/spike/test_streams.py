@@ -280,7 +280,7 @@ def test_a_stream_that_does_not_match_its_sharp_frame_is_reported(demo, tmp_path
     assert "spikes are upside down" in caplog.text and "prepare again with --flip no" in caplog.text
     assert capsys.readouterr().out.count("Set DATA.SPIKE_FLIPUD: false.") == 4  # two warnings, two failed checks
     caplog.clear()
-    # The same folder: blurry frames are made anew.
+    # The same folder: blurry frames are made again.
     assert main([*words, "--check", "--flip", "no"]) == 0
     assert "upside down" not in caplog.text
     blur, sharp = (

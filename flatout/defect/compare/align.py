@@ -50,7 +50,7 @@ SURE_GRADIENT = 1.0
 TONE_STRIDE = 8
 """Rows and columns between the pixels from which brightness and contrast are taken."""
 DARK, BRIGHT = 0.01, 0.99
-"""Quantiles of the reference between which, in the middle, its dark and its bright pixels are told apart."""
+"""Quantiles of the reference; pixels above the middle between the two are bright, the others dark."""
 MIN_TONE_SHARE = 0.02
 """Least share of the pixels that are dark, and that are bright: a defect must not be half of them."""
 MIN_TONE_CONTRAST, MAX_GAIN = 8.0, 4.0
