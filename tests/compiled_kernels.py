@@ -72,6 +72,7 @@ class Gpu(NamedTuple):
 
 
 GPUS = {
+    "V100": Gpu(70, 98_304, torch.float16),
     "T4": Gpu(75, 65_536, torch.float16),
     "RTX 4090": Gpu(89, 101_376, torch.bfloat16),
     "H200": Gpu(90, 232_448, torch.bfloat16),
@@ -123,6 +124,7 @@ def fake_gpu(gpu: Gpu) -> ExitStack:
         (kernels, "stream_of", lambda device: 0),
         (fused, "stream_of", lambda device: 0),
         (fused, "suits_kernels", lambda x: x.is_contiguous(memory_format=torch.channels_last)),
+        (fused, "_has_tanh", lambda device: gpu.capability >= 75),
         (losses, "can_use_kernels", lambda maps: True),
     ):
         stack.enter_context(mock.patch.object(target, name, value))

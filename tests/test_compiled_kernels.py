@@ -26,7 +26,7 @@ def compiled(*command: str, cache: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("gpu", ["T4", "RTX 4090", "H200", "RTX 5090"])
+@pytest.mark.parametrize("gpu", ["V100", "T4", "RTX 4090", "H200", "RTX 5090"])
 def test_every_kernel_compiles_and_fits_into_shared_memory(gpu: str, tmp_path: Path):
     done = compiled("-m", "tests.compiled_kernels", gpu, cache=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -67,7 +67,7 @@ def stem_weight_gradient(x, dy, sums, M, H, W, h, w, blocks, S: tl.constexpr, N:
 @triton.jit(do_not_specialize=["M", "blocks"])
 def stem_weight_gradient_of_norm(
     x, y, dz, saved, factors, sums, M, H, W, h, w, blocks, dz_stride, slope,
-    ACT: tl.constexpr, S: tl.constexpr, N: tl.constexpr, BM: tl.constexpr,
+    ACT: tl.constexpr, BY_TANH: tl.constexpr, S: tl.constexpr, N: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """The same from the gradient dz of batch norm and activation: dy is computed as by `apply_backward`, not read."""
     n = tl.arange(0, N)
@@ -81,7 +81,7 @@ def stem_weight_gradient_of_norm(
         inside = (m < M)[:, None]
         value = tl.load(y + m[:, None].to(tl.int64) * N + n[None, :], mask=inside, other=0.0).to(tl.float32)
         gradient = tl.load(dz + m[:, None].to(tl.int64) * dz_stride + n[None, :], mask=inside, other=0.0).to(tl.float32)
-        gradient = _activate_backward(gradient, value * scale + shift, slope, ACT, True)
+        gradient = _activate_backward(gradient, value * scale + shift, slope, ACT, BY_TANH)
         gradient = tl.where(inside, gradient * scale + (value * of_y + constant), 0.0).to(y.dtype.element_ty)
         total = tl.dot(tl.trans(gradient), _windows(x, m, M, H, W, h, w, S), total)
     at = n[:, None] * 32 + tl.arange(0, 32)[None, :]

@@ -179,7 +179,7 @@ class _StemNormAct(torch.autograd.Function):
         )
         launch(
             kernels.stem_weight_gradient_of_norm, key, (programs, 1, 1), x, y, dz, saved, factors, sums, *sizes, tiles,
-            dz_stride, ctx.slope, ctx.act, ctx.stride, num, STEM_TILE,
+            dz_stride, ctx.slope, ctx.act, fused.uses_tanh(x.dtype), ctx.stride, num, STEM_TILE,
         )  # fmt: skip
         return None, _stem_gradient(sums, x.dtype), None, *of_norm, *fused.NO_GRADIENTS
 

@@ -283,6 +283,16 @@ def norm_act_sums(
     return plan, dz, factors, dweight, dbias
 
 
+def uses_tanh(dtype: torch.dtype) -> bool:
+    """Whether kernels compute sigmoids of such maps, on the current GPU, by NVIDIA's instruction for tanh."""
+    return dtype != torch.float32 and _has_tanh(torch.cuda.current_device())
+
+
+@functools.cache
+def _has_tanh(device: int) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 5)
+
+
 class _Plan(NamedTuple):
     """Compiled launches and buffer sizes for maps of one shape and type."""
 
@@ -355,7 +365,7 @@ def _plan_forward(
     )  # fmt: skip
     apply = prepared(
         kernels.apply_forward, grid, (x, FLOATS, z),
-        (rows, channels, x_stride, rows_per_block, slope, act, dtype != torch.float32, *tile), NUM_WARPS,
+        (rows, channels, x_stride, rows_per_block, slope, act, uses_tanh(dtype), *tile), NUM_WARPS,
     )  # fmt: skip
     return _Plan(sum_up, finish, apply, channels, SAVED_ROWS * channels, 2 * blocks * channels, 0)
 
@@ -376,7 +386,7 @@ def _plan_backward(
     rows, channels, blocks, rows_per_block, tile, grid, finish_grid = _tile_rows(shape)
     # The gradient of an aligned slice is an aligned slice.
     x, dx, dz = Pointer(dtype, is_aligned), Pointer(dtype, is_aligned), Pointer(gradient_dtype, is_gradient_aligned)
-    act_and_tile = (slope, act, dtype != torch.float32, *tile)
+    act_and_tile = (slope, act, uses_tanh(dtype), *tile)
     sum_up = prepared(
         kernels.sum_gradients, grid, (x, dz, FLOATS, FLOATS),
         (rows, channels, blocks, x_stride, stride, rows_per_block, *act_and_tile), NUM_WARPS,

@@ -23,8 +23,8 @@ import triton.language as tl
 
 
 @triton.jit
-def _sigmoid(t, HALF: tl.constexpr):
-    if HALF:
+def _sigmoid(t, BY_TANH: tl.constexpr):
+    if BY_TANH:
         # One instruction, with an error below 0.001: less than the resolution of a half precision map.
         tanh = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [t * 0.5], tl.float32, True, 1)
         s = tanh * 0.5 + 0.5
@@ -34,19 +34,19 @@ def _sigmoid(t, HALF: tl.constexpr):
 
 
 @triton.jit
-def _activate(t, slope, ACT: tl.constexpr, HALF: tl.constexpr):
+def _activate(t, slope, ACT: tl.constexpr, BY_TANH: tl.constexpr):
     if ACT == 1:
-        t = t * _sigmoid(t, HALF)
+        t = t * _sigmoid(t, BY_TANH)
     elif ACT == 2:
         t = tl.where(t > 0, t, t * slope)
     return t
 
 
 @triton.jit
-def _activate_backward(gradient, t, slope, ACT: tl.constexpr, HALF: tl.constexpr):
+def _activate_backward(gradient, t, slope, ACT: tl.constexpr, BY_TANH: tl.constexpr):
     """Gradient with respect to the activation's input t."""
     if ACT == 1:
-        s = _sigmoid(t, HALF)
+        s = _sigmoid(t, BY_TANH)
         gradient = gradient * (s + t * s * (1 - s))
     elif ACT == 2:
         gradient = tl.where(t > 0, gradient, gradient * slope)
@@ -131,7 +131,7 @@ def finish_forward(
 @triton.jit(do_not_specialize=["M", "rows_per_block"])
 def apply_forward(
     x, saved, z, M, C, x_stride, rows_per_block, slope,
-    ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    ACT: tl.constexpr, BY_TANH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Write z = act(x * scale + shift)."""
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -147,13 +147,13 @@ def apply_forward(
         inside = (m < num_rows)[:, None] & (c < C)[None, :]
         t = tl.load(x + m[:, None] * x_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
         t = t * scale[None, :] + shift[None, :]
-        tl.store(z + m[:, None] * C + c[None, :], _activate(t, slope, ACT, HALF).to(z.dtype.element_ty), mask=inside)
+        tl.store(z + m[:, None] * C + c[None, :], _activate(t, slope, ACT, BY_TANH).to(z.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["M", "P", "rows_per_block"])
 def sum_gradients(
     x, dz, saved, sums, M, C, P, x_stride, dz_stride, rows_per_block, slope,
-    ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    ACT: tl.constexpr, BY_TANH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Write sums [2, P, C]: the sums of g = dz * act' and of g * (x - mean)."""
     block = tl.program_id(0)
@@ -172,7 +172,7 @@ def sum_gradients(
         inside = (m < num_rows)[:, None] & (c < C)[None, :]
         value = tl.load(x + m[:, None] * x_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
         gradient = tl.load(dz + m[:, None] * dz_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        gradient = _activate_backward(gradient, value * scale[None, :] + shift[None, :], slope, ACT, HALF)
+        gradient = _activate_backward(gradient, value * scale[None, :] + shift[None, :], slope, ACT, BY_TANH)
         total += gradient
         products += gradient * (value - mean[None, :])
     tl.store(sums + block * C + c, tl.sum(total, 0), mask=c < C)
@@ -198,7 +198,7 @@ def finish_backward(sums, saved, dweight, dbias, factors, M, C, P, BP: tl.conste
 @triton.jit(do_not_specialize=["M", "rows_per_block"])
 def apply_backward(
     x, dz, saved, factors, dx, M, C, x_stride, dz_stride, rows_per_block, slope,
-    ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    ACT: tl.constexpr, BY_TANH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Write dx, whose rows are as far apart as those of x."""
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -218,7 +218,7 @@ def apply_backward(
         at = m[:, None] * x_stride + c[None, :]
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.load(dz + m[:, None] * dz_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        gradient = _activate_backward(gradient, value * scale[None, :] + shift[None, :], slope, ACT, HALF)
+        gradient = _activate_backward(gradient, value * scale[None, :] + shift[None, :], slope, ACT, BY_TANH)
         result = gradient * scale[None, :] + (value * of_x[None, :] + constant[None, :])
         tl.store(dx + at, result.to(dx.dtype.element_ty), mask=inside)
 

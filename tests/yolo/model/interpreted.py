@@ -189,6 +189,7 @@ def main() -> None:
         mock.patch.object(fused, "launch", launch_interpreted),
         mock.patch.object(fused, "prepared", prepared_interpreted),
         mock.patch.object(fused, "stream_of", return_value=0),
+        mock.patch.object(fused, "uses_tanh", return_value=False),
         mock.patch.object(convolutions, "launch", launch_interpreted),
         mock.patch.object(fused, "suits_kernels", lambda x: x.is_contiguous(memory_format=torch.channels_last)),
     ):
