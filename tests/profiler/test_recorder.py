@@ -17,7 +17,7 @@ from flatout.profiler.observe.device_times import (
     summarize,
     union_length,
 )
-from flatout.profiler.observe.recorder import StepRecorder, jittered
+from flatout.profiler.observe.recorder import StepRecorder, installed_code, jittered
 
 
 def run_steps(recorder, num_steps):
@@ -190,3 +190,12 @@ def test_samples_do_not_lock_in_with_periodic_steps(period_s):
     at_s = np.cumsum(list(islice(jittered(0.04), 200)))
     assert at_s[-1] == pytest.approx(8, rel=0.1)
     assert 0.3 < np.mean(at_s % period_s < period_s / 2) < 0.7
+
+
+def test_packages_of_another_environment_are_not_code_of_the_user():
+    """As when an environment is made on a machine whose torch is kept."""
+    found = installed_code(
+        ["/opt/base/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages", "/home/me/bolts"]
+    )
+    assert {"/opt/base/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages"} < found
+    assert "/home/me/bolts" not in found

@@ -28,7 +28,7 @@ import sysconfig
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -209,7 +209,14 @@ class StepRecorder(clock.Totals):
 
 # Sampler
 
-_INSTALLED_CODE = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+def installed_code(search_path: Sequence[str]) -> set[str]:
+    """Folders of Python and of installed packages; an environment may use the torch of another one."""
+    packages = {folder for folder in search_path if Path(folder).name in ("site-packages", "dist-packages")}
+    return packages | {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+
+
+_INSTALLED_CODE = tuple(installed_code(sys.path))
 _PROFILER_CODE = str(Path(__file__).parents[1])
 
 SAMPLE_INTERVAL_S = 0.04
