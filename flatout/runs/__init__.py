@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from flatout.runs.loggers.choose import choose_loggers
     from flatout.runs.mirror.snapshot import read_position
     from flatout.runs.options import (
+        CONFIG_NAME,
         Compile,
         Identity,
         RunOptions,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     )
     from flatout.runs.profiled import FILES, MANY_EPOCHS, Decoding, ProfiledTraining, Switch
     from flatout.runs.recipe import (
-        CONFIG_NAME,
         ComputeSettings,
         DataFacts,
         EpochRecord,

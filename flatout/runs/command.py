@@ -5,14 +5,23 @@ command line --flags--> options --(before torch is imported)--> one process, or 
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli import FlagParser, flags_of, show_log
+from flatout.errors import FlatoutError
 from flatout.ranks import has_launcher, is_first_rank
-from flatout.runs.options import RunOptions, from_environment, own_and_run_options
+from flatout.runs.options import (
+    CONFIG_NAME,
+    RunOptions,
+    checkpoint_to_resume,
+    from_environment,
+    own_and_run_options,
+    run_of,
+)
 
 if TYPE_CHECKING:
     from flatout.engine import Callback
@@ -35,6 +44,8 @@ class TrainCommand:
     epilog: str = ""
     profile: str = ""
     """'module:class' of the job's subclass of `ProfiledTraining`; empty: that class itself."""
+    options_file: str = CONFIG_NAME
+    """The file of a run folder that holds its options."""
 
     def main(self, argv: Sequence[str]) -> int:
         """Train; returns the exit code."""
@@ -45,7 +56,7 @@ class TrainCommand:
         show_log(only_warnings=not is_first_rank())
         with spans.span("scan"):
             self.check_early(options)
-        if (num_ranks := self.ranks_to_start(options)) > 1:
+        if (num_ranks := self.ranks_to_start(options, typed)) > 1:
             from flatout.ranks import launch_ranks
 
             return launch_ranks([self.job, "train", *argv], num_ranks)
@@ -88,13 +99,32 @@ class TrainCommand:
         """Samples per step, for `flatout profile`."""
         return 1
 
-    def ranks_to_start(self, options: RunOptions) -> int:
-        """Number of processes to start: one per GPU in `--device 0,1`; 1 if a launcher has started them already."""
-        if "," not in options.device or has_launcher() or options.profile:
+    def ranks_to_start(self, options: RunOptions, typed: Collection[str]) -> int:
+        """Number of processes to start: one per GPU in `--device 0,1`; 1 if a launcher has started them already.
+
+        A resumed run is started on its own devices, unless the command line gives others.
+        """
+        if has_launcher() or options.profile:
+            return 1
+        device = options.device
+        if options.resume and "device" not in typed:
+            device = self._device_of_run(options)
+        if "," not in device:
             return 1
         from flatout.ranks import choose_devices
 
-        return len(choose_devices(options.device))
+        return len(choose_devices(device))
+
+    def _device_of_run(self, options: RunOptions) -> str:
+        """`--device` of the run to resume; what is wrong with that run, the training reports."""
+        from flatout.yaml_strict import load_yaml
+
+        with suppress(FlatoutError):
+            checkpoint = checkpoint_to_resume(options)
+            assert checkpoint is not None
+            stored = load_yaml(run_of(checkpoint) / self.options_file)
+            return str(stored["device"]) if isinstance(stored, dict) and "device" in stored else ""
+        return ""
 
     def run_training(
         self, options: Any, typed: frozenset[str], callbacks: "list[Callback]", spending: "Spending"

@@ -187,6 +187,7 @@ def _listed(value: Any) -> Any:
 # Continuing a run under other options
 
 RECORD_NAME = "run.json"
+CONFIG_NAME = "config.yaml"
 STATES = ("last.pt", "last.prev.pt")
 EXTENDABLE = "epochs"
 """The one setting that may increase when a run is continued."""

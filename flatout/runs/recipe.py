@@ -35,10 +35,8 @@ from flatout.feed import DeviceBatches, OpenPass
 from flatout.ranks import Interrupts, World
 from flatout.runs.background import Background
 from flatout.runs.loggers.choose import choose_loggers
-from flatout.runs.options import Identity, RunOptions, config_of, identity_of, plain
+from flatout.runs.options import CONFIG_NAME, Identity, RunOptions, config_of, identity_of, plain
 from flatout.safefiles import write_file
-
-CONFIG_NAME = "config.yaml"
 
 
 @dataclass(frozen=True)

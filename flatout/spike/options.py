@@ -9,6 +9,9 @@ from flatout.cli import option
 from flatout.errors import ConfigError
 from flatout.runs import RunOptions
 
+OPTIONS_NAME = "options.yaml"
+"""The flags of a run, in its folder; everything else about it is in config.yaml."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(RunOptions):

@@ -81,7 +81,7 @@ from flatout.spike.input import (
     training_plan,
 )
 from flatout.spike.model import DeblurNet
-from flatout.spike.options import TrainOptions
+from flatout.spike.options import OPTIONS_NAME, TrainOptions
 from flatout.spike.step import DeblurJob, DeblurLoss, SpikeSchedule, StepPlan, ToClip, plan_steps
 from flatout.spike.visuals import as_bytes, side_by_side, write_image
 from flatout.spike.weights import refuse_legacy_weights
@@ -92,8 +92,6 @@ __all__ = ["SpikeRecipe", "TrainOptions", "TrainResult", "train"]
 
 NUM_VISUALS = 4
 """Validation clips of which an image is written."""
-OPTIONS_NAME = "options.yaml"
-"""The flags of a run; everything else about it is in config.yaml."""
 _NOT_COMPARED = (
     "EPOCHS", "TOTAL_STEPS", "RESUME_FROM_CHECKPOINT", "CHECKPOINT_PATH", "DEVICE_RESIDENT", "CUDA_GRAPHS",
     "COMPILE_MODEL",

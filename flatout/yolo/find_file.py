@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from flatout.errors import CheckpointError, ConfigError
 from flatout.hub import downloaded, shipped
 from flatout.yolo.model.configs import shipped_folder as cfg_folder
-from flatout.yolo.options import NEVER_RELEASED
+from flatout.yolo.options import NEVER_RELEASED, OPTIONS_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -222,8 +222,6 @@ def check_output_name(out: Path, *, force: bool) -> None:
 
 
 # Run folders
-
-OPTIONS_NAME = "opt.yaml"
 
 
 def find_run(path: str | Path) -> Path:

@@ -25,6 +25,8 @@ GENERATIONS = 300
 
 NEVER_RELEASED = "yolo7.pt"
 """YOLOv7's default for `--weights`. No such file was ever released, so it means training from scratch."""
+OPTIONS_NAME = "opt.yaml"
+"""The options of a run, in its folder."""
 
 
 class _Compile(Action):

@@ -19,7 +19,7 @@ from flatout.config import read_config
 from flatout.runs import Identity, config_of, plain
 from flatout.safefiles import write_file
 from flatout.yolo.hyp import Hyp, load_hyp
-from flatout.yolo.options import TrainOptions
+from flatout.yolo.options import OPTIONS_NAME, TrainOptions
 
 _SHORTCUTS = (
     "fast", "no_fast_dataloader", "no_persistent_workers", "no_device_augment", "no_channels_last", "no_compile",
@@ -68,13 +68,13 @@ def _in_effect(config: Mapping[str, Any], *, cuda: bool, bf16: bool) -> dict[str
 
 def write_options(folder: Path, options: TrainOptions, hyp: Hyp) -> None:
     """Write opt.yaml and hyp.yaml of a run folder atomically; `hyp` is the one before scaling."""
-    _write(folder / "opt.yaml", plain(options))
+    _write(folder / OPTIONS_NAME, plain(options))
     _write(folder / "hyp.yaml", {key: value for key, value in asdict(hyp).items() if value is not None})
 
 
 def read_options(folder: Path) -> tuple[TrainOptions, Hyp]:
     """Read the options and hyper-parameters of a run folder; ConfigError if they are missing or invalid."""
-    return read_config(folder / "opt.yaml", TrainOptions), load_hyp(folder / "hyp.yaml")
+    return read_config(folder / OPTIONS_NAME, TrainOptions), load_hyp(folder / "hyp.yaml")
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

@@ -109,3 +109,27 @@ def test_several_gpus_become_several_processes(job: str, more: list[str], monkey
     assert main(words) == 75
     assert launched == [(words, 3)]
     assert main([job, "train", "--device", "0,4", *more]) == 5, "there is no such GPU"
+
+
+@pytest.mark.parametrize(
+    ("job", "options_file"), [("yolo", "opt.yaml"), ("defect", "config.yaml"), ("spike", "options.yaml")]
+)
+def test_a_resumed_run_is_started_on_its_own_gpus_unless_the_command_gives_others(
+    job: str, options_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[int] = []
+
+    def note(words: list[str], count: int) -> int:
+        launched.append(count)
+        return 0
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setattr("flatout.ranks.launch.launch_ranks", note)
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / options_file).write_text('device: "0,2,3"\n')
+    monkeypatch.setattr("flatout.runs.command.TrainCommand.run_training", lambda *args: launched.append(1))
+    for more in ([], ["--device", "1,2"], ["--device", "0"]):
+        assert main([job, "train", "--resume", str(tmp_path), *more]) == 0
+    assert launched == [3, 2, 1]

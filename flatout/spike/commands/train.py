@@ -3,7 +3,7 @@
 from flatout.cli import TRAINING_EXIT_CODES
 from flatout.errors import ConfigError
 from flatout.runs import Given, TrainCommand
-from flatout.spike.options import TrainOptions
+from flatout.spike.options import OPTIONS_NAME, TrainOptions
 
 DESCRIPTION = """\
 Train a deblurring network as a YAML file describes. When interrupted (Ctrl-C, SIGTERM), the training saves; the same
@@ -40,5 +40,6 @@ COMMAND = SpikeCommand(
     description=DESCRIPTION,
     epilog=EPILOG,
     profile="flatout.spike.profile:SpikeTraining",
+    options_file=OPTIONS_NAME,
 )
 main = COMMAND.main

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from flatout.cli import FlagParser
 from flatout.ranks import has_launcher
 from flatout.runs import Given, TrainCommand
 from flatout.yolo.commands.flags import options_from, refuse_unsupported, train_parser
-from flatout.yolo.options import TrainOptions
+from flatout.yolo.options import OPTIONS_NAME, TrainOptions
 
 if TYPE_CHECKING:
     from flatout.engine import Callback
@@ -48,8 +49,8 @@ class YoloCommand(TrainCommand):
         data = require_valid(open_data_set(find_data(options.data)))
         check_training_splits(data, options.split_config())
 
-    def ranks_to_start(self, options: Any) -> int:
-        return 1 if options.generations else super().ranks_to_start(options)
+    def ranks_to_start(self, options: Any, typed: Collection[str]) -> int:
+        return 1 if options.generations else super().ranks_to_start(options, typed)
 
     def run_training(
         self, options: TrainOptions, typed: frozenset[str], callbacks: "list[Callback]", spending: "Spending"
@@ -63,6 +64,10 @@ class YoloCommand(TrainCommand):
 
 
 COMMAND = YoloCommand(
-    "yolo", TrainOptions, "flatout.yolo.train:train", profile="flatout.yolo.profile:YoloTraining"
-)  # fmt: skip
+    "yolo",
+    TrainOptions,
+    "flatout.yolo.train:train",
+    profile="flatout.yolo.profile:YoloTraining",
+    options_file=OPTIONS_NAME,
+)
 main = COMMAND.main

@@ -60,7 +60,7 @@ from flatout.yolo.metrics import LOSSES, YOLOV7_LOSSES, YOLOV7_RESULTS, zero_sco
 from flatout.yolo.metrics.coco import is_requested
 from flatout.yolo.model.network import Network
 from flatout.yolo.multihead.training import WantedHeads, class_aware
-from flatout.yolo.options import TestOptions, TrainOptions
+from flatout.yolo.options import OPTIONS_NAME, TestOptions, TrainOptions
 from flatout.yolo.run_config import identity, write_options
 from flatout.yolo.train import prepare
 from flatout.yolo.train.autotune import input_choices
@@ -160,7 +160,7 @@ class YoloRecipe(Recipe):
 
     @classmethod
     def read_options(cls, folder: Path, asked: RunOptions) -> TrainOptions:
-        return read_config(folder / "opt.yaml", TrainOptions)
+        return read_config(folder / OPTIONS_NAME, TrainOptions)
 
     def identity(self) -> Identity:
         return identity(self.unresolved, self.hyp, cuda=self._cuda, bf16=self._bf16)
