@@ -37,6 +37,8 @@ case $* in
         ;;
     *find_spec*) exit "${STUB_NO_TRITON:-0}" ;;
     '-m ruff check') exit "${STUB_RUFF:-0}" ;;
+    *--last-failed*) exit "${STUB_AGAIN:-${STUB_PYTEST:-0}}" ;;
+    '-m pytest -q -m timing'*) exit "${STUB_TIMING:-${STUB_PYTEST:-0}}" ;;
     '-m pytest '*) exit "${STUB_PYTEST:-0}" ;;
 esac
 """
@@ -44,6 +46,7 @@ esac
 
 ALL_TESTS = ["-m pytest -q -n 2 --dist worksteal -m not timing", "-m pytest -q -m timing and not gpu"]
 """Without nproc and without a GPU."""
+AGAIN = f"{ALL_TESTS[1]} --last-failed --last-failed-no-failures none"
 
 
 class Checkout:
@@ -147,7 +150,14 @@ def test_with_a_gpu_the_tests_that_need_one_run_separately(checkout):
     checkout.run("test", "tests/feed")
     assert checkout.calls == ["-m pytest -q tests/feed"]
     failed = checkout.run("test", STUB_PYTEST="1")
-    assert (failed.returncode, len(checkout.calls)) == (1, 3)
+    assert (failed.returncode, len(checkout.calls)) == (1, 4)
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_tests_that_measure_time_and_fail_run_once_more(again, checkout):
+    checkout.run("test")
+    done = checkout.run("test", STUB_TIMING="1", STUB_AGAIN=str(again))
+    assert (done.returncode, checkout.calls) == (again, [*ALL_TESTS, AGAIN]), done.stderr
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "run"])
