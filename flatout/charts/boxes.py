@@ -25,6 +25,8 @@ from flatout.charts.canvas import (
 
 MAX_LETTERS = 28
 LINE_PX = 2
+MOST = 0.5
+"""A box of which more is covered counts as hidden."""
 
 
 class Tag(NamedTuple):
@@ -54,9 +56,9 @@ def plot_boxes(
 ) -> None:
     """Draw boxes into an image, in place: large boxes first, then their names.
 
-    Names never overlap: where there is not enough room, the boxes with the highest scores (without scores, the largest)
-    are named, and the others show their class by colour only. Ids, where they are not None, follow the names, and give
-    the colours.
+    Names never overlap, and never hide a small box: where there is not enough room, the boxes with the highest scores
+    (without scores, the largest) are named, and the others show their class by colour only. Ids, where they are not
+    None, follow the names, and give the colours.
     """
     area_n = (box_xyxy_n4[:, 2:] - box_xyxy_n4[:, :2]).prod(1)
     ids = [None] * len(class_n) if ids is None else ids
@@ -73,10 +75,17 @@ def plot_boxes(
         name = name if ids[number] is None else f"{name} #{ids[number]}"
         text = name if score_n is None else f"{name} {score_n[number]:.2f}"
         tags = _tag_positions(text, corners[number], image_HWC.shape[:2], letters_px)
-        tag = next((tag for tag in tags if not any(map(tag.overlaps, taken))), None)
+        tag = next((tag for tag in tags if not any(map(tag.overlaps, taken)) and not _hides(tag, box_xyxy_n4)), None)
         if tag is not None:
             taken.append(tag)
             _plot_tag(image_HWC, tag, text, shade_n[number], letters_px)
+
+
+def _hides(tag: Tag, box_xyxy_n4: np.ndarray) -> bool:
+    """Whether a tag covers most of a box."""
+    shared_n2 = np.minimum(box_xyxy_n4[:, 2:], tag[2:]) - np.maximum(box_xyxy_n4[:, :2], tag[:2])
+    area_n = (box_xyxy_n4[:, 2:] - box_xyxy_n4[:, :2]).prod(1)
+    return bool((shared_n2.clip(min=0).prod(1) > MOST * area_n).any())
 
 
 def name_of(kind: int, names: Sequence[str]) -> str:

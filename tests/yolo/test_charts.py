@@ -68,6 +68,22 @@ def test_names_in_a_crowd_do_not_cover_each_other(monkeypatch):
         assert (tag.right, tag.bottom) <= (240, 200)
 
 
+def test_names_do_not_hide_small_objects(monkeypatch):
+    tags: list[Tag] = []
+    monkeypatch.setattr("flatout.charts.boxes._plot_tag", lambda image, tag, *more: tags.append(tag))
+    low = np.random.default_rng(1).uniform(20, [880, 580], (70, 2))
+    box = np.concatenate((low, low + 12), 1)
+    plot_boxes(np.zeros((600, 900, 3), np.uint8), box, np.zeros(70, int), NAMES, letters_px=9)
+    assert len(tags) > 35, "most are named, all the same"
+    hidden = [
+        (min(tag.right, right) - max(tag.left, left)) * (min(tag.bottom, bottom) - max(tag.top, top)) > 12 * 12 / 2
+        for tag in tags
+        for left, top, right, bottom in box
+        if tag.left < right and tag.right > left and tag.top < bottom and tag.bottom > top
+    ]
+    assert hidden and not any(hidden)
+
+
 def test_a_batch_has_a_cell_per_image_up_to_16(tmp_path):
     images = np.zeros((20, 3, 240, 320), np.uint8)
     images[:, 0] = 200  # red
