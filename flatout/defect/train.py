@@ -21,7 +21,7 @@ from flatout.config import read_config
 from flatout.defect.compare.align import AlignConfig
 from flatout.defect.compare.calibrate import ANY_HEAT, LOWEST, heat_blobs, lowest_for, response, threshold_for
 from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth_folder
-from flatout.defect.data.items import MAX_GREY, Strips
+from flatout.defect.data.items import MAX_GREY, Strips, size_text
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
 from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images, mask_of_image
 from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker
@@ -313,9 +313,10 @@ class DefectRecipe(Recipe):
                 )
         count = sum(parameter.numel() for parameter in network.parameters())
         logger.info(
-            "Network %s, base width %d: %.2f M parameters. %s of %d x %d, %d patches of %d pixels each; %s, amp %s.",
+            "Network %s, base width %d: %.2f M parameters. %s of %s px (width x height), %d patches of %d px each; %s, "
+            "amp %s.",
             options.network, options.base_width, count / 1e6, counted(self._images.num_images, "image"),
-            *grid.shape_hw, grid.per_image, options.patch, self.device, self.amp,
+            size_text(grid.shape_hw), grid.per_image, options.patch, self.device, self.amp,
         )  # fmt: skip
         return network
 
