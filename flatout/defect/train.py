@@ -27,7 +27,7 @@ from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images, ma
 from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker
 from flatout.defect.evaluate.scores import DefectEvaluation, detect_components
 from flatout.defect.input import InputConfig, TrainingImages, find_images, open_input
-from flatout.defect.model import DefectNet, last_layer_problem
+from flatout.defect.model import DefectNet, detection_problem
 from flatout.defect.options import RENAMED_OPTIONS, TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.source import SampleRecipe
@@ -263,13 +263,13 @@ class DefectRecipe(Recipe):
         )
 
     def finished(self, folder: Path) -> None:
-        if (problem := self._last_layer_problem()) is not None:
+        if (problem := self._detection_problem()) is not None:
             logger.warning(
-                "This network cannot find defects: %s. Train again with another --seed, a lower --lr or more --epochs.",
+                "This network cannot find defects: %s. Train again with more --epochs, another --seed or a lower --lr.",
                 problem,
             )
 
-    def _last_layer_problem(self) -> str | None:
+    def _detection_problem(self) -> str | None:
         """Check the trained network on samples of the first batch; None if nothing is wrong, or no batch was kept."""
         if self._probe is None:
             return None
@@ -281,7 +281,7 @@ class DefectRecipe(Recipe):
         network.to(self.device).eval()
         most = masks.flatten(1).sum(1).argsort(descending=True)[:EXAMPLES]
         x, is_defect = images[most].to(self.device) / MAX_GREY, masks[most, 0].to(self.device) > 0
-        return last_layer_problem(network, x, is_defect) or None
+        return detection_problem(network, x, is_defect) or None
 
     def _keep_examples(self, epoch: int, step: int, batch: DeviceBatch) -> None:
         """Keep the first batch of this process on the device, until samples of it are plotted."""

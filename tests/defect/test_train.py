@@ -136,8 +136,12 @@ def test_a_network_that_finds_nothing_is_named_at_the_end(data, tmp_path, caplog
     assert any(text.startswith("This network cannot find defects: it predicts 0.") for text in closing)
 
 
-def test_a_network_that_learns_is_not_accused(unbroken, data, tmp_path, caplog):
-    train(small_options(data, tmp_path))
+def test_a_network_after_few_steps_is_named_and_one_without_a_problem_is_not(data, tmp_path, caplog, monkeypatch):
+    train(small_options(data, tmp_path, epochs=1))
+    assert any("of other pixels. Train again with more --epochs" in text for text in caplog.messages)
+    caplog.clear()
+    monkeypatch.setattr("flatout.defect.train.detection_problem", lambda network, images, is_defect: "")
+    train(small_options(data, tmp_path, epochs=1))
     assert not any("cannot find defects" in text for text in caplog.messages)
 
 
