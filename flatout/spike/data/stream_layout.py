@@ -186,8 +186,8 @@ def _unfit(where: str, size: int, settings: StreamSettings, height: int, width: 
     expected = f", SPIKE_T={settings.frames}" if settings.frames else ""
     odd = " (a packed frame needs height * width to be a multiple of 8)" if height * width % 8 else ""
     return (
-        f"{where} has {size} bytes; tried {settings.format} {height} x {width}{expected}: {rest}{odd}. "
-        f"{_hints_text(size)}"
+        f"{where} has {size} bytes; tried {settings.format} {height} x {width} (height x width){expected}: "
+        f"{rest}{odd}. {_hints_text(size)}"
     )
 
 
