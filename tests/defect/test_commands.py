@@ -356,6 +356,7 @@ def test_an_exported_file_equals_the_network_for_any_batch_and_states_its_input_
     assert main(["defect", "export", "--model_path", str(weights), "--size", "80", "64", "--output", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "of the network" in shown and f"model card: {tmp_path}/strip.card.md" in shown
+    assert "It takes images of 64 x 80 px (width x height)" in shown
     card = (tmp_path / "strip.card.md").read_text()
     assert hashlib.sha256(out.read_bytes()).hexdigest() in card
     assert "| height, width | 80,64 |" in card and "| planes | target, ref1, ref2 |" in card
