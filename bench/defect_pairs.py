@@ -20,10 +20,11 @@ Only the threshold is chosen without the group that is left out. The settings of
 method (pools, boxes, score, share of the contrast) were chosen on these same pairs, after about 30 variants were
 compared: boards of other groups may give more false blobs.
 
-Speeds are CPU times of one thread, because other programs may run on the machine: a rate on two free cores follows from
-them. Rates of wall time are measured with two threads, and mean something only if the load average at the end is low.
-The networks are of base width 8 and random, in ONNX Runtime as `flatout defect export` writes them for boards of
-640 x 640: with patches of 128 px, which is the default, and with one patch of 640 px. --speed measures nothing else.
+Speeds are measured with --speed, and then nothing else. They are CPU times of one thread, because other programs may
+run on the machine: a rate on two free cores follows from them. Rates of wall time are measured with two threads, and
+mean something only if the load average at the end is low. The networks are of base width 8 and random, in ONNX Runtime
+as `flatout defect export` writes them for boards of 640 x 640: with patches of 128 px, which is the default, and with
+one patch of 640 px.
 
 One inspected image, 44000020, contains its own annotation (frames and words): results are given with and without it.
 """
@@ -84,7 +85,7 @@ def main() -> None:
         nargs="+",
         type=Path,
         metavar="PAIRS",
-        help="other pairs: folders or CSV files; no speeds are measured, and nothing is written",
+        help="other pairs: folders or CSV files; nothing is written",
     )
     parser.add_argument(
         "--group-letters",
@@ -108,9 +109,8 @@ def main() -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     pairs = _read_pairs(options)
-    boards = [pair.planes_CHW for pair in pairs]
     if options.speed:
-        lines, numbers = _speed_report(boards)
+        lines, numbers = _speed_report([pair.planes_CHW for pair in pairs])
         report("defect_pairs_speed", "\n".join(lines), numbers, options)
         return
     runs = {
@@ -132,8 +132,6 @@ def _measure(options: argparse.Namespace) -> None:
             "only the threshold is chosen without the group that is left out; the settings of alignment and method",
             "were chosen on these same pairs, after about 30 variants were compared",
         ]
-        speed_lines, numbers["speed"] = _speed_report(boards)
-        lines += speed_lines
     report("defect_pairs", "\n".join(lines), numbers, options)
 
 

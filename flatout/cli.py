@@ -338,6 +338,8 @@ class FlagParser(argparse.ArgumentParser):
         word, equals, value = first.partition("=")
         if equals and not word.startswith("-") and (flag := self._flag_for(word)):
             return f"unknown argument {first}. Flags are written with dashes: {flag} {value}"
+        if equals and not word.startswith("-") and "--set" in self._option_string_actions:
+            return f"unknown argument {first}. Write --set before every key: --set {first}"
         if first in COMMANDS_OF_OTHERS:
             job = self.prog.rpartition(" ")[0]
             return f"unknown argument {first}. A command is one word: `{job or 'flatout yolo'} {first}`"

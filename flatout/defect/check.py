@@ -23,7 +23,17 @@ from flatout.defect.data.find import (
     root_of,
     training_folder,
 )
-from flatout.defect.data.items import FAINT, MAX_GREY, canonical, is_faint, mask_of, planes_first, size_text
+from flatout.defect.data.items import (
+    EQUAL_PLANES,
+    FAINT,
+    MAX_GREY,
+    are_equal,
+    canonical,
+    is_faint,
+    mask_of,
+    planes_first,
+    size_text,
+)
 from flatout.defect.data.pairs import (
     UNLABELLED,
     holds_pairs,
@@ -69,7 +79,7 @@ class CheckReport:
         """One paragraph per kind of finding, each with the first `most` files."""
         lines = [
             counted(self.num_images, "image")
-            + (f" of {self.shape_hw[0]} x {self.shape_hw[1]}" if self.shape_hw else "")
+            + (f", the first of {size_text(self.shape_hw)} px (width x height)" if self.shape_hw else "")
         ]
         for severity, level in LEVEL_OF.items():
             of_level = [finding for finding in self.findings if finding.level == level]
@@ -143,6 +153,9 @@ class _Checker:
         yield from self._size(path, (planes_CHW.shape[1], planes_CHW.shape[2]))
         yield from _values(path, stored, planes_CHW)
         if _is_flat(planes_CHW).any():
+            return
+        if are_equal(planes_CHW):
+            yield _finding("warning", "equal planes", str(path), EQUAL_PLANES)
             return
         for plane, name in ((1, "ref1"), (2, "ref2")):
             if np.array_equal(planes_CHW[0], planes_CHW[plane]):
@@ -228,8 +241,10 @@ class _Checker:
             except ConfigError as error:
                 yield _finding("error", "size", str(path), str(error))
         elif shape_hw != self.shape_hw:
-            height, width = self.shape_hw
-            text = f"it has {shape_hw[1]} x {shape_hw[0]} pixels (width x height), the first image {width} x {height}"
+            text = (
+                f"it has {size_text(shape_hw)} pixels (width x height), the first image {size_text(self.shape_hw)}: "
+                "a training needs images of one size; test, predict and calibrate do not"
+            )
             yield _finding("error", "size", str(path), text)
 
 

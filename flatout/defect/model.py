@@ -68,10 +68,12 @@ DEAD_SHARE = 0.5
 """Share of the defect pixels without any feature from which on the last layer counts as dead."""
 CONSTANT_MARGIN = 1e-3
 """Difference of logits below which the output counts as constant: 0.025 % in probability."""
+LEARNED_MARGIN = 0.1
+"""Mean logit of defects, less that of other pixels, from which on a network has begun to distinguish them."""
 
 
 @torch.inference_mode()
-def last_layer_problem(network: DefectNet, x_BCHW: Tensor, is_defect_BHW: Tensor) -> str:
+def detection_problem(network: DefectNet, x_BCHW: Tensor, is_defect_BHW: Tensor) -> str:
     """Why a network in evaluation mode cannot distinguish defects in these patches; empty if nothing is wrong.
 
     Features before the last layer are never negative. Where all of them are zero, its output is its bias, whatever the
@@ -86,10 +88,14 @@ def last_layer_problem(network: DefectNet, x_BCHW: Tensor, is_defect_BHW: Tensor
     margin_BHW = logits_B2HW[:, 1] - logits_B2HW[:, 0]
     if float(margin_BHW.max() - margin_BHW.min()) < CONSTANT_MARGIN:
         return f"it predicts {float(torch.sigmoid(margin_BHW.mean())):.4f} for every pixel, with and without a defect"
-    dead_BHW = (features[0] <= 0).all(1)
-    share = float(dead_BHW[is_defect_BHW].float().mean()) if is_defect_BHW.any() else 0.0
+    if not is_defect_BHW.any():
+        return ""
+    share = float((features[0] <= 0).all(1)[is_defect_BHW].float().mean())
     if share > DEAD_SHARE:
         return f"all inputs of its last layer are 0 at {share:.0%} of the pixels of painted defects"
+    of_defects, elsewhere = (float(margin_BHW[there].mean()) for there in (is_defect_BHW, ~is_defect_BHW))
+    if of_defects - elsewhere < LEARNED_MARGIN:
+        return "the probability that it predicts for painted defects is on average no higher than that of other pixels"
     return ""
 
 

@@ -31,7 +31,7 @@ class Grid(TileGrid):
         if any(side < patch for side, patch in zip(self.shape_hw, self.tile_hw, strict=True)):
             height, width = self.shape_hw
             raise ConfigError(
-                f"images of {height} x {width} are smaller than the patch of {self.tile_hw[0]} x {self.tile_hw[1]}: "
+                f"images of {width} x {height} px (width x height) are smaller than the patch of {self.tile_hw[0]} px: "
                 "use a smaller --patch_size."
             )
 

@@ -21,13 +21,13 @@ from flatout.config import read_config
 from flatout.defect.compare.align import AlignConfig
 from flatout.defect.compare.calibrate import ANY_HEAT, LOWEST, heat_blobs, lowest_for, response, threshold_for
 from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth_folder
-from flatout.defect.data.items import MAX_GREY, Strips
+from flatout.defect.data.items import MAX_GREY, Strips, size_text
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_template_planes
 from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images, mask_of_image
 from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker
 from flatout.defect.evaluate.scores import DefectEvaluation, detect_components
 from flatout.defect.input import InputConfig, TrainingImages, find_images, open_input
-from flatout.defect.model import DefectNet, last_layer_problem
+from flatout.defect.model import DefectNet, detection_problem
 from flatout.defect.options import RENAMED_OPTIONS, TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.source import SampleRecipe
@@ -263,13 +263,13 @@ class DefectRecipe(Recipe):
         )
 
     def finished(self, folder: Path) -> None:
-        if (problem := self._last_layer_problem()) is not None:
+        if (problem := self._detection_problem()) is not None:
             logger.warning(
-                "This network cannot find defects: %s. Train again with another --seed, a lower --lr or more --epochs.",
+                "This network cannot find defects: %s. Train again with more --epochs, another --seed or a lower --lr.",
                 problem,
             )
 
-    def _last_layer_problem(self) -> str | None:
+    def _detection_problem(self) -> str | None:
         """Check the trained network on samples of the first batch; None if nothing is wrong, or no batch was kept."""
         if self._probe is None:
             return None
@@ -281,7 +281,7 @@ class DefectRecipe(Recipe):
         network.to(self.device).eval()
         most = masks.flatten(1).sum(1).argsort(descending=True)[:EXAMPLES]
         x, is_defect = images[most].to(self.device) / MAX_GREY, masks[most, 0].to(self.device) > 0
-        return last_layer_problem(network, x, is_defect) or None
+        return detection_problem(network, x, is_defect) or None
 
     def _keep_examples(self, epoch: int, step: int, batch: DeviceBatch) -> None:
         """Keep the first batch of this process on the device, until samples of it are plotted."""
@@ -313,9 +313,10 @@ class DefectRecipe(Recipe):
                 )
         count = sum(parameter.numel() for parameter in network.parameters())
         logger.info(
-            "Network %s, base width %d: %.2f M parameters. %s of %d x %d, %d patches of %d pixels each; %s, amp %s.",
+            "Network %s, base width %d: %.2f M parameters. %s of %s px (width x height), %d patches of %d px each; %s, "
+            "amp %s.",
             options.network, options.base_width, count / 1e6, counted(self._images.num_images, "image"),
-            *grid.shape_hw, grid.per_image, options.patch, self.device, self.amp,
+            size_text(grid.shape_hw), grid.per_image, options.patch, self.device, self.amp,
         )  # fmt: skip
         return network
 

@@ -344,7 +344,7 @@ class Recipe(ABC):
         """Plot the results, in the background; errors only cause a warning."""
 
     def finished(self, folder: Path) -> None:
-        """Called on the first rank once all files are on disk."""
+        """Called on the first rank once all files are on disk, before the last lines, which all jobs share."""
 
 
 def write_options(path: Path, options: RunOptions, *, leave_out: Collection[str] = ()) -> None:

@@ -290,9 +290,9 @@ class _Training:
             # From here on the run is finished: all its files are on disk, if not yet under their final names.
             folder.finish()
             self._checkpoints.promote_final()
+            self.recipe.finished(folder.folder)
             weights = folder.folder / self.recipe.weights_folder
             logger.info("Results are in %s, the weights in %s.", folder.folder, weights)
-            self.recipe.finished(folder.folder)
 
     def _saved_state(self) -> Checkpoint | None:
         """The checkpoint to continue from; None for a new run, or if none was saved yet."""

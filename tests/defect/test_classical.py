@@ -514,6 +514,14 @@ def test_images_that_are_not_scored_beside_labelled_ones_are_counted(tmp_path, c
     assert "neither" not in caplog.text and not check_data_set(str(boards), "png_jpg").findings
 
 
+def test_a_test_without_any_label_says_that_nothing_was_scored(tmp_path, capsys):
+    boards = write_boards(tmp_path / "boards", 1)
+    for words, is_said in (([], False), (["--use_ground_truth_mask", "false"], True)):
+        command = ["defect", "test", "--test_path", str(boards), "--output_dir", str(tmp_path / "out"), *words]
+        assert main(command) == 0
+        assert ("Nothing was scored: no image has a mask or boxes" in capsys.readouterr().out) == is_said
+
+
 def test_a_bad_validation_pair_ends_a_training_before_it_starts(tmp_path, capsys):
     boards = write_boards(tmp_path / "boards", 2)
     cv2.imwrite(str(boards / "mask/01.png"), np.zeros((99, 98), np.uint8))

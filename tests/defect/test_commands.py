@@ -220,6 +220,26 @@ def test_check_finds_nothing_in_a_generated_set_and_everything_in_a_spoiled_one(
     assert main(["defect", "check", str(good)]) == 3
 
 
+def test_check_explains_grey_images_and_gives_sizes_as_width_x_height(tmp_path, capsys):
+    png, tiff = tmp_path / "png/train/good", tmp_path / "tiff/train/good"
+    for folder in (png, tiff):
+        folder.mkdir(parents=True)
+    for number, shape_hw in enumerate([(128, 160), (150, 140)]):
+        cv2.imwrite(str(png / f"{number}.png"), generate_strip(number, shape_hw)[0].astype(np.uint8))
+    assert main(["defect", "check", str(png), "--img_format", "png_jpg"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 images, the first of 160 x 128 px (width x height)"
+    (size,) = (line for line in lines if "the first image 160 x 128" in line)
+    assert "it has 140 x 150 pixels (width x height)" in size and "test, predict and calibrate do not" in size
+    assert "warning  equal planes: 2" in lines and "ref1 is identical" not in "".join(lines)
+    assert all("or pairs of a template and a test image" in line for line in lines if "three planes are equal" in line)
+
+    tifffile.imwrite(tiff / "0.tiff", generate_strip(0, (128, 160))[0])
+    assert main(["defect", "check", str(tiff)]) == 3
+    found = capsys.readouterr().out
+    assert "0.tiff: it is one plane of 160 x 128 px." in found and "give pairs: a template and a test image" in found
+
+
 def test_displacement_is_the_shift_of_the_reference():
     plane = np.random.default_rng(0).uniform(0, 255, (90, 70)).astype(np.float32)
     assert displacement(plane, np.roll(plane, (3, -4), (0, 1))) == (-4, 3)
@@ -336,6 +356,7 @@ def test_an_exported_file_equals_the_network_for_any_batch_and_states_its_input_
     assert main(["defect", "export", "--model_path", str(weights), "--size", "80", "64", "--output", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "of the network" in shown and f"model card: {tmp_path}/strip.card.md" in shown
+    assert "It takes images of 64 x 80 px (width x height)" in shown
     card = (tmp_path / "strip.card.md").read_text()
     assert hashlib.sha256(out.read_bytes()).hexdigest() in card
     assert "| height, width | 80,64 |" in card and "| planes | target, ref1, ref2 |" in card

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.defect.model import DefectNet, last_layer_problem
+from flatout.defect.model import DefectNet, detection_problem
 from flatout.defect.step import StepwiseSchedule, focal_gamma, focal_loss
 from flatout.defect.weights import load_network
 from flatout.errors import CheckpointError, ConfigError
@@ -162,16 +162,28 @@ def test_a_dead_last_layer_is_noticed(version):
     x = torch.rand(2, 3, 32, 32)
     is_defect = torch.zeros(2, 32, 32, dtype=torch.bool)
     is_defect[:, 5:9, 5:9] = True
-    assert last_layer_problem(network, x, is_defect) == ""
+    assert "last layer" not in detection_problem(network, x, is_defect)
     features = network.decoder.get_submodule("db4")
     hook = features.register_forward_hook(lambda module, given, out: out * ~is_defect[:, None])
-    problem = last_layer_problem(network, x, is_defect)
+    problem = detection_problem(network, x, is_defect)
     assert problem == "all inputs of its last layer are 0 at 100% of the pixels of painted defects"
-    assert last_layer_problem(network, x, torch.zeros_like(is_defect)) == "", "without defects nothing can be said"
+    assert detection_problem(network, x, torch.zeros_like(is_defect)) == "", "without defects nothing can be said"
     hook.remove()
     with torch.no_grad():
         network.last_layer.weight.zero_()
-    assert "for every pixel" in last_layer_problem(network, x, is_defect)
+    assert "for every pixel" in detection_problem(network, x, is_defect)
+
+
+def test_a_network_that_has_not_begun_to_learn_is_noticed():
+    torch.manual_seed(0)
+    network = DefectNet("v1", 8).eval()
+    x = torch.rand(2, 3, 32, 32)
+    is_defect = torch.zeros(2, 32, 32, dtype=torch.bool)
+    is_defect[:, 5:9, 5:9] = True
+    assert "no higher than that of other pixels" in detection_problem(network, x, is_defect)
+    higher = is_defect[:, None] * torch.tensor([0.0, 0.3])[:, None, None]
+    network.last_layer.register_forward_hook(lambda module, given, out: out + higher)
+    assert detection_problem(network, x, is_defect) == ""
 
 
 class Tolerance(NamedTuple):

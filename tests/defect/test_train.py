@@ -132,12 +132,17 @@ def test_a_network_that_finds_nothing_is_named_at_the_end(data, tmp_path, caplog
     monkeypatch.setattr(DefectNet, "predict_prior", dead)
     caplog.set_level("INFO", "flatout")
     train(small_options(data, tmp_path, lr=1e-12, epochs=1))
-    closing = caplog.messages[[text.startswith("Results are in") for text in caplog.messages].index(True) :]
-    assert any(text.startswith("This network cannot find defects: it predicts 0.") for text in closing)
+    *_, problem, results, _ = caplog.messages
+    assert problem.startswith("This network cannot find defects: it predicts 0.")
+    assert results.startswith("Results are in")
 
 
-def test_a_network_that_learns_is_not_accused(unbroken, data, tmp_path, caplog):
-    train(small_options(data, tmp_path))
+def test_a_network_after_few_steps_is_named_and_one_without_a_problem_is_not(data, tmp_path, caplog, monkeypatch):
+    train(small_options(data, tmp_path, epochs=1))
+    assert any("of other pixels. Train again with more --epochs" in text for text in caplog.messages)
+    caplog.clear()
+    monkeypatch.setattr("flatout.defect.train.detection_problem", lambda network, images, is_defect: "")
+    train(small_options(data, tmp_path, epochs=1))
     assert not any("cannot find defects" in text for text in caplog.messages)
 
 

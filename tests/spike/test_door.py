@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from flatout.__main__ import main
 from flatout.spike.cli import COMMANDS
 
@@ -30,6 +32,9 @@ def test_the_command_lists_its_subcommands_and_corrects_mistakes(capsys):
     assert all(name in out and entry.help in out for name, entry in COMMANDS.items())
     assert main(["spike", "prepar"]) == 2
     assert "did you mean 'prepare'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["spike", "train", "--config", "a.yaml", "--set", "SEED=1", "TRAIN.EPOCHS=3"])
+    assert "Write --set before every key: --set TRAIN.EPOCHS=3" in capsys.readouterr().err
 
 
 def test_workers_never_import_torch():

@@ -39,8 +39,8 @@ def test_a_file_that_does_not_fit_is_a_value_error_with_all_useful_facts():
     with pytest.raises(ValueError, match=r"^Cannot reshape spike data") as caught:
         decide_layout(2_500_000, "bytes", StreamSettings(), where="000012.dat")
     text = str(caught.value)
-    for part in ("000012.dat", "2500000 bytes", "360 x 640", "28800 bytes per frame", "remainder of 23200",
-                 "250 x 400 (200 frames)", "SPIKE_H", "SPIKE_FORMAT"):  # fmt: skip
+    for part in ("000012.dat", "2500000 bytes", "360 x 640 (height x width)", "28800 bytes per frame",
+                 "remainder of 23200", "250 x 400 (200 frames)", "SPIKE_H", "SPIKE_FORMAT"):  # fmt: skip
         assert part in text
     assert isinstance(caught.value, DataError)
     assert caught.value.exit_code == 3

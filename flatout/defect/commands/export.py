@@ -57,7 +57,10 @@ def main(argv: list[str]) -> int:
     """Export; returns the exit code."""
     given = vars(parser_of("flatout defect export", DESCRIPTION, EPILOG, FLAGS).parse_args(argv))
     # Imported here so that help and argument errors do not load torch.
+    from flatout.defect.data.items import size_text
     from flatout.defect.export import export_file
 
-    print(export_file(given.pop("model_path"), tuple(given.pop("size")), **given))
+    size_hw = tuple(given.pop("size"))
+    print(export_file(given.pop("model_path"), size_hw, **given))
+    print(f"It takes images of {size_text(size_hw)} px (width x height). Choose another size with --size H W.")
     return 0

@@ -30,6 +30,8 @@ def main(argv: list[str]) -> int:
 
     result = predict(options)
     print(result)
+    if not result.num_labelled:
+        print("Nothing was scored: no image has a mask or boxes, or is in a folder named good (docs/defect.md).")
     if result.pixels.best_f1() is not None:
         print(
             "pixel_best_F1 is an upper bound: its threshold is chosen on these images. pixel_F1 is the one to compare."

@@ -59,6 +59,11 @@ def _stretch(planes_CHW: np.ndarray, low: float, high: float) -> None:
 
 def planes_first(stored: np.ndarray) -> np.ndarray:
     """The first three planes as [C, H, W], values unchanged; DecodeError if the array has no axis of planes."""
+    if stored.ndim == 2:
+        raise DecodeError(
+            f"it is one plane of {size_text(stored.shape)} px. Expected are three planes in one file: target, ref1 and "
+            "ref2. Of grey images, give pairs: a template and a test image."
+        )
     if stored.ndim != 3 or stored.dtype.kind not in "uif" or stored.size == 0:
         raise DecodeError(
             f"it holds {stored.dtype} of shape {stored.shape}. Expected are the three planes target, ref1 and ref2 "
@@ -172,6 +177,13 @@ def are_equal(planes_CHW: np.ndarray) -> bool:
     return all(bool((part == part[:1]).all()) for part in (planes_CHW[:, middle], planes_CHW))
 
 
+EQUAL_PLANES = (
+    "its three planes are equal (a grey file fills all three), so target is the same as both references, and no defect "
+    "can be found. Give files of three planes: target, ref1 and ref2, or pairs of a template and a test image"
+)
+"""What is said of an image whose planes `are_equal`."""
+
+
 FAINT = "all its values are in 0..1, but 0..255 is expected: multiply them by 255"
 """What is said of an image that `is_faint`."""
 
@@ -210,11 +222,7 @@ class BlindnessWarning:
             return None
         if self._are_pairs:
             return "its template shows exactly the same, so no defect can be found. Is it a copy of the test image?"
-        return (
-            "its three planes are equal (a grey file fills all three), so target is the same as both references, and "
-            "no defect can be found. Give files of three planes: target, ref1 and ref2, or pairs of a template and a "
-            "test image. `flatout defect check` lists all such files."
-        )
+        return f"{EQUAL_PLANES}. `flatout defect check` lists all such files."
 
 
 def read_mask(path: str | Path) -> np.ndarray:

@@ -138,7 +138,7 @@ def _check(config: "PrepareConfig", done: "Prepared") -> int:
             frame = next(index for index, each in enumerate(clips.frames) if each.sequence == number)
             # A blurry frame that is made of the stream always fits it.
             found = orientation_of(clips, frame, part="sharp" if done.gain else "blur")
-            problem = found.problem_for("--geometry or --spike_hw (in a training: SPIKE_H, SPIKE_W)")
+            problem = found.problem_of_prepare
             bad += bool(problem)
             text = problem or f"fits its frame (correlation {found.correlation['identity']:.2f}, gain {found.gain:.2f})"
             print(f"{split}/{facts.name}: {text}")

@@ -66,7 +66,7 @@ def _log_layouts(config: DataConfig, layouts: Mapping[Path, Layout], files: str)
     """Log the decision, and warn of what looks wrong; `files` says what the files hold."""
     first = next(iter(layouts.values()))
     logger.info(
-        "Spikes: %s %d x %d, %d frames in the first of %s, rows %s (%s).",
+        "Spikes: %s %d x %d (height x width), %d frames in the first of %s, rows %s (%s).",
         first.format, first.height, first.width, first.frames, counted(len(layouts), "file"),
         "bottom-up" if first.flipud else "top-down", files,
     )  # fmt: skip

@@ -439,10 +439,7 @@ def _warn_of_orientation(pair: GtPair) -> None:
     """Warn if a stream does not look like its sharp frame: the blurry frame is made of it, so both would be turned."""
     flipud, rate_HW = pair.stream.layout.flipud, pair.stream[:].mean(axis=0)
     grey_HW = grey_at(pair.sharp_HW3, (rate_HW.shape[0], rate_HW.shape[1]))
-    problem = compare_with_frame(rate_HW, grey_HW, flipud=flipud).problem
-    if problem and not compare_with_frame(rate_HW[::-1], grey_HW).problem:
-        problem += f" Before that, prepare again with --flip {'no' if flipud else 'yes'}: blurry frames are wrong, too."
-    if problem:
+    if problem := compare_with_frame(rate_HW, grey_HW, flipud=flipud).problem_of_prepare:
         logger.warning("%s: %s", pair.stream.path, problem)
 
 

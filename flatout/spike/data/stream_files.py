@@ -165,8 +165,8 @@ def array_layout(path: Path, settings: StreamSettings) -> Layout:
     if configured != (height, width, num_frames):
         raise StreamError(
             f"{path} holds {num_frames} spike frames of {geometry_name((height, width))}, but the configuration says "
-            f"{configured[2]} of {geometry_name((configured[0], configured[1]))}. Omit the geometry: this file has its "
-            "own.",
+            f"{configured[2]} of {geometry_name((configured[0], configured[1]))}. This file states its size: omit "
+            "--geometry, or SPIKE_H, SPIKE_W and SPIKE_T.",
             kind="reshape",
         )
     if num_frames == 0:

@@ -186,8 +186,8 @@ def _unfit(where: str, size: int, settings: StreamSettings, height: int, width: 
     expected = f", SPIKE_T={settings.frames}" if settings.frames else ""
     odd = " (a packed frame needs height * width to be a multiple of 8)" if height * width % 8 else ""
     return (
-        f"{where} has {size} bytes; tried {settings.format} {height} x {width}{expected}: {rest}{odd}. "
-        f"{_hints_text(size)}"
+        f"{where} has {size} bytes; tried {settings.format} {height} x {width} (height x width){expected}: "
+        f"{rest}{odd}. {_hints_text(size)}"
     )
 
 
@@ -235,17 +235,27 @@ class Orientation(NamedTuple):
     @property
     def problem(self) -> str:
         """Description of the mismatch, in terms of the keys of a config; empty if the stream matches the frame."""
-        return self.problem_for("SPIKE_H, SPIKE_W")
+        value = " to the opposite value" if self.flipud is None else ": false" if self.flipud else ": true"
+        return self._problem("SPIKE_H, SPIKE_W", f"Set DATA.SPIKE_FLIPUD{value}.")
 
-    def problem_for(self, size_setting: str) -> str:
-        """As `problem`; `size_setting` is what the reader sets the size of spike frames with."""
+    @property
+    def problem_of_prepare(self) -> str:
+        """As `problem`, in terms of the flags of `flatout spike prepare`."""
+        flag, value = ("no", "false") if self.flipud else ("yes", "true")
+        return self._problem(
+            "--geometry or --spike_hw (in a training: SPIKE_H, SPIKE_W)",
+            f"Prepare again with --flip {flag}, and train with SPIKE_FLIPUD: {value}.",
+        )
+
+    def _problem(self, size_setting: str, flip_remedy: str) -> str:
         stored = self.correlation["identity"]
         others = {name: value for name, value in self.correlation.items() if name != "identity"}
         best = max(others, key=lambda name: others[name])
         if others[best] >= max(MIN_CORRELATION, stored + MIN_LEAD):
             return (
                 f"spikes are {TURNED[best]}: as they are read now they do not match their frame (correlation "
-                f"{stored:.2f}), {UNTURNED[best]} they do ({others[best]:.2f}). {self._remedy(best)}"
+                f"{stored:.2f}), {UNTURNED[best]} they do ({others[best]:.2f}). "
+                + (flip_remedy if best == "flipud" else "Turn the frames or the streams: no setting does that.")
             )
         if not stored >= MIN_CORRELATION:
             return (
@@ -258,13 +268,6 @@ class Orientation(NamedTuple):
                 f"({stored:.2f}), so this frame cannot tell. Check SPIKE_FLIPUD with a frame of more structure."
             )
         return ""
-
-    def _remedy(self, best: str) -> str:
-        if best != "flipud":
-            return "Turn the frames or the streams: no key of the config does that."
-        if self.flipud is None:
-            return "Set DATA.SPIKE_FLIPUD to the opposite value."
-        return f"Set DATA.SPIKE_FLIPUD: {'false' if self.flipud else 'true'}."
 
 
 TURNED = {"flipud": "upside down", "fliplr": "mirrored from left to right", "rot180": "turned by 180 degrees"}
