@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -276,6 +277,19 @@ def test_frozen_layers_keep_their_weights(options: TrainOptions) -> None:
     start, end = weights_in(result.folder, "init.pt"), weights_in(result.folder, "epoch_001.pt")
     assert torch.equal(start["model.4.conv.weight"], end["model.4.conv.weight"])
     assert not torch.equal(start["model.5.conv.weight"], end["model.5.conv.weight"])
+
+
+@pytest.mark.parametrize(
+    ("layers", "problem"),
+    [
+        ((500,), "the network has no layer 499, only 0 to 77; --freeze 77 freezes all layers but the last."),
+        ((3, 500), "the network has no layer 500, only 0 to 77; --freeze 77 freezes all layers but the last."),
+        ((78,), "nothing is left to train. --freeze 77 freezes all layers but the last."),
+    ],
+)
+def test_freezing_too_much_is_refused(options: TrainOptions, layers: tuple[int, ...], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        trained(replace(options, freeze=layers))
 
 
 def test_training_goes_on_from_weights(options: TrainOptions) -> None:
