@@ -98,7 +98,7 @@ def test_the_error_for_an_unknown_name_lists_the_known_ones():
 
 
 def test_the_error_for_a_missing_released_file_says_what_the_bare_name_means():
-    expected = rf"Check the path\. Without the ending, {NAME} means the weights that come with .* curl -LO \S+/{NAME}\.pt$"
+    expected = rf"Check the path\. Without the ending, {NAME} means the weights that .* curl -LO \S+/{NAME}\.pt$"
     with pytest.raises(CheckpointError, match=expected):
         weights_file(f"{NAME}.pt")
 
