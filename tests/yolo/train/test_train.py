@@ -121,6 +121,21 @@ def test_a_run_that_does_not_know_gamma_goes_on_without_it_and_refuses_it(
     assert_same_end(continued.folder, one_run.folder)
 
 
+def test_a_run_that_is_resumed_in_another_folder_asks_for_its_data(
+    options: TrainOptions, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    data = str(Path(options.data).relative_to(files))
+    folder = trained(replace(options, data=data, stop_after=1)).folder
+    monkeypatch.chdir(tmp_path)
+    advice = (
+        f"The run's data, {data}, is not here. Run this in the folder where {folder} was trained, or give --data FILE."
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(advice)}$"):
+        train(TrainOptions(resume=str(folder)))
+    assert trained(TrainOptions(resume=str(folder), data=options.data, stop_after=2)).folder == folder
+
+
 def test_fast_dataloader_trains_on_the_same_pixels(options: TrainOptions) -> None:
     classic = trained(replace(options, name="a"))
     fast = trained(replace(options, name="b", fast_dataloader=True))
