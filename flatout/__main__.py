@@ -8,6 +8,7 @@ from __future__ import annotations  # so that a Python that is too old gets as f
 
 import argparse
 import difflib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -53,6 +54,9 @@ _REPORTED_VERSIONS = ("torch", "numpy", "opencv-python-headless", "pydantic", "P
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (docs/exit-codes.md)."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A name that the terminal or log file cannot show must not end a command.
+        sys.stdout.reconfigure(errors="backslashreplace")
     words, debug = take_debug(sys.argv[1:] if argv is None else argv)
     debug = debug or os.environ.get("FLATOUT_DEBUG", "0") not in ("", "0")
     try:

@@ -248,7 +248,9 @@ def test_commands_without_a_key_and_variables_of_the_machine_are_accepted(comman
         ({"mirror": "s3://me:abc123@bucket/bolts"}, "a key or password"),
         ({"package": "git+https://me:abc123@host/flatout"}, "a key or password"),
         ({"command": (*TRAIN, "--name", "x" * 4000)}, "characters"),
-        ({"command": ("doctor",)}, "the training command is missing"),
+        ({"command": ()}, "the training command is missing"),
+        ({"command": ("yolo", "trian", "--data", "a.yaml")}, "`yolo trian` is not a training command"),
+        ({"mirror": "bucket/bolts"}, "--mirror bucket/bolts: not a URL. Use for example s3://bucket/folder"),
         ({"gpus": "many"}, "use a number, or all; 0 trains on the CPU"),
         ({"gpus": "-1"}, "use a number, or all; 0 trains on the CPU"),
         (

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -48,6 +49,20 @@ def loaded_after(statement: str) -> list[str]:
     program = f"import sys\n{statement}\nimport json; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_names_that_the_output_cannot_show_do_not_end_a_command(tmp_path, encoding):
+    (tmp_path / "☃.yaml").write_text("train: gone\nval: gone\nnames: [bolt]\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "flatout", "yolo", "check", "☃.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3 and "\\u2603.yaml: 1 class" in done.stdout, done.stderr
 
 
 def test_help_and_usage_errors_import_nothing_heavy():

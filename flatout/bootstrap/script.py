@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from flatout.errors import ConfigError
+from flatout.runs import check_mirror_url
 
 MAX_CHARACTERS = 4000
 """Limit of the on-start forms of most providers."""
@@ -77,9 +78,9 @@ class BootstrapConfig:
 
     def __post_init__(self) -> None:
         if "train" not in self.command:
-            raise ConfigError(
-                "the training command is missing: flatout bootstrap [FLAG ...] -- yolo train --data my.yaml ..."
-            )
+            given = " ".join(self.command[:2])
+            problem = f"`{given}` is not a training command" if given else "the training command is missing"
+            raise ConfigError(f"{problem}: flatout bootstrap [FLAG ...] -- yolo train --data my.yaml ...")
         if not self.package or self.package.startswith("-"):
             raise ConfigError(
                 "--package is missing: give pip a git+https://HOST/OWNER/flatout@COMMIT, the URL of a wheel, or a "
@@ -95,6 +96,8 @@ class BootstrapConfig:
             raise ConfigError(f"--gpus {self.gpus}: use a number, or all; 0 trains on the CPU.")
         for text in (" ".join(self.command), self.package, self.fetch, self.mirror, self.at_end):
             _refuse_secrets(text)
+        if self.mirror:
+            check_mirror_url(self.mirror)
 
 
 def script_of(config: BootstrapConfig, *, max_characters: int = MAX_CHARACTERS) -> str:

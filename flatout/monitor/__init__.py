@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     try:
         opened = make_server(args.runs, token, port=args.port, price_per_hour=args.price_per_hour)
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
+        why = getattr(error, "strerror", None) or str(error).removesuffix(".")
         raise ConfigError(
             f"--port {args.port}: cannot listen there: {why}. Use another port, or leave out --port for a free one."
         ) from error

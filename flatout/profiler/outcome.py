@@ -134,9 +134,10 @@ def load_measurement(path: str | Path) -> Measurement:
         known = {field.name for field in fields(Measurement)}
         return Measurement(**{name: value for name, value in parts.items() if name in known})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise ConfigError(
-            f"{path} is not a profile that this version can read: {error}. Give a profile.json of `flatout profile` or "
-            "watch(), or measure again."
+            f"{path} is not a profile that this version can read: {reason}. Give a profile.json of `flatout profile` "
+            "or watch(), or measure again."
         ) from error
 
 

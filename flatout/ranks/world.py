@@ -71,7 +71,8 @@ def make_current(device: torch.device) -> None:
 
 
 def _gpu_number(part: str, text: str) -> int:
-    digits = part.strip().removeprefix("cuda:")
+    # torch's "cuda" is its current GPU, which is the first one in a process that has not chosen another.
+    digits = "0" if part.strip() == "cuda" else part.strip().removeprefix("cuda:")
     if not digits.isdecimal():
         raise ConfigError(f"--device {text}: use cpu, the number of a GPU (0), or several (0,1).")
     return int(digits)

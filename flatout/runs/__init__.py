@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         Compile,
         Identity,
         RunOptions,
+        check_mirror_url,
         config_of,
         flag_name,
         flat,

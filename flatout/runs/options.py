@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from flatout.cli import Change, changes_of, defaults_of, option
 from flatout.errors import CheckpointError, ConfigError
@@ -150,6 +151,21 @@ def too_small(options: object, least: int, *names: str, underscores: bool = Fals
 
 def flag_name(name: str) -> str:
     return "FLATOUT_STOP_AFTER" if name == "stop_after" else f"--{name.replace('_', '-')}"
+
+
+def check_mirror_url(url: str) -> None:
+    """ConfigError if `url` is not a URL, or contains a login or a query; does not contact the store."""
+    parts = urlsplit(url)
+    if not parts.scheme or "://" not in url:
+        raise ConfigError(f"--mirror {url}: not a URL. Use for example s3://bucket/folder or file:///mnt/disk/folder.")
+    # Azure writes abfss://container@account.dfs.core.windows.net/folder, which is no login.
+    is_login = "@" in parts.netloc and (parts.scheme not in ("abfs", "abfss") or ":" in parts.netloc)
+    if is_login or parts.query:
+        raise ConfigError(
+            f"--mirror {parts.scheme}://...: URLs appear in logs and files and must not contain credentials. Pass them "
+            "as environment variables (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, "
+            "AZURE_STORAGE_ACCOUNT_KEY)."
+        )
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -78,8 +78,9 @@ def read_times(folder: Path) -> RunTimes:
             parts[name] = Part(name, before.seconds + part["seconds"], before.times + part["times"])
         wall_s = float(sum(line["wall_s"] for line in lines))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise ConfigError(
-            f"{path} cannot be read ({error}): give the folder of a run that has ended, such as runs/train/exp. "
+            f"{path} cannot be read ({reason}): give the folder of a run that has ended, such as runs/train/exp. "
             "A training writes this file at its end; one of an older version, or one that was killed, has none."
         ) from error
     if not lines:

@@ -129,7 +129,7 @@ def weights_file(given: str | Path, *, flag: str = "--weights ", advice: str = "
     if (found := downloaded(given)) is not None:
         logger.info("%s%s: using the downloaded weights %s", flag, given, found)
         return found
-    raise CheckpointError(f"{flag}{given}: no such file. {_where_to_get(Path(given))}{advice}")
+    raise CheckpointError(f"{flag}{given}: no such file. {advice}{_where_to_get(Path(given))}")
 
 
 def shipped_weights(name: str | Path) -> Path | None:
@@ -138,14 +138,20 @@ def shipped_weights(name: str | Path) -> Path | None:
 
 
 def _where_to_get(path: Path) -> str:
-    """Advice for missing weights: how to download a file of YOLOv7's authors, or the weights that come with flatout."""
+    """Advice for missing weights: those that come with flatout, or how to download a file of YOLOv7's authors.
+
+    Starts with a space; "" if there is none. The command to copy is at the end.
+    """
     own = shipped()
     if path.name in RELEASED:
-        instead = f"(without the ending, {path.stem} means the weights of flatout). " if path.stem in own else ""
-        return f"Download it into this folder with: curl -LO {RELEASES}/{path.name} {instead}"
+        means = f"Without the ending, {path.stem} means" if path.stem in own else f"{', '.join(own)} means"
+        return (
+            f" {means} the weights that come with flatout. To download those of YOLOv7's authors into this folder: "
+            f"curl -LO {RELEASES}/{path.name}"
+        )
     if path.suffix or path.parent != Path():
         return ""
-    return f"Weights that come with flatout: {', '.join(own)}. `flatout weights list` shows downloaded ones. "
+    return f" Weights that come with flatout: {', '.join(own)}. `flatout weights list` shows downloaded ones."
 
 
 def find_cfg(given: str, *, weights: Path | None) -> Path | None:

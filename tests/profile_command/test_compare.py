@@ -63,7 +63,10 @@ def test_files_may_be_named_instead_of_folders(profiles, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--compare", "nowhere", "nowhere"], "nowhere is not a profile that this version can read"),
+        (
+            ["--compare", "nowhere", "nowhere"],
+            "nowhere is not a profile that this version can read: No such file or dir",
+        ),
         (["--fail-if-slower", "5%"], "--fail-if-slower needs --compare A B"),
     ],
 )

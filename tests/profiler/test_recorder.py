@@ -1,6 +1,7 @@
 """A recorder separates steps, charges nothing twice, and leaves out the time between epochs."""
 
 import gc
+import sys
 import time
 from itertools import islice
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import flatout.feed.feed
 from flatout.clock import clock
 from flatout.profiler.observe.device_times import (
     DeviceTrace,
@@ -17,7 +19,7 @@ from flatout.profiler.observe.device_times import (
     summarize,
     union_length,
 )
-from flatout.profiler.observe.recorder import StepRecorder, installed_code, jittered
+from flatout.profiler.observe.recorder import StepRecorder, installed_code, is_library_code, jittered, user_line
 
 
 def run_steps(recorder, num_steps):
@@ -199,3 +201,17 @@ def test_packages_of_another_environment_are_not_code_of_the_user():
     )
     assert {"/opt/base/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages"} < found
     assert "/home/me/bolts" not in found
+
+
+def test_the_clock_is_not_code_of_the_user_in_a_checkout_either():
+    """A sample inside the recorder belongs to the line that ended the step."""
+    lines = []
+
+    class Sampled(StepRecorder):
+        def step_ended(self, num_images):
+            lines.append(user_line(sys._getframe(1)))
+
+    with clock.recording(Sampled()):
+        clock.step_ended(4)
+    assert [line.file for line in lines] == [__file__]
+    assert not is_library_code(flatout.feed.feed.__file__), "lines of flatout itself are named by `flatout profile`"

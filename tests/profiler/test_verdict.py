@@ -49,7 +49,7 @@ def test_the_gain_is_predicted_within_fifteen_per_cent(name):
 def test_a_slow_getitem_promises_what_the_table_knows():
     """Two workers, 2,360 ms of one core per batch, 2,000 of them in one line (by samples, of the whole batch)."""
     verdict = diagnose(SITUATIONS["a slow __getitem__ that no number of workers makes up for"].measurement)
-    assert "Make __getitem__(), data.py:31 2x faster: 1,203 -> " in verdict.sentence
+    assert "Make __getitem__() at data.py:31 2x faster: 1,203 -> " in verdict.sentence
     half, none = (next(r for r in verdict.remedies if r.what.startswith(word)) for word in ("make", "without"))
     assert f"-> {half.step_ms:.0f} ms per step." in verdict.sentence
     # Half of the batch's 2,360 ms and the 84 ms of the main thread, on two cores.

@@ -117,6 +117,16 @@ def test_too_few_steps_are_refused_with_a_number():
         watched.text()
 
 
+def test_a_profile_that_is_asked_for_inside_the_block_is_not_called_too_short():
+    loader = DataLoader(slow_loops.ready_samples(80), batch_size=8)
+    model = torch.nn.Linear(2, 2)
+    with watch(loader, model, torch.optim.SGD(model.parameters())) as watched:
+        for _ in loader:
+            pass
+        with pytest.raises(ConfigError, match="has not ended yet, so there is no profile"):
+            watched.text()
+
+
 def test_a_generator_is_refused_with_advice():
     model = slow_loops.small_network()
     watching = watch((_ for _ in range(3)), model, torch.optim.SGD(model.parameters(), 0.1))

@@ -21,9 +21,9 @@ from flatout.runs.folder import RunRequest
 from flatout.runs.mirror import Mirror
 from flatout.runs.mirror import snapshot as manifests
 from flatout.runs.mirror.mirror import Uploads
-from flatout.runs.mirror.remote_folder import RemoteError, RemoteFolder, check_url
+from flatout.runs.mirror.remote_folder import RemoteError, RemoteFolder
 from flatout.runs.mirror.snapshot import Snapshot
-from flatout.runs.options import Identity
+from flatout.runs.options import Identity, check_mirror_url
 from tests.feed.injections import wait_until
 from tests.runs.comparing_states import differences_between
 from tests.runs.toy_ranks import start_ranks
@@ -355,7 +355,7 @@ def test_urls_that_cannot_be_used_are_refused_without_their_secrets(url: str, me
 
 @pytest.mark.parametrize("scheme", ["abfs", "abfss"])
 def test_the_usual_form_of_an_azure_url_is_accepted(scheme: str) -> None:
-    check_url(f"{scheme}://container@account.dfs.core.windows.net/folder")
+    check_mirror_url(f"{scheme}://container@account.dfs.core.windows.net/folder")
 
 
 @pytest.mark.parametrize("name", ["../run.json", "/etc/passwd", "a/b/c.pt", "", ".."])

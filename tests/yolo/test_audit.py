@@ -18,6 +18,7 @@ from flatout.yolo.data.find import Pair
 from flatout.yolo.data.label_text import label_line_numbers, parse_labels
 from flatout.yolo.evaluate.run import InferenceModel
 from flatout.yolo.evaluate.tiles import TileConfig
+from flatout.yolo.label_audit.audit import doubt_about
 from flatout.yolo.label_audit.fixes import Fix, fixed_text, places_below, read_fix_list, write_fixed
 from flatout.yolo.label_audit.page import SHOWN, TWIN_BGR, crop, page
 from flatout.yolo.label_audit.passes import PassConfig, passes_of
@@ -118,6 +119,15 @@ def test_without_planted_errors_nothing_is_probable():
     objects = Objects()
     labels, found = boxes_of(objects.labels()), objects.detections()
     assert all(each.score < 0.5 for each in rank(labels, found, gather_evidence(labels, found)))
+
+
+def test_a_network_that_finds_few_of_the_labels_is_doubted():
+    objects = Objects()
+    labels, found = boxes_of(objects.labels()), objects.detections()
+    assert doubt_about(gather_evidence(labels, found)) == ""
+    of_none = boxes_of([[] for _ in range(NUM_IMAGES)])
+    assert f"near only 0 of {len(labels.class_D)} labels" in doubt_about(gather_evidence(labels, of_none))
+    assert doubt_about(gather_evidence(of_none, found)) == "", "there is nothing to find"
 
 
 def test_a_class_that_the_network_never_finds_is_not_called_spurious_where_no_other_place_is_free():

@@ -90,17 +90,23 @@ def test_for_cfg_the_name_means_the_config():
 
 
 def test_the_error_for_an_unknown_name_lists_the_known_ones():
-    known = rf"no such file. Weights that come with flatout: {NAME}. `flatout weights list` .* ones. Check the path"
-    with pytest.raises(CheckpointError, match=rf"--weights yolov7: {known}, or use --weights ''"):
+    known = rf"Weights that come with flatout: {NAME}. `flatout weights list` shows downloaded ones\.$"
+    with pytest.raises(CheckpointError, match=rf"--weights yolov7: no such file\. Check .* --weights '' .*\. {known}"):
         find_weights("yolov7")
-    with pytest.raises(CheckpointError, match=rf"--weights yolov7-tinny: {known}\."):
+    with pytest.raises(CheckpointError, match=rf"--weights yolov7-tinny: no such file\. Check the path\. {known}"):
         detect(DetectOptions(weights=("yolov7-tinny",), source=str(PHOTOGRAPHS)))
 
 
 def test_the_error_for_a_missing_released_file_says_what_the_bare_name_means():
-    expected = rf"Download it .*/{NAME}.pt \(without the ending, {NAME} means the weights of flatout\). Check the path"
+    expected = rf"Check the path\. Without the ending, {NAME} means the weights that .* curl -LO \S+/{NAME}\.pt$"
     with pytest.raises(CheckpointError, match=expected):
         weights_file(f"{NAME}.pt")
+
+
+def test_the_error_for_another_released_file_names_the_weights_that_are_here():
+    expected = rf"Check the path\. {NAME} means the weights that come with flatout\. To download .* \S+/yolov7\.pt$"
+    with pytest.raises(CheckpointError, match=expected):
+        weights_file("yolov7.pt")
 
 
 # -- commands and functions ----------------------------------------------------------------------------------------

@@ -377,13 +377,16 @@ def test_a_folder_without_images_is_refused(place, tmp_path):
 def test_devices_are_named_as_in_yolov7(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    names = {text: [str(device) for device in choose_devices(text)] for text in ("", "cpu", "1", "1,0", "cuda:0")}
+    names = {
+        text: [str(device) for device in choose_devices(text)] for text in ("", "cpu", "1", "1,0", "cuda:0", "cuda")
+    }
     assert names == {
         "": ["cuda:0", "cuda:1"],
         "cpu": ["cpu"],
         "1": ["cuda:1"],
         "1,0": ["cuda:1", "cuda:0"],
         "cuda:0": ["cuda:0"],
+        "cuda": ["cuda:0"],
     }
     assert str(choose_device("1,0")) == "cuda:1"
     with pytest.raises(ResourceError, match="torch sees 2 GPUs, numbered from 0"):

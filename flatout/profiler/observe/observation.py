@@ -346,12 +346,14 @@ class Observation:
 
     @property
     def measurement(self) -> Measurement:
-        """The result. ConfigError if the loop ran in another thread, or too few steps were timed."""
+        """The result. ConfigError if the loop ran in another thread or still runs, or too few steps were timed."""
         if self._measurement is None and self._was_iterated_elsewhere:
             raise ConfigError(
                 "The loader was iterated in another thread than the one that entered watch(). Call watch() in the "
                 "thread of the training loop, with the object that the loop itself iterates."
             )
+        if self._measurement is None and not self.is_over:
+            raise ConfigError("The watch has not ended yet, so there is no profile. Ask for it after the `with` block.")
         if self._measurement is None:
             raise ConfigError(self.too_short)
         return self._measurement

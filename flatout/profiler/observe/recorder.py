@@ -22,6 +22,7 @@ Dimension key:  S steps   K stages
 """
 
 import gc
+import os
 import random
 import sys
 import sysconfig
@@ -217,7 +218,9 @@ def installed_code(search_path: Sequence[str]) -> set[str]:
 
 
 _INSTALLED_CODE = tuple(installed_code(sys.path))
-_PROFILER_CODE = str(Path(__file__).parents[1])
+_PACKAGE = Path(__file__).parents[2]
+_PROFILER_CODE = (f"{_PACKAGE / 'profiler'}{os.sep}", f"{_PACKAGE / 'clock'}{os.sep}")
+"""Code that runs because of the observation, also if flatout is used from a checkout and is no installed package."""
 
 SAMPLE_INTERVAL_S = 0.04
 """A sample takes 0.1 to 0.17 ms of a core (mostly for the wake-up): every 40 ms that is at most 0.4 per cent."""
@@ -309,7 +312,7 @@ def user_line(frame: FrameType | None) -> Line:
 
 def is_library_code(file: str) -> bool:
     """Whether a file belongs to Python, an installed package or this profiler, that is, not to the user's code."""
-    return file.startswith((*_INSTALLED_CODE, _PROFILER_CODE, "<frozen"))
+    return file.startswith((*_INSTALLED_CODE, *_PROFILER_CODE, "<frozen"))
 
 
 def _line(frame: FrameType) -> Line:

@@ -54,9 +54,9 @@ class HotCode:
 
     @property
     def name(self) -> str:
-        """'augment(), data.py:30' or 'data.py:30'."""
+        """'augment() at data.py:30' or 'data.py:30'."""
         is_named = self.function and not self.function.startswith("<")
-        return f"{self.function}(), {self.hottest.where}" if is_named else self.hottest.where
+        return f"{self.function}() at {self.hottest.where}" if is_named else self.hottest.where
 
     @property
     def words(self) -> str:

@@ -15,9 +15,9 @@ from datetime import timedelta
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from flatout.errors import ConfigError, one_line
+from flatout.runs.options import check_mirror_url
 
 OBJECT_STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "abfs", "abfss": "abfs"}
 """Schemes that obstore supports, and its own name for each."""
@@ -38,7 +38,7 @@ class RemoteFolder:
 
     def __init__(self, url: str, *below: str) -> None:
         """ConfigError if the scheme of the URL is not supported, or if it contains a password."""
-        check_url(url)
+        check_mirror_url(url)
         self.url = "/".join((url.rstrip("/"), *below))
         self._fs, root = _open(self.url)
         self._root = root.rstrip("/")
@@ -99,21 +99,6 @@ class RemoteFolder:
 
 class _Missing(RemoteError):
     """There is no such object."""
-
-
-def check_url(url: str) -> None:
-    """ConfigError if `url` is not a URL, or contains a login or a query; does not contact the store."""
-    parts = urlsplit(url)
-    if not parts.scheme or "://" not in url:
-        raise ConfigError(f"--mirror {url}: not a URL. Use for example s3://bucket/folder or file:///mnt/disk/folder.")
-    # Azure writes abfss://container@account.dfs.core.windows.net/folder, which is no login.
-    is_login = "@" in parts.netloc and (parts.scheme not in ("abfs", "abfss") or ":" in parts.netloc)
-    if is_login or parts.query:
-        raise ConfigError(
-            f"--mirror {parts.scheme}://...: URLs appear in logs and files and must not contain credentials. Pass them "
-            "as environment variables (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, "
-            "AZURE_STORAGE_ACCOUNT_KEY)."
-        )
 
 
 def _open(url: str) -> tuple[Any, str]:

@@ -136,14 +136,14 @@ def _read_source(data: DataSet, show_progress: bool) -> _Source:
         if len(class_T) and class_T.max() >= len(data.names):
             raise DataError(
                 f"{data.file}: {split} has labels of class {class_T.max():.0f}, which has no name. To find them, run: "
-                f"flatout yolo check {data.file}"
+                f"{data.check_command}"
             )
     if not splits:
         raise DataError(f"{data.file}: there are no images. Add train and val.")
     if num_left_out or num_dropped:
         logger.warning(
-            "%s and %s of the source cannot be used and are left out. To list them, run: flatout yolo check %s",
-            counted(num_left_out, "image"), counted(num_dropped, "label"), data.file,
+            "%s and %s of the source cannot be used and are left out. To list them, run: %s",
+            counted(num_left_out, "image"), counted(num_dropped, "label"), data.check_command,
         )  # fmt: skip
     return _Source(splits, num_left_out, num_dropped)
 

@@ -9,6 +9,7 @@ Nothing is downloaded: a `download` command is kept as text, and quoted in the e
 
 import glob
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,6 +70,11 @@ class DataSet:
     written: DataYaml
     annotations: dict[Split, str] = field(default_factory=dict)
     """COCO annotation files that the YAML names for computing AP."""
+
+    @property
+    def check_command(self) -> str:
+        """The command that reports everything about this data set, ready for a shell."""
+        return f"flatout yolo check {shlex.quote(str(self.file))}"
 
 
 def read_data_yaml(path: str | Path) -> DataSet:

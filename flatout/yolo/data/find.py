@@ -187,11 +187,12 @@ def _voc_labels(images: str) -> str:
 def _voc_listed(path: str) -> list[str]:
     """The images of a list such as ImageSets/Main/train.txt, which gives names without folder and ending.
 
-    Lists of one class have a number, -1, 0 or 1, after each name.
+    Lists of one class have a number, -1, 0 or 1, after each name; a name may end in such a number, too: "scan 1".
     """
     root = os.path.abspath(path).rpartition(os.sep + VOC_LISTS + os.sep)[0]
-    stems = [re.sub(r"\s+(-1|0|1)$", "", line.strip()) for line in read_list(path) if line.strip()]
     folder = os.path.join(root, VOC_IMAGES)
     names = os.listdir(folder) if os.path.isdir(folder) else []
     present = {os.path.splitext(name)[0]: name for name in sorted(names, reverse=True) if is_image_name(name)}
+    lines = [line.strip() for line in read_list(path) if line.strip()]
+    stems = [line if line in present else re.sub(r"\s+(-1|0|1)$", "", line) for line in lines]
     return [os.path.join(folder, present.get(stem, f"{stem}.jpg")) for stem in stems]

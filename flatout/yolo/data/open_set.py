@@ -135,7 +135,7 @@ def _check(data: DataSet, split: Split, config: SplitConfig) -> _CheckedSplit:
     if pairs and not table.used_N.any():
         raise DataError(
             f"{data.file}: {split}: none of the {counted(len(pairs), 'image')} can be used. "
-            f"To see why, run: flatout yolo check {data.file}"
+            f"To see why, run: {data.check_command}"
         )
     findings = by_severity(_findings(data, facts, strict=scan.strict))
     if stopping := [finding for finding in findings if finding.topic not in config.waived | WARNED]:
@@ -161,7 +161,7 @@ def _refusal(data: DataSet, findings: list[Finding]) -> DataError:
     others = sum(finding.topic == first.topic for finding in findings) - 1
     more = f" (and {others:,} more of this kind)" if others else ""
     advice = _sentence(first.advice)
-    command = f"For a full report, run: flatout yolo check {data.file}"
+    command = f"For a full report, run: {data.check_command}"
     return DataError(f"{_place(data, first)}: {first.value}{more}. {advice} {command}")
 
 
@@ -181,4 +181,4 @@ def _log_counts(data: DataSet, split: SplitFacts) -> None:
     if by_check:
         listed = ", ".join(f"{count} {check}" for check, count in by_check.most_common(5))
         findings = counted(by_check.total(), "finding")
-        logger.warning("%s: %s (%s). To list them, run: flatout yolo check %s", split.name, findings, listed, data.file)
+        logger.warning("%s: %s (%s). To list them, run: %s", split.name, findings, listed, data.check_command)

@@ -223,7 +223,7 @@ def _minor_problems(facts: ImageFacts, image: str) -> list[Problem]:
         check = "exif-mirrored" if header.orientation in (2, 4, 5, 7) else "exif-rotated"
         problems.append(Problem(check, 0, f"EXIF orientation {header.orientation}; it is turned upright when read"))
     if header.bits > 8:
-        problems.append(Problem("image-16-bit", 0, f"{header.bits} bits per channel; 8 are used"))
+        problems.append(Problem("image-16-bit", 0, f"{header.bits} bits per channel; the upper 8 are used"))
     if header.format in ("jpeg", "mpo") and header.channels == 4:
         problems.append(Problem("image-cmyk", 0, "has CMYK colours"))
     elif header.channels in (2, 4):

@@ -30,7 +30,7 @@ from flatout.yolo.find_file import find_data, find_data_of_run, weights_files
 from flatout.yolo.label_audit.config import DEFAULT_OVERLAP, AuditConfig
 from flatout.yolo.label_audit.page import page
 from flatout.yolo.label_audit.passes import PassConfig, passes_of
-from flatout.yolo.label_audit.rank import KINDS, gather_evidence, rank
+from flatout.yolo.label_audit.rank import KINDS, Evidence, gather_evidence, rank
 from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
 from flatout.yolo.label_audit.set_boxes import SetBoxes, fuse, labels_as_boxes
 from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, read_statistics, with_history
@@ -41,6 +41,10 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = ("best.pt", "last.pt")
 """Weights of a run that take part in its audit."""
+NOTICED = 0.05
+"""Confidence of a detection that at least notices an object: a network reaches it near most labels after few epochs."""
+FEW = 0.5
+"""If less than this share of the labels is noticed, the networks know too little to be asked about labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +103,29 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
     with _new_folder(config) as folder:
         found = fuse(passes_of(weights, images, pass_config, shown=show_progress))
         evidence = gather_evidence(labels, found)
+        doubt = doubt_about(evidence)
+        if doubt:
+            logger.warning("%s", doubt)
         if statistics is not None:
             evidence = with_history(evidence, statistics)
         records = records_of(rank(labels, found, evidence), labels, found, evidence, pairs, images.names, statistics)
         result = AuditResult(
             records=tuple(records), num_images=len(images), num_labels=len(labels.class_D), folder=folder
         )
-        _write_files(result, config, weights, statistics, replay=replay, show_progress=show_progress)
+        _write_files(result, config, weights, statistics, doubt=doubt, replay=replay, show_progress=show_progress)
     return result
+
+
+def doubt_about(evidence: Evidence) -> str:
+    """Why the findings, or that there are none, say little about the labels; empty if they do."""
+    num_labels = len(evidence.near_T)
+    num_noticed = int((evidence.near_T >= NOTICED).sum())
+    if num_noticed >= FEW * num_labels:
+        return ""
+    return (
+        f"The network found something near only {num_noticed:,} of {counted(num_labels, 'label')}, so the findings say "
+        "little about the others. Train longer, or give better weights with --weights."
+    )
 
 
 def _resolved(config: AuditConfig) -> tuple[AuditConfig, LabelStatistics | None]:
@@ -231,6 +250,7 @@ def _write_files(
     weights: Sequence[str],
     statistics: LabelStatistics | None,
     *,
+    doubt: str,
     replay: str,
     show_progress: bool,
 ) -> None:
@@ -250,7 +270,8 @@ def _write_files(
         f"{counted(result.num_images, 'image')}; weights: {', '.join(weights)}"
         + ("; with mirrored images" if config.mirrored else "")
         + (f"; in tiles of {config.tiles} px" if config.tiles is not None else "")
-        + (f"; and the steps of {counted(num_epochs, 'epoch')} of the training" if num_epochs else "")
+        + (f"; and the steps of {counted(num_epochs, 'epoch')} of the training" if num_epochs else ""),
+        *([doubt] if doubt else []),
     ]
     _write(result.folder / "audit.json", as_json(result.records, about))
     _write(result.folder / "audit.csv", as_csv(result.records))

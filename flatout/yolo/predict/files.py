@@ -200,8 +200,11 @@ def _from_list(path: str, allow_urls: bool, flag: str) -> Files | Streams:
 
 
 def _by_ending(paths: Iterable[str], *, must_exist: bool = True) -> Files:
-    """Split paths by their endings. Missing files of a list are kept: they are reported when they cannot be read."""
-    files = [path for path in paths if not must_exist or os.path.isfile(path)]
+    """Split paths by their endings; folders and pipes are no images, whatever their names.
+
+    Missing files of a list, and links that lead nowhere, are kept: they are reported when they cannot be read.
+    """
+    files = [path for path in paths if not must_exist or os.path.isfile(path) or not os.path.exists(path)]
     return Files([path for path in files if is_image_name(path)], [path for path in files if is_video_name(path)])
 
 

@@ -207,5 +207,8 @@ PIL_MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "
 def _pixels_of_pil(image: "PIL.Image.Image", where: str) -> np.ndarray:
     """The pixels of a PIL image as they are: its EXIF orientation is not applied, and transparency is dropped."""
     if image.mode not in PIL_MODES:
-        raise ConfigError(f"{where}: a PIL image of mode {image.mode!r} has no 8 bits. Convert it to 'RGB' first.")
+        raise ConfigError(
+            f"{where}: a PIL image of mode {image.mode!r} does not have 8 bits per channel. Scale its values to 0 to "
+            "255, then convert it to 'RGB': convert() by itself cuts off all values above 255."
+        )
     return _checked(np.ascontiguousarray(np.asarray(image.convert("RGB"))[..., ::-1]), where)

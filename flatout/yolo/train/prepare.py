@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flatout.clock import machine
 from flatout.engine import MovingAverage, make_optimizer, parameters_of
+from flatout.errors import ConfigError
 from flatout.feed import DecodeError
 from flatout.findings import in_units
 from flatout.images import read_image
@@ -162,15 +163,27 @@ def fit_anchors(network: Network, images: ImageSet, hyp: Hyp, *, size: int, seed
 def freeze(network: Network, layers: Sequence[int]) -> None:
     """Freeze layers: one number N freezes layers 0 to N-1, several freeze exactly these.
 
-    Batch-norm statistics of frozen layers are still updated.
+    Batch-norm statistics of frozen layers are still updated. ConfigError if the network has no such layer, or if
+    nothing is left to train.
     """
     frozen = range(layers[0]) if len(layers) == 1 else layers
+    last = len(network.model) - 1
+    if frozen and max(frozen) > last:
+        raise ConfigError(
+            f"--freeze {' '.join(map(str, layers))}: the network has no layer {max(frozen)}, only 0 to {last}; "
+            f"--freeze {last} freezes all layers but the last."
+        )
     prefixes = tuple(f"model.{layer}." for layer in frozen)
     count = 0
     for name, parameter in network.named_parameters():
         if prefixes and name.startswith(prefixes):
             parameter.requires_grad_(False)
             count += 1
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise ConfigError(
+            f"--freeze {' '.join(map(str, layers))}: nothing is left to train. --freeze {last} freezes all layers but "
+            "the last."
+        )
     if count:
         which = f"0 to {layers[0] - 1}" if len(layers) == 1 else ", ".join(map(str, layers))
         logger.info("Frozen: %d tensors in layers %s.", count, which)

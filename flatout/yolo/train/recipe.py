@@ -50,7 +50,7 @@ from flatout.yolo.data.recorded_files import write_files
 from flatout.yolo.data.tile_set import TileSet, whole_images
 from flatout.yolo.evaluate import Outcome, test
 from flatout.yolo.evaluate.tiles import TileConfig
-from flatout.yolo.find_file import find_data, find_file
+from flatout.yolo.find_file import find_data, find_data_of_run, find_file
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.label_audit.in_step import LabelSums, sums_of_all_ranks, sums_of_whole_labels
 from flatout.yolo.label_audit.set_boxes import labels_as_boxes
@@ -152,7 +152,8 @@ class YoloRecipe(Recipe):
         super().__init__(options.resolved(cuda=self._cuda, bf16=self._bf16), world, device, resume=resume)
         _check(self.options)
         self.hyp = self._read_hyp(resume)
-        self.data = require_valid(open_data_set(find_data(options.data)))
+        data = find_data(options.data) if resume is None else find_data_of_run("", options.data, resume)
+        self.data = require_valid(open_data_set(data))
         self.saves = not options.nosave
         self._seed = options.seed if options.seed is not None else FIRST_SEED - (world.size == 1)
 

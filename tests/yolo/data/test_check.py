@@ -296,6 +296,15 @@ def test_each_check_finds_its_fault(check, tmp_path, monkeypatch):
         assert ".txt:1: " in places[check][0], "an error in a label names its line"
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_nothing_is_said_about_the_classes_of_a_split_that_is_not_there(split, tmp_path):
+    made = SmallDataSet(tmp_path)
+    yaml_has(**{split: "/no/such/folder"})(made)
+    found = set(found_in(made))
+    assert "path-missing" in found
+    assert not {"class-unused", "class-only-in-val", "class-not-in-val"} & found
+
+
 @pytest.mark.parametrize("check", FAULTS)
 def test_training_refuses_exactly_the_findings_that_are_marked_to_stop_it(check, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

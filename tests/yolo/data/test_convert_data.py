@@ -165,6 +165,19 @@ def test_a_conversion_there_and_back_gives_the_same_files(kind, source, tmp_path
         np.testing.assert_allclose(back[image], numbers, atol=tolerance)
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_names_and_endings_of_any_kind_are_found_again_in_every_format(kind, tmp_path):
+    """Open Images names images without their ending; lists of VOC may have a number after each name."""
+    made = SmallDataSet(tmp_path / "source", num_train=1, num_val=1)
+    made.put("train", "scan 0", jpeg(seed=30), "0 0.25 0.5 0.125 0.25\n", suffix="JPG")
+    made.put("train", "scan 1", png(seed=31), "1 0.25 0.5 0.125 0.25\n", suffix="tif")
+    made.put("train", "scan -1", png(seed=32), "1 0.5 0.5 0.125 0.25\n", suffix="TIF")
+    done = flatout.yolo.convert_data(made.yaml(), tmp_path / "out", to=kind)
+    images = open_split(read_data_yaml(done.data), "train", CONFIG).images
+    assert {Path(path).suffix for path in images.paths} == {".jpg", ".JPG", ".tif", ".TIF"}
+    assert [len(images.labels.of(row)) for row in range(len(images)) if "scan" in images.paths[row]] == [1, 1, 1]
+
+
 SUPERVISION = {
     "yolo": ("from_yolo", "images/train", "labels/train", "data.yaml"),
     "coco": ("from_coco", "images/train", "annotations/instances_train.json"),

@@ -3,6 +3,7 @@
 import importlib
 import json
 import logging
+import shlex
 import sys
 from dataclasses import replace
 
@@ -287,6 +288,15 @@ def test_findings_of_the_scan_are_counted_with_the_command_that_lists_them(made,
     opened(made)
     expected = f"train: 1 finding (1 label-duplicate). To list them, run: flatout yolo check {made.folder}/data.yaml"
     assert expected in caplog.messages
+
+
+def test_the_command_that_lists_findings_can_be_pasted_if_paths_have_spaces(made, caplog):
+    caplog.set_level(logging.INFO)
+    made.put("train", "0", label=GOOD * 2)
+    path = made.yaml().rename(made.folder / "my bolts.yaml")
+    open_training_splits(read_data_yaml(path), TrainOptions().split_config())
+    (line,) = [message for message in caplog.messages if "To list them" in message]
+    assert shlex.split(line.partition("run: ")[2]) == ["flatout", "yolo", "check", str(path)]
 
 
 # --- the early check

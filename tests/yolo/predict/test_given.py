@@ -141,9 +141,12 @@ def test_a_tensor_that_is_no_image_is_refused(model, tensor, problem):
         model.predict(tensor)
 
 
-def test_a_pil_image_with_more_bits_is_refused(model, pil):
-    with pytest.raises(ConfigError, match=r"mode 'F' has no 8 bits. Convert it to 'RGB' first"):
-        model.predict(pil.fromarray(np.zeros((8, 8), np.float32)))
+@pytest.mark.parametrize(("dtype", "mode"), [(np.float32, "F"), (np.uint16, "I;16")])
+def test_a_pil_image_with_more_bits_is_refused_and_not_to_be_converted_without_scaling(model, pil, dtype, mode):
+    image = pil.fromarray(np.full((8, 8), 300, dtype))
+    assert np.asarray(image.convert("RGB")).min() == 255  # cut off
+    with pytest.raises(ConfigError, match=f"mode '{mode}' does not have 8 bits per channel. Scale its values to 0 to"):
+        model.predict(image)
 
 
 def test_bytes_that_are_no_image_are_unreadable(model):

@@ -1,5 +1,7 @@
 """What --source means."""
 
+import os
+
 import pytest
 
 from flatout.errors import ConfigError, DataError
@@ -23,6 +25,17 @@ def test_a_folder_gives_images_then_videos_sorted_and_nothing_of_its_subfolders(
     assert isinstance(found, Files)
     assert [path.rpartition("/")[2] for path in found.images] == ["00.png", "01.png", "02.png"]
     assert [path.rpartition("/")[2] for path in found.videos] == ["00.avi"]
+
+
+@pytest.mark.parametrize("pattern", ["in", "in/*"])
+def test_a_link_that_leads_nowhere_is_reported_and_folders_and_pipes_are_no_images(tmp_path, pattern):
+    write_images(tmp_path / "in", 1)
+    (tmp_path / "in/gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (tmp_path / "in/folder.jpg").mkdir()
+    os.mkfifo(tmp_path / "in/pipe.jpg")
+    image, gone = frames(f"{tmp_path}/{pattern}")
+    assert isinstance(image, Frame)
+    assert gone == Unreadable(f"{tmp_path}/in/gone.jpg", "No such file or directory")
 
 
 def test_a_pattern_reaches_subfolders(tmp_path):

@@ -90,7 +90,7 @@ def test_single_cls_cannot_be_audited(options: TrainOptions) -> None:
 
 
 def test_the_audit_of_a_run_writes_its_files_and_changes_no_label(
-    audited: TrainResult, files: Path, monkeypatch: pytest.MonkeyPatch
+    audited: TrainResult, files: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("flatout.yolo.label_audit.rank.MIN_SCORE", 0.001)  # this network has learned almost nothing
     labels = sorted((files / "data/labels/train").iterdir())
@@ -106,6 +106,8 @@ def test_the_audit_of_a_run_writes_its_files_and_changes_no_label(
     assert first.fix is not None
     assert Path(first.label_file).read_text().splitlines()[first.line - 1] == first.fix.was
     assert "of 2 epochs" in first.reason and first.training is not None and first.training.loss > 0
+    doubt = "The network found something near only 0 of "
+    assert doubt in caplog.text and doubt in (result.folder / "audit.html").read_text()
     assert flatout.yolo.audit(audited.folder, workers=0, device="cpu").folder == audited.folder / "audit2"
 
 

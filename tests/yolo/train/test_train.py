@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -118,6 +119,21 @@ def test_a_run_that_does_not_know_gamma_goes_on_without_it_and_refuses_it(
     continued = trained(TrainOptions(resume=str(folder)))
     assert continued.folder == folder
     assert_same_end(continued.folder, one_run.folder)
+
+
+def test_a_run_that_is_resumed_in_another_folder_asks_for_its_data(
+    options: TrainOptions, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    data = str(Path(options.data).relative_to(files))
+    folder = trained(replace(options, data=data, stop_after=1)).folder
+    monkeypatch.chdir(tmp_path)
+    advice = (
+        f"The run's data, {data}, is not here. Run this in the folder where {folder} was trained, or give --data FILE."
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(advice)}$"):
+        train(TrainOptions(resume=str(folder)))
+    assert trained(TrainOptions(resume=str(folder), data=options.data, stop_after=2)).folder == folder
 
 
 def test_fast_dataloader_trains_on_the_same_pixels(options: TrainOptions) -> None:
@@ -276,6 +292,19 @@ def test_frozen_layers_keep_their_weights(options: TrainOptions) -> None:
     start, end = weights_in(result.folder, "init.pt"), weights_in(result.folder, "epoch_001.pt")
     assert torch.equal(start["model.4.conv.weight"], end["model.4.conv.weight"])
     assert not torch.equal(start["model.5.conv.weight"], end["model.5.conv.weight"])
+
+
+@pytest.mark.parametrize(
+    ("layers", "problem"),
+    [
+        ((500,), "the network has no layer 499, only 0 to 77; --freeze 77 freezes all layers but the last."),
+        ((3, 500), "the network has no layer 500, only 0 to 77; --freeze 77 freezes all layers but the last."),
+        ((78,), "nothing is left to train. --freeze 77 freezes all layers but the last."),
+    ],
+)
+def test_freezing_too_much_is_refused(options: TrainOptions, layers: tuple[int, ...], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        trained(replace(options, freeze=layers))
 
 
 def test_training_goes_on_from_weights(options: TrainOptions) -> None:

@@ -176,7 +176,7 @@ def stem_shared(split: SplitFacts, facts: SetFacts) -> Found:
 @set_check("warning", "classes without a single label in train", "remove the class, or label some objects")
 def class_unused(facts: SetFacts) -> Found:
     unused = np.flatnonzero(_counts(facts, "train") == 0)
-    if len(unused) and "train" in facts.splits:
+    if len(unused) and _have_images(facts, "train"):
         yield "train", f"{len(unused)} of {counted(facts.num_classes, 'class')}: {_named(facts, unused)}"
 
 
@@ -230,7 +230,7 @@ def class_from_one(split: SplitFacts, facts: SetFacts) -> Found:
     "split the images again, so that train contains every class",
 )
 def class_only_in_val(facts: SetFacts) -> Found:
-    if {"train", "val"} <= set(facts.splits):
+    if _have_images(facts, "train", "val"):
         only = np.flatnonzero((_counts(facts, "val") > 0) & (_counts(facts, "train") == 0))
         if len(only):
             yield "val", _named(facts, only)
@@ -242,7 +242,7 @@ def class_only_in_val(facts: SetFacts) -> Found:
     "move a few images with these classes to val",
 )
 def class_not_in_val(facts: SetFacts) -> Found:
-    if {"train", "val"} <= set(facts.splits):
+    if _have_images(facts, "train", "val"):
         missing = np.flatnonzero((_counts(facts, "train") > 0) & (_counts(facts, "val") == 0))
         if len(missing):
             yield "val", f"{counted(len(missing), 'class')}: {_named(facts, missing)}"
@@ -276,6 +276,11 @@ def anchor_fit(facts: SetFacts) -> Found:
         if fit.num_boxes and fit.best_recall < MIN_RECALL:
             text = f"{1 - fit.best_recall:.1%} of {fit.num_boxes} boxes at size {facts.img_size}"
             yield "train", text
+
+
+def _have_images(facts: SetFacts, *splits: str) -> bool:
+    """Whether something can be said about the classes of these splits; a missing folder is a finding by itself."""
+    return all(split in facts.splits and len(facts.splits[split].images) for split in splits)
 
 
 def _counts(facts: SetFacts, split: str) -> np.ndarray:

@@ -412,7 +412,11 @@ SCAN_CHECKS: dict[Severity, dict[str, tuple[str, str]]] = {
             "images that EXIF rotates by 90, 180 or 270 degrees",
             "make sure that the labels were drawn on the rotated, upright image",
         ),
-        "image-16-bit": ("images with more than 8 bits per channel", "nothing to do: 8 bits are used"),
+        "image-16-bit": (
+            "images with more than 8 bits per channel",
+            "nothing to do if their values use the whole range: the upper 8 bits are used. 12 bits stored in 16 become "
+            "nearly black: scale such images first",
+        ),
         "image-alpha": (
             "images with transparency",
             "look at them: transparency is ignored, so transparent areas show the colour stored beneath",

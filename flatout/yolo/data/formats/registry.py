@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.errors import ConfigError, DataError
-from flatout.yolo.data.find import is_image_name, label_path
+from flatout.yolo.data.find import SUFFIXES, is_image_name, label_path
 from flatout.yolo.data.formats.annotated import (
     AnnotatedImage,
     AnnotationFile,
@@ -85,6 +85,9 @@ def _is_retinanet(head: bytes) -> bool:
     return len(first) == 6 and is_image_name(first[0]) and all(part.strip("-").isdecimal() for part in first[1:5])
 
 
+_LOWER = ("jpg", *sorted(SUFFIXES - {"jpg"}))
+_ANY_ENDING = (*(f".{suffix}" for suffix in _LOWER), *(f".{suffix.upper()}" for suffix in _LOWER), "")
+"""Endings of images whose file is named without one; Open Images itself has nothing but .jpg."""
 PARQUET = SetFormat(
     "Hugging Face parquet", (".parquet", ".arrow"), lambda head: True, r".*\.(parquet|arrow)", read_parquet
 )
@@ -94,7 +97,7 @@ SET_FORMATS: tuple[SetFormat, ...] = (
     SetFormat("COCO", (".json",), lambda head: True, r"_annotations\.coco\.json", read_coco, needs_names=True),
     SetFormat("CVAT", (".xml",), lambda head: True, r"annotations\.xml", read_cvat),
     SetFormat("Open Images", (".csv",), _header("ImageID", "LabelName", "XMin"), r".*-annotations-bbox\.csv",
-              read_open_images, (".jpg", ".jpeg", ".png", ""), lists_all=False),
+              read_open_images, _ANY_ENDING, lists_all=False),
     SetFormat("TensorFlow CSV", (".csv",), _header("filename", "class", "xmin"), r"_annotations\.csv",
               read_tensorflow, lists_all=False),
     SetFormat("RetinaNet CSV", (".csv",), _is_retinanet, r"_annotations\.csv", read_retinanet, lists_all=False),
