@@ -30,6 +30,14 @@ def trained(options: TrainOptions) -> TrainResult:
     return result
 
 
+def copied(files: Path, own: Path) -> tuple[Path, Path]:
+    """A copy of the files that a test may change, and its data YAML."""
+    shutil.copytree(files, own)
+    (data,) = (own / "data").glob("*.yaml")
+    data.write_text(data.read_text().replace(str(files), str(own)))
+    return own, data
+
+
 def statistics_of(folder: Path) -> LabelStatistics:
     statistics = read_statistics(folder / FILE_NAME)
     assert statistics is not None
@@ -84,6 +92,21 @@ def test_an_audit_may_begin_in_a_resumed_run(options: TrainOptions) -> None:
     assert statistics_of(resumed.folder).num_epochs == 1
 
 
+def test_a_resumed_run_forgets_what_it_has_seen_of_labels_that_have_changed(
+    files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, data = copied(files, tmp_path / "own")
+    options = replace(options_for(own, tmp_path), audit=1, notest=True)
+    before = trained(replace(options, stop_after=4))  # in the second epoch
+    label = min((data.parent / "labels/train").glob("*.txt"))
+    label.write_text(label.read_text() + "0 0.7 0.2 0.1 0.1\n")
+    after = trained(replace(options, allow_data_change=True))
+    assert (after.folder, after.finished) == (before.folder, True)
+    assert "What was seen of them before this epoch is left out." in caplog.text
+    statistics = statistics_of(after.folder)
+    assert (statistics.num_epochs, statistics.epochs_T.max()) == (1, 1)
+
+
 def test_single_cls_cannot_be_audited(options: TrainOptions) -> None:
     with pytest.raises(ConfigError, match="--audit cannot judge them"):
         train(replace(options, audit=1, single_cls=True))
@@ -112,10 +135,7 @@ def test_the_audit_of_a_run_writes_its_files_and_changes_no_label(
 def test_files_that_have_changed_since_the_training_are_named(
     files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = tmp_path / "own"
-    shutil.copytree(files, own)
-    (data,) = (own / "data").glob("*.yaml")
-    data.write_text(data.read_text().replace(str(files), str(own)))
+    own, data = copied(files, tmp_path / "own")
     run = trained(replace(options_for(own, tmp_path), audit=1, epochs=1, notest=True)).folder
 
     def messages_of_an_audit() -> tuple[int, list[str]]:
