@@ -15,9 +15,9 @@ import numpy as np
 from flatout.feed import DecodeError
 from flatout.images.decoded_file import decode_into_file
 from flatout.images.decoding import (
-    MAX_PIXELS,
     check_declared_size,
     check_size,
+    most_pixels,
     open_regular,
     read_facts,
     read_usable,
@@ -33,12 +33,12 @@ MAX_LARGE_BYTES = 1 << 33
 def read_large(path: str) -> np.ndarray:
     """The pixels of a file of up to MAX_LARGE_PIXELS, uint8 [H, W, 3], BGR.
 
-    One of more than MAX_PIXELS is mapped, and then read-only, if its kind allows. Raises OSError or DecodeError if a
-    file is not usable.
+    One that `read_image` refuses for its size is mapped, and then read-only, if its kind allows. Raises OSError or
+    DecodeError if a file is not usable.
     """
     facts = read_facts(path)
     header = facts.header
-    if header.width * header.height <= MAX_PIXELS:
+    if header.width * header.height <= most_pixels(header):
         return read_usable(path).image
     mapped = map_image(path, header)
     if mapped is None:
