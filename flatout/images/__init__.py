@@ -2,7 +2,7 @@
 
 Files:
 
-    decoded_file  Large JPEG and PNG files, decoded into a temporary file that is mapped
+    decoded_file  Large JPEG, PNG and TIFF files, decoded into a temporary file that is mapped
     decoding      Image file -> pixels as `cv2.imread` returns them, and capture of what decoders print
     header        Format, size and orientation of an image file from its first bytes, without decoding pixels
     large         Large images: files are mapped, if need be after decoding them into a temporary file

@@ -267,9 +267,52 @@ def test_a_large_jpeg_is_decoded_into_a_file_with_the_same_pixels(tmp_path, chan
     assert abs(found.strides[0]) > abs(found.strides[1])
 
 
+TIFF_COMPRESSIONS = {"none": 1, "lzw": 5, "jpeg": 7, "deflate": 8, "packbits": 32773}
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("compression", TIFF_COMPRESSIONS)
+def test_a_large_tiff_is_decoded_into_a_file_with_the_same_pixels(tmp_path, channels, compression):
+    path = str(tmp_path / "a.tif")
+    flags = [cv2.IMWRITE_TIFF_COMPRESSION, TIFF_COMPRESSIONS[compression], cv2.IMWRITE_TIFF_ROWSPERSTRIP, 16]
+    cv2.imwrite(path, gradients(channels), flags)
+    found = read_large(path)
+    assert is_mapped(found) and not found.flags.writeable
+    np.testing.assert_array_equal(found, read_image(path))
+    release(found)
+    np.testing.assert_array_equal(found, read_image(path))
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"tile": (32, 32)},
+        {"tile": (16, 32), "compression": "zlib", "predictor": True},
+        {"tile": (32, 16), "compression": "zlib", "bigtiff": True, "byteorder": ">"},
+        {"rowsperstrip": 1, "compression": "zlib", "bigtiff": True},
+        {"rowsperstrip": 13, "byteorder": ">"},
+        {},
+    ],
+    ids=str,
+)
+def test_a_large_tiff_of_other_programs_is_decoded_into_a_file_with_the_same_pixels(tmp_path, bits, channels, way):
+    import tifffile
+
+    path = str(tmp_path / "a.tif")
+    image = gradients(channels).astype(np.uint16) * 257 + 3 if bits == 16 else gradients(channels)
+    tifffile.imwrite(path, image.squeeze(), photometric="rgb" if channels == 3 else "minisblack", **way)
+    found = read_large(path)
+    assert is_mapped(found) and not found.flags.writeable
+    np.testing.assert_array_equal(found, read_image(path))
+
+
 @pytest.mark.usefixtures("small_limits")
 def test_a_damaged_large_file_is_judged_by_the_usual_decoders(tmp_path):
-    for name, least in (("a.png", 200), ("a.jpg", 300)):
+    for name, least in (("a.png", 200), ("a.jpg", 300), ("a.tif", 300)):
         whole = cv2.imencode(name, gradients(3))[1].tobytes()
         path = tmp_path / name
         for content in (whole[: len(whole) // 2], whole[:least] + bytes([whole[least] ^ 255]) + whole[least + 1 :]):
