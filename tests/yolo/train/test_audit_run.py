@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import flatout.yolo
-from flatout.errors import ConfigError, MissingFileError
+from flatout.errors import ConfigError, MissingFileError, ResourceError
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.label_audit.passes import PassConfig
 from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image
@@ -232,6 +232,17 @@ def test_an_audit_that_is_interrupted_leaves_no_empty_folder(
         with pytest.raises(KeyboardInterrupt):
             flatout.yolo.audit(audited.folder, workers=0, device="cpu", out=out)
         assert out.exists() == stays
+
+
+def test_a_run_folder_that_cannot_be_written_is_answered_with_the_flag_for_another(
+    audited: TrainResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(ResourceError, match=r"Read-only file system\. Choose another folder with --out\.$"):
+        flatout.yolo.audit(audited.folder, workers=0, device="cpu")
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
