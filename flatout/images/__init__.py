@@ -16,7 +16,6 @@ from flatout.lazy import face
 if TYPE_CHECKING:
     from flatout.images.decoding import (
         MAX_MISSING,
-        MAX_PIXELS,
         DecodedImage,
         ImageFacts,
         check_declared_size,

@@ -38,7 +38,7 @@ def read_large(path: str) -> np.ndarray:
     """
     facts = read_facts(path)
     header = facts.header
-    if header.width * header.height <= most_pixels(header):
+    if header.width * header.height <= most_pixels(header.bits):
         return read_usable(path).image
     mapped = map_image(path, header)
     if mapped is None:

@@ -219,7 +219,7 @@ LARGE_FROM = 1000
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("flatout.images.large.most_pixels", lambda header: LARGE_FROM)
+    monkeypatch.setattr("flatout.images.large.most_pixels", lambda bits: LARGE_FROM)
     monkeypatch.setattr("flatout.images.decoded_file.STRIP_BYTES", 1500)  # several strips
     monkeypatch.setattr("flatout.images.decoded_file.PIECE_BYTES", 700)
     monkeypatch.setattr("flatout.images.decoded_file.BAND_PX", 20)
