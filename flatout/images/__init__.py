@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         read_usable,
     )
     from flatout.images.header import FORMATS, NOT_IMAGES, NOT_OPENED, READABLE, Header, header_of
-    from flatout.images.large import MAX_LARGE_PIXELS, map_image, read_large, release
+    from flatout.images.large import MAX_LARGE_PIXELS, in_opencv_order, map_image, read_large, release
     from flatout.images.tiles import TileGrid, tile_cuts, tile_starts, tiles_for_overlap
 
 __getattr__, __dir__ = face(__name__)

@@ -33,7 +33,7 @@ STRIP_BYTES = 1 << 25
 MAX_BAND_BYTES = 1 << 28
 """Largest strip, or row of tiles, of a TIFF that is decoded this way."""
 BAND_PX = 512
-"""Columns of an upright image that are copied at a time from an image that is stored sideways."""
+"""Rows or columns that are copied at a time from an image that is stored in another order."""
 PIECE_BYTES = 1 << 22
 """Size of a read, and of a piece of inflated bytes."""
 
@@ -56,7 +56,7 @@ def decode_into_file(path: str, header: Header) -> np.ndarray | None:
     upright = upright_view(stored_HW3, header.orientation)
     if header.orientation >= 5:
         # A row of the upright image is a column of the file, and reading it would bring all of the file into memory.
-        upright = _copied(upright, memory)
+        upright = copied_into_file(upright, memory)
     upright.flags.writeable = False
     return upright
 
@@ -73,14 +73,16 @@ def _new_mapping(num_bytes: int) -> mmap.mmap | None:
     return None
 
 
-def _copied(turned_HW3: np.ndarray, memory: mmap.mmap) -> np.ndarray:
-    """A copy of a transposed view of `memory` in a mapping of its own, made in bands; the view if there is no room."""
-    copy = _new_mapping(turned_HW3.nbytes)
+def copied_into_file(view_HW3: np.ndarray, memory: mmap.mmap) -> np.ndarray:
+    """A copy of a view of `memory` in a mapping of its own, made in bands; the view if there is no room."""
+    copy = _new_mapping(view_HW3.nbytes)
     if copy is None:
-        return turned_HW3
-    copy_HW3 = np.ndarray(turned_HW3.shape, np.uint8, copy)
-    for left in range(0, copy_HW3.shape[1], BAND_PX):
-        copy_HW3[:, left : left + BAND_PX] = turned_HW3[:, left : left + BAND_PX]
+        return view_HW3
+    copy_HW3 = np.ndarray(view_HW3.shape, np.uint8, copy)
+    stored_axis = 0 if abs(view_HW3.strides[0]) > abs(view_HW3.strides[1]) else 1
+    for first in range(0, copy_HW3.shape[stored_axis], BAND_PX):
+        band = (slice(None),) * stored_axis + (slice(first, first + BAND_PX),)
+        copy_HW3[band] = view_HW3[band]
         for each in (memory, copy):
             each.madvise(mmap.MADV_DONTNEED)
     return copy_HW3

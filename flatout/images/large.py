@@ -13,7 +13,7 @@ import struct
 import numpy as np
 
 from flatout.feed import DecodeError
-from flatout.images.decoded_file import decode_into_file
+from flatout.images.decoded_file import copied_into_file, decode_into_file
 from flatout.images.decoding import (
     check_declared_size,
     check_size,
@@ -80,11 +80,25 @@ def map_image(path: str, header: Header) -> np.ndarray | None:
 
 def release(image_HWC: np.ndarray) -> None:
     """Give back the memory of a mapped image; its pixels are read again when they are used. Others are left alone."""
+    if (memory := _mapping_of(image_HWC)) is not None:
+        memory.madvise(mmap.MADV_DONTNEED)
+
+
+def in_opencv_order(image_HWC: np.ndarray) -> np.ndarray:
+    """A mapped image whose rows or channels are stored in another order, copied into a mapped file; others as they are.
+
+    OpenCV would copy all of it into memory.
+    """
+    memory = _mapping_of(image_HWC)
+    is_in_order = image_HWC.strides[0] > 0 and image_HWC.strides[2] > 0
+    return image_HWC if memory is None or is_in_order else copied_into_file(image_HWC, memory)
+
+
+def _mapping_of(image_HWC: np.ndarray) -> mmap.mmap | None:
     base: object = image_HWC
     while isinstance(base, np.ndarray):
         base = base.base
-    if isinstance(base, mmap.mmap):
-        base.madvise(mmap.MADV_DONTNEED)
+    return base if isinstance(base, mmap.mmap) else None
 
 
 def _bmp_rows(fd: int, header: Header) -> tuple[int, int, bool, bool] | None:

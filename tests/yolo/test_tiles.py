@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from flatout.errors import ConfigError
 from flatout.feed import DecodeError
-from flatout.images import TileGrid, map_image, read_image, read_large, release
+from flatout.images import TileGrid, in_opencv_order, map_image, read_image, read_large, release
 from flatout.images.decoding import read_facts
 from flatout.progress import StepProgress
 from flatout.yolo.data.image_set import ImageSet
@@ -210,6 +210,19 @@ def test_a_mapped_file_has_the_pixels_of_a_decoded_one(tmp_path, suffix):
     np.testing.assert_array_equal(mapped, read_image(path))
     release(mapped)
     np.testing.assert_array_equal(mapped, image)
+
+
+@pytest.mark.parametrize("suffix", ["bmp", "tif"])
+def test_a_mapped_file_in_another_order_is_copied_into_a_file_for_opencv(tmp_path, monkeypatch, suffix):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("flatout.images.decoded_file.BAND_PX", 20)
+    path = str(tmp_path / f"a.{suffix}")
+    cv2.imwrite(path, gradients(3), [cv2.IMWRITE_TIFF_COMPRESSION, 1] if suffix == "tif" else [])
+    mapped = map_image(path, read_facts(path).header)
+    assert mapped is not None and min(mapped.strides) < 0
+    ordered = in_opencv_order(mapped)
+    assert is_mapped(ordered) and min(ordered.strides) > 0 and in_opencv_order(ordered) is ordered
+    np.testing.assert_array_equal(ordered, gradients(3))
 
 
 LARGE_FROM = 1000
