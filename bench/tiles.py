@@ -11,7 +11,7 @@ sahi    The same weights, tiles, overlap and thresholds: AP on whole images and 
             PYTHONPATH=.:/tmp/sahi OMP_NUM_THREADS=1 .venv/bin/python -m bench.tiles --part sahi --val 6 --write
 
         Without --weights, a network is trained on tiles first.
-memory  The peak memory of a process that detects in one image of 20,000 x 20,000 px: BMP, JPEG and PNG.
+memory  The peak memory of a process that detects in one image of 20,000 x 20,000 px: BMP, JPEG, PNG and TIFF (LZW).
 
 Answers: bench/results/tiles_<machine>_<yyyymm>.md, tiles_memory_ of the part memory alone (rewrite them with --write).
 
@@ -426,7 +426,7 @@ def compare_trainings(data: Path, folder: Path, setting: Setting, device: str) -
 # Memory
 
 
-KINDS = ("bmp", "jpg", "png")
+KINDS = ("bmp", "jpg", "png", "tif")
 
 
 def large_rows(side: int) -> Iterator[np.ndarray]:

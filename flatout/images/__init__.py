@@ -2,7 +2,7 @@
 
 Files:
 
-    decoded_file  Large JPEG and PNG files, decoded into a temporary file that is mapped
+    decoded_file  Large JPEG, PNG and TIFF files, decoded into a temporary file that is mapped
     decoding      Image file -> pixels as `cv2.imread` returns them, and capture of what decoders print
     header        Format, size and orientation of an image file from its first bytes, without decoding pixels
     large         Large images: files are mapped, if need be after decoding them into a temporary file
@@ -16,7 +16,6 @@ from flatout.lazy import face
 if TYPE_CHECKING:
     from flatout.images.decoding import (
         MAX_MISSING,
-        MAX_PIXELS,
         DecodedImage,
         ImageFacts,
         check_declared_size,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
         read_usable,
     )
     from flatout.images.header import FORMATS, NOT_IMAGES, NOT_OPENED, READABLE, Header, header_of
-    from flatout.images.large import MAX_LARGE_PIXELS, map_image, read_large, release
+    from flatout.images.large import MAX_LARGE_PIXELS, in_opencv_order, map_image, read_large, release
     from flatout.images.tiles import TileGrid, tile_cuts, tile_starts, tiles_for_overlap
 
 __getattr__, __dir__ = face(__name__)

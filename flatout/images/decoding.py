@@ -209,7 +209,7 @@ def check_size(header: Header, num_bytes: int, *, max_pixels: int | None = None)
     """Raise DecodeError for an unsupported or oversized image, before a decoder allocates memory for it."""
     if header.format not in READABLE:
         raise DecodeError(f"not a usable image: {describe_format(header.format)}")
-    limit = max_pixels or most_pixels(header)
+    limit = max_pixels or most_pixels(header.bits)
     if header.width * header.height > limit:
         advice = "Cut it into smaller images first" if max_pixels else "Use --tiles, or cut it into tiles first"
         raise DecodeError(f"{header.width} x {header.height} pixels; at most {limit:,} are decoded. {advice}")
@@ -227,9 +227,9 @@ def check_declared_size(header: Header, num_bytes: int) -> None:
         )
 
 
-def most_pixels(header: Header) -> int:
-    """Maximum number of pixels to decode; OpenCV takes several times the memory for more than 8 bits."""
-    return MAX_PIXELS if header.bits <= 8 else MAX_PIXELS // 4
+def most_pixels(bits: int) -> int:
+    """Maximum number of pixels to decode; OpenCV takes several times the memory for more than 8 bits per channel."""
+    return MAX_PIXELS if bits <= 8 else MAX_PIXELS // 4
 
 
 def describe_format(kind: str) -> str:

@@ -7,7 +7,8 @@ DecodeError.
 import re
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from flatout.feed import DecodeError
@@ -27,14 +28,24 @@ _TAGS = {
     "strip_offsets": 273,
     "orientation": 274,
     "samples": 277,
+    "strip_rows": 278,
     "strip_bytes": 279,
     "planar": 284,
     "predictor": 317,
+    "tile_width": 322,
+    "tile_rows": 323,
+    "tile_offsets": 324,
+    "tile_bytes": 325,
     "dng_version": 50706,
 }
 _EXIF_TEXTS = {270, 271, 272, 305, 306, 33432}
 _EXIF_FRACTIONS = {282: 1, 283: 1, 318: 2, 319: 6, 529: 3, 532: 6}
 _LETTERS = {1: "B", 3: "H", 4: "I", 16: "Q"}
+_LONG = 4
+_TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8}
+_DECODING_TAGS = (258, 259, 262, 266, 277, 284, 317, 320, 338, 339, 347, 529, 530, 531, 532)
+"""How pixels are stored: bits, compression, colours, predictor, transparency, palette, tables of a JPEG."""
+MAX_TAG_BYTES = 1 << 20
 
 
 class TiffTags:
@@ -74,6 +85,45 @@ class TiffTags:
     def first(self, name: str) -> int | None:
         """The first number of a tag."""
         return next(iter(self.numbers(name, 1)), None)
+
+    def part(self, width: int, height: int, chunk_rows: int, chunks: Sequence[bytes]) -> bytes:
+        """A small TIFF of some rows of this one, whose strips or tiles are `chunks`, as they are stored in this one.
+
+        struct.error if what says how its pixels are stored is damaged.
+        """
+        sizes = [len(chunk) for chunk in chunks]
+        kind = "strip" if (tile_width := self.first("tile_width")) is None else "tile"
+        numbers = {"width": [width], "height": [height], f"{kind}_rows": [chunk_rows]}
+        numbers |= {f"{kind}_bytes": sizes, f"{kind}_offsets": sizes}
+        numbers |= {} if tile_width is None else {"tile_width": [tile_width]}
+        entries = {tag: self._raw(tag) for tag in _DECODING_TAGS if tag in self._entries}
+        entries |= {_TAGS[name]: (_LONG, len(each), self._longs(each)) for name, each in numbers.items()}
+        # The directory follows the header, then come values that do not fit into their entries, then the chunks.
+        values_at = 8 + 2 + 12 * len(entries) + 4
+        chunks_at = values_at + sum(len(value) for *_, value in entries.values() if len(value) > 4)
+        offsets = [chunks_at + before for before in accumulate(sizes, initial=0)][:-1]
+        entries[_TAGS[f"{kind}_offsets"]] = (_LONG, len(offsets), self._longs(offsets))
+        directory, values = b"", b""
+        for tag, (type_number, length, value) in sorted(entries.items()):
+            if len(value) > 4:
+                value, values = self._longs([values_at + len(values)]), values + value
+            directory += struct.pack(f"{self._order}HHI4s", tag, type_number, length, value)
+        start = {"<": b"II", ">": b"MM"}[self._order] + struct.pack(f"{self._order}HIH", 42, 8, len(entries))
+        return b"".join((start, directory, bytes(4), values, *chunks))
+
+    def _raw(self, tag: int) -> tuple[int, int, bytes]:
+        """Type, number of values and bytes of a tag."""
+        type_number, length, value = self._entries[tag]
+        size = length * _TYPE_BYTES.get(type_number, MAX_TAG_BYTES + 1)
+        if size > MAX_TAG_BYTES:
+            raise struct.error("a value that is too long")
+        if size > len(value):
+            (at,) = struct.unpack(f"{self._order}{'Q' if len(value) == 8 else 'I'}", value)
+            value = self._read_at(at, size)
+        return type_number, length, value[:size]
+
+    def _longs(self, numbers: Sequence[int]) -> bytes:
+        return struct.pack(f"{self._order}{len(numbers)}I", *numbers)
 
     @property
     def orientation(self) -> int:

@@ -13,11 +13,11 @@ import struct
 import numpy as np
 
 from flatout.feed import DecodeError
-from flatout.images.decoded_file import decode_into_file
+from flatout.images.decoded_file import copied_into_file, decode_into_file
 from flatout.images.decoding import (
-    MAX_PIXELS,
     check_declared_size,
     check_size,
+    most_pixels,
     open_regular,
     read_facts,
     read_usable,
@@ -33,12 +33,12 @@ MAX_LARGE_BYTES = 1 << 33
 def read_large(path: str) -> np.ndarray:
     """The pixels of a file of up to MAX_LARGE_PIXELS, uint8 [H, W, 3], BGR.
 
-    One of more than MAX_PIXELS is mapped, and then read-only, if its kind allows. Raises OSError or DecodeError if a
-    file is not usable.
+    One that `read_image` refuses for its size is mapped, and then read-only, if its kind allows. Raises OSError or
+    DecodeError if a file is not usable.
     """
     facts = read_facts(path)
     header = facts.header
-    if header.width * header.height <= MAX_PIXELS:
+    if header.width * header.height <= most_pixels(header.bits):
         return read_usable(path).image
     mapped = map_image(path, header)
     if mapped is None:
@@ -80,11 +80,25 @@ def map_image(path: str, header: Header) -> np.ndarray | None:
 
 def release(image_HWC: np.ndarray) -> None:
     """Give back the memory of a mapped image; its pixels are read again when they are used. Others are left alone."""
+    if (memory := _mapping_of(image_HWC)) is not None:
+        memory.madvise(mmap.MADV_DONTNEED)
+
+
+def in_opencv_order(image_HWC: np.ndarray) -> np.ndarray:
+    """A mapped image whose rows or channels are stored in another order, copied into a mapped file; others as they are.
+
+    OpenCV would copy all of it into memory.
+    """
+    memory = _mapping_of(image_HWC)
+    is_in_order = image_HWC.strides[0] > 0 and image_HWC.strides[2] > 0
+    return image_HWC if memory is None or is_in_order else copied_into_file(image_HWC, memory)
+
+
+def _mapping_of(image_HWC: np.ndarray) -> mmap.mmap | None:
     base: object = image_HWC
     while isinstance(base, np.ndarray):
         base = base.base
-    if isinstance(base, mmap.mmap):
-        base.madvise(mmap.MADV_DONTNEED)
+    return base if isinstance(base, mmap.mmap) else None
 
 
 def _bmp_rows(fd: int, header: Header) -> tuple[int, int, bool, bool] | None:

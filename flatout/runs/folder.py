@@ -157,8 +157,11 @@ def finished_run(request: RunRequest) -> Path | None:
     return None
 
 
-def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
-    """Create project/name; if it exists, append the next number (`exp`, `exp2`, `exp3`), or with `exist_ok` use it."""
+def new_run_folder(project: Path, name: str, exist_ok: bool, *, flag: str = "--project") -> Path:
+    """Create project/name; if it exists, append the next number (`exp`, `exp2`, `exp3`), or with `exist_ok` use it.
+
+    `flag` chooses another folder, for the message if it cannot be created.
+    """
     while True:
         taken = numbered(project, name)
         folder = project / (f"{name}{max(taken) + 1}" if taken and not exist_ok else name)
@@ -170,7 +173,7 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
                 raise ConfigError(f"{folder} is a file. Choose another name with --name.") from None
         except OSError as error:
             raise ResourceError(
-                f"{folder}: cannot be created: {error.strerror}. Choose another folder with --project."
+                f"{folder}: cannot be created: {error.strerror}. Choose another folder with {flag}."
             ) from error
         else:
             return folder

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -24,7 +25,7 @@ from flatout.yolo.label_audit.page import SHOWN, TWIN_BGR, crop, page
 from flatout.yolo.label_audit.passes import PassConfig, passes_of
 from flatout.yolo.label_audit.rank import KINDS, NONE, assign, gather_evidence, probability, rank
 from flatout.yolo.label_audit.records import Record, as_csv, as_json, records_of
-from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image, fuse, labels_as_boxes, pairwise_iou
+from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image, fuse, labels_as_boxes, overlaps, pairwise_iou
 from flatout.yolo.label_audit.statistics import (
     LabelStatistics,
     read_statistics,
@@ -170,9 +171,45 @@ def test_where_a_network_often_confuses_two_classes_their_confusion_is_less_prob
 
 
 def test_a_detection_is_assigned_to_one_label_only():
-    assert assign(np.array([[0.9, 0.2], [0.8, 0.0]])).tolist() == [0, NONE]
-    assert assign(np.array([[0.9, 0.2], [0.8, 0.7]])).tolist() == [0, 1]
-    assert assign(np.zeros((0, 3))).tolist() == [] and assign(np.zeros((2, 0))).tolist() == [NONE, NONE]
+    def assigned(*weights: float) -> list[tuple[int, int]]:
+        """Of labels 0 and 1 to detections 0 and 1, row by row."""
+        label_P, found_P = np.divmod(np.arange(len(weights)), 2)
+        chosen = assign(label_P, found_P, np.array(weights))
+        return sorted(zip(label_P[chosen].tolist(), found_P[chosen].tolist(), strict=True))
+
+    assert assigned(0.9, 0.2, 0.8, 0.0) == [(0, 0)]
+    assert assigned(0.9, 0.2, 0.8, 0.7) == [(0, 0), (1, 1)]
+    assert assigned(0.5, 0.5, 0.5, 0.5) == [(0, 0), (1, 1)]
+    assert assigned() == []
+
+
+@pytest.mark.parametrize("at_once", [(1, 1), (40, 3), (1 << 20, 256)])
+def test_overlapping_pairs_are_those_of_all_pairs(at_once: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("flatout.yolo.label_audit.set_boxes.PAIRS_AT_ONCE", at_once[0])
+    monkeypatch.setattr("flatout.yolo.label_audit.set_boxes.ROWS_AT_ONCE", at_once[1])
+    rng = np.random.default_rng(0)
+    for num, others in ((30, 50), (50, 1), (0, 5), (5, 0)):
+        low, other_low = (rng.random((count, 2), np.float32) for count in (num, others))
+        box, other = (np.concatenate((each, each + 0.2), 1) for each in (low, other_low))
+        box[:1, 2:] = box[:1, :2]  # an empty box
+        iou = pairwise_iou(box, other)
+        found = overlaps(box, other)
+        assert [each.tolist() for each in (found.n_P, found.m_P)] == [each.tolist() for each in np.nonzero(iou)]
+        assert found.iou_P.tolist() == iou[np.nonzero(iou)].tolist()
+
+
+def test_an_image_with_thousands_of_detections_takes_memory_by_those_that_overlap():
+    """Large images, looked at in tiles."""
+    rng = np.random.default_rng(0)
+    low = rng.random((6000, 2))
+    rows = np.concatenate((low, low + 0.004, rng.uniform(0.02, 1, (6000, 1)), np.zeros((6000, 1))), 1)
+    found, labels = (boxes_of([rows[:count].tolist()]) for count in (6000, 3000))
+    tracemalloc.start()
+    fused = fuse([found, found])
+    findings = rank(labels, fused, gather_evidence(labels, fused))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert findings and peak_bytes < 50e6  # all pairs would be 36 million of 4 bytes
 
 
 def test_probability_rises_with_the_evidence_and_falls_with_the_number_of_labels_that_show_it():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from flatout.errors import ConfigError
 from flatout.feed import DecodeError
-from flatout.images import TileGrid, map_image, read_image, read_large, release
+from flatout.images import TileGrid, in_opencv_order, map_image, read_image, read_large, release
 from flatout.images.decoding import read_facts
 from flatout.progress import StepProgress
 from flatout.yolo.data.image_set import ImageSet
@@ -212,6 +212,19 @@ def test_a_mapped_file_has_the_pixels_of_a_decoded_one(tmp_path, suffix):
     np.testing.assert_array_equal(mapped, image)
 
 
+@pytest.mark.parametrize("suffix", ["bmp", "tif"])
+def test_a_mapped_file_in_another_order_is_copied_into_a_file_for_opencv(tmp_path, monkeypatch, suffix):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("flatout.images.decoded_file.BAND_PX", 20)
+    path = str(tmp_path / f"a.{suffix}")
+    cv2.imwrite(path, gradients(3), [cv2.IMWRITE_TIFF_COMPRESSION, 1] if suffix == "tif" else [])
+    mapped = map_image(path, read_facts(path).header)
+    assert mapped is not None and min(mapped.strides) < 0
+    ordered = in_opencv_order(mapped)
+    assert is_mapped(ordered) and min(ordered.strides) > 0 and in_opencv_order(ordered) is ordered
+    np.testing.assert_array_equal(ordered, gradients(3))
+
+
 LARGE_FROM = 1000
 """Pixels from which an image is large in these tests."""
 
@@ -219,7 +232,7 @@ LARGE_FROM = 1000
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("flatout.images.large.MAX_PIXELS", LARGE_FROM)
+    monkeypatch.setattr("flatout.images.large.most_pixels", lambda bits: LARGE_FROM)
     monkeypatch.setattr("flatout.images.decoded_file.STRIP_BYTES", 1500)  # several strips
     monkeypatch.setattr("flatout.images.decoded_file.PIECE_BYTES", 700)
     monkeypatch.setattr("flatout.images.decoded_file.BAND_PX", 20)
@@ -267,9 +280,52 @@ def test_a_large_jpeg_is_decoded_into_a_file_with_the_same_pixels(tmp_path, chan
     assert abs(found.strides[0]) > abs(found.strides[1])
 
 
+TIFF_COMPRESSIONS = {"none": 1, "lzw": 5, "jpeg": 7, "deflate": 8, "packbits": 32773}
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("compression", TIFF_COMPRESSIONS)
+def test_a_large_tiff_is_decoded_into_a_file_with_the_same_pixels(tmp_path, channels, compression):
+    path = str(tmp_path / "a.tif")
+    flags = [cv2.IMWRITE_TIFF_COMPRESSION, TIFF_COMPRESSIONS[compression], cv2.IMWRITE_TIFF_ROWSPERSTRIP, 16]
+    cv2.imwrite(path, gradients(channels), flags)
+    found = read_large(path)
+    assert is_mapped(found) and not found.flags.writeable
+    np.testing.assert_array_equal(found, read_image(path))
+    release(found)
+    np.testing.assert_array_equal(found, read_image(path))
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"tile": (32, 32)},
+        {"tile": (16, 32), "compression": "zlib", "predictor": True},
+        {"tile": (32, 16), "compression": "zlib", "bigtiff": True, "byteorder": ">"},
+        {"rowsperstrip": 1, "compression": "zlib", "bigtiff": True},
+        {"rowsperstrip": 13, "byteorder": ">"},
+        {},
+    ],
+    ids=str,
+)
+def test_a_large_tiff_of_other_programs_is_decoded_into_a_file_with_the_same_pixels(tmp_path, bits, channels, way):
+    import tifffile
+
+    path = str(tmp_path / "a.tif")
+    image = gradients(channels).astype(np.uint16) * 257 + 3 if bits == 16 else gradients(channels)
+    tifffile.imwrite(path, image.squeeze(), photometric="rgb" if channels == 3 else "minisblack", **way)
+    found = read_large(path)
+    assert is_mapped(found) and not found.flags.writeable
+    np.testing.assert_array_equal(found, read_image(path))
+
+
 @pytest.mark.usefixtures("small_limits")
 def test_a_damaged_large_file_is_judged_by_the_usual_decoders(tmp_path):
-    for name, least in (("a.png", 200), ("a.jpg", 300)):
+    for name, least in (("a.png", 200), ("a.jpg", 300), ("a.tif", 300)):
         whole = cv2.imencode(name, gradients(3))[1].tobytes()
         path = tmp_path / name
         for content in (whole[: len(whole) // 2], whole[:least] + bytes([whole[least] ^ 255]) + whole[least + 1 :]):
@@ -314,14 +370,16 @@ def test_compressed_and_truncated_files_are_not_mapped(tmp_path):
         np.testing.assert_array_equal(read_large(path), image)
 
 
-def test_an_image_above_the_limit_is_refused_with_the_flag_that_allows_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("dtype", "most"), [(np.uint8, "1,000"), (np.uint16, "250")])
+def test_an_image_above_the_limit_is_refused_with_the_flag_that_allows_it(tmp_path, monkeypatch, dtype, most):
+    """The limit of images with 16 bits is lower, because their decoder takes more memory."""
     path = tmp_path / "a.png"
-    cv2.imwrite(str(path), np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8))
+    side = 40 if dtype == np.uint8 else 20
+    cv2.imwrite(str(path), np.random.default_rng(0).integers(0, 255, (side, side, 3), dtype))
     monkeypatch.setattr("flatout.images.decoding.MAX_PIXELS", 1000)
-    monkeypatch.setattr("flatout.images.large.MAX_PIXELS", 1000)
-    with pytest.raises(Exception, match=r"40 x 40 pixels; at most 1,000 are decoded. Use --tiles"):
+    with pytest.raises(Exception, match=rf"{side} x {side} pixels; at most {most} are decoded. Use --tiles"):
         read_image(str(path))
-    assert read_large(str(path)).shape == (40, 40, 3)
+    assert read_large(str(path)).shape == (side, side, 3)
 
 
 # Options

@@ -104,7 +104,7 @@ def _replay(args: argparse.Namespace) -> int:
     )
     if args.sample is not None:
         replayed.sample_of(args.sample)  # before anything is written
-    out = args.out or Path("runs/replay") / f"{Path(replayed.run).name}_e{args.epoch:03d}_s{args.step:04d}"
+    out = args.out or Path("runs/replay") / f"{replayed.run.resolve().name}_e{args.epoch:03d}_s{args.step:04d}"
     written = replayed.save(out, sample=args.sample)  # before the text, of which `| head` reads only the beginning
     print(replayed)
     if args.sample is not None:

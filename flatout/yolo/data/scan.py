@@ -117,7 +117,7 @@ def check_header(header: Header, *, large: bool = False) -> None:
     if min(header.width, header.height) < MIN_SIDE_PX:
         size = f"{header.width} x {header.height} px"
         raise RejectedImage("image_too_small", "image-too-small", f"{size}; sides must be at least {MIN_SIDE_PX} px")
-    if header.width * header.height > (limit := MAX_LARGE_PIXELS if large else most_pixels(header)):
+    if header.width * header.height > (limit := MAX_LARGE_PIXELS if large else most_pixels(header.bits)):
         size = f"{header.width} x {header.height} px"
         raise RejectedImage("unreadable_image", "image-huge", f"{size}; the limit is {limit:,} pixels")
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flatout.feed import DecodeError
-from flatout.images import TileGrid, read_large, release
+from flatout.images import TileGrid, in_opencv_order, read_large, release
 from flatout.yolo.boxes import Letterbox, to_native
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import fit_tightly, letterbox
@@ -200,7 +200,8 @@ class TileDetector:
                 yield _Tile(image, row * len(grid.xs) + column, input_3hw, grid.tile_hw, (left, top))
         if has_full_view:
             hw = (pixels.shape[0], pixels.shape[1])
-            yield _Tile(image, FULL_VIEW, self._fitted(pixels), hw, (0, 0))
+            yield _Tile(image, FULL_VIEW, self._fitted(in_opencv_order(pixels)), hw, (0, 0))
+            release(pixels)
 
     def _fitted(self, image_HWC: np.ndarray) -> Tensor:
         """An image letterboxed as `detect` does it."""
@@ -355,7 +356,8 @@ class TiledInput:
         import cv2
 
         height, width = np.ceil(np.array(image_HWC.shape[:2]) * self._gain(index)).astype(int).tolist()
-        shrunk = cv2.resize(image_HWC, (width, height), interpolation=cv2.INTER_AREA)
+        shrunk = cv2.resize(in_opencv_order(image_HWC), (width, height), interpolation=cv2.INTER_AREA)
+        release(image_HWC)
         return np.ascontiguousarray(shrunk[..., ::-1].transpose(2, 0, 1))
 
     def _batch(self, found: WholeImage, view_3hw: np.ndarray | None) -> tuple[ValidationBatch, Detections]:

@@ -223,7 +223,10 @@ def _new_folder(config: AuditConfig) -> Iterator[Path]:
     """The folder for the files, created before the work begins; it does not stay behind if nothing is written."""
     project, name = (config.run, "audit") if config.run is not None else (Path("runs/audit"), "exp")
     is_own = config.out is None or not config.out.exists()
-    folder = new_run_folder(project, name, False) if config.out is None else _given_folder(config.out)
+    if config.out is None:
+        folder = new_run_folder(project, name, exist_ok=False, flag="--out")
+    else:
+        folder = _given_folder(config.out)
     try:
         yield folder
     except BaseException:

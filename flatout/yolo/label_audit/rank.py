@@ -10,7 +10,7 @@ unsure (tiny objects, classes that look alike), many good labels show the same e
 
 Pure NumPy: same arguments, same list.
 
-Dimension key:  T labels   D detections   N images   n labels of one image   m detections of one image
+Dimension key:  T labels   D detections   N images   n labels of one image   m its detections   P pairs of them
 """
 
 from dataclasses import dataclass, fields
@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from flatout.yolo.label_audit.set_boxes import SetBoxes, pairwise_iou
+from flatout.yolo.label_audit.set_boxes import SetBoxes, overlaps
 
 Kind = Literal["missing", "spurious", "wrong class", "moved box", "duplicate"]
 KINDS: tuple[Kind, ...] = ("missing", "spurious", "wrong class", "moved box", "duplicate")
@@ -97,71 +97,65 @@ def gather_evidence(labels: SetBoxes, found: SetBoxes) -> Evidence:
 
 def _compare(labels: SetBoxes, found: SetBoxes, own: slice, of: slice, evidence: Evidence) -> None:
     """Fill in the evidence of one image."""
-    iou_nm = pairwise_iou(labels.box_D4[own], found.box_D4[of])
-    same_nm = labels.class_D[own][:, None] == found.class_D[of][None]
-    score_m = found.score_D[of].astype(np.float64)
-    first = of.start
-    if iou_nm.size:
-        evidence.own_T[own] = (same_nm * SAME_PLACE(iou_nm) * score_m).max(1)
-        evidence.near_T[own] = (SAME_OBJECT(iou_nm) * score_m).max(1)
-        matched_n = assign(np.where(same_nm & (iou_nm >= MATCH_IOU), iou_nm * score_m, 0.0))
-        has = np.flatnonzero(matched_n != NONE)
-        evidence.matched_T[own][has] = matched_n[has] + first
-        evidence.matched_iou_T[own][has] = iou_nm[has, matched_n[has]]
-        evidence.matched_score_T[own][has] = score_m[matched_n[has]]
-        is_left_m = np.ones(len(score_m), bool)
-        # A detection that confirms another label of its own class says nothing about this one.
-        is_left_m[matched_n[has][iou_nm[has, matched_n[has]] >= SAME_PLACE.low]] = False
-        other_nm = np.where(~same_nm & is_left_m & (iou_nm >= CLASS_IOU), score_m, 0.0)
-        best_n = other_nm.argmax(1)
-        evidence.other_T[own] = other_nm[np.arange(len(best_n)), best_n]
-        evidence.other_detection_T[own] = np.where(evidence.other_T[own] > 0, best_n + first, NONE)
-        evidence.free_D[of] = (1 - COVERED(iou_nm)).min(0)
-        evidence.free_D[of][matched_n[has]] = 0
+    n_P, m_P, iou_P = overlaps(labels.box_D4[own], found.box_D4[of])
+    is_same_P = labels.class_D[own][n_P] == found.class_D[of][m_P]
+    score_P = found.score_D[of].astype(np.float64)[m_P]
+    np.maximum.at(evidence.own_T[own], n_P, is_same_P * SAME_PLACE(iou_P) * score_P)
+    np.maximum.at(evidence.near_T[own], n_P, SAME_OBJECT(iou_P) * score_P)
+    chosen = assign(n_P, m_P, np.where(is_same_P & (iou_P >= MATCH_IOU), iou_P * score_P, 0.0))
+    has, by = n_P[chosen], m_P[chosen]
+    evidence.matched_T[own][has] = by + of.start
+    evidence.matched_iou_T[own][has] = iou_P[chosen]
+    evidence.matched_score_T[own][has] = score_P[chosen]
+    is_left_m = np.ones(of.stop - of.start, bool)
+    # A detection that confirms another label of its own class says nothing about this one.
+    is_left_m[by[iou_P[chosen] >= SAME_PLACE.low]] = False
+    others = best_of_each(n_P, np.where(~is_same_P & is_left_m[m_P] & (iou_P >= CLASS_IOU), score_P, 0.0))
+    evidence.other_T[own][n_P[others]] = score_P[others]
+    evidence.other_detection_T[own][n_P[others]] = m_P[others] + of.start
+    np.minimum.at(evidence.free_D[of], m_P, 1 - COVERED(iou_P))
+    evidence.free_D[of][by] = 0
     _free_of_better(found, of, evidence)
     _find_twins(labels, own, evidence)
 
 
-def assign(weight_nm: np.ndarray) -> np.ndarray:
-    """Assign columns to rows one to one, largest weight first; NONE where no weight above 0 is left."""
-    assigned_n = np.full(len(weight_nm), NONE)
-    weight_nm = weight_nm.copy()
-    for _ in range(min(weight_nm.shape)):
-        row, column = divmod(int(weight_nm.argmax()), weight_nm.shape[1])
-        if weight_nm[row, column] <= 0:
-            break
-        assigned_n[row] = column
-        weight_nm[row] = 0
-        weight_nm[:, column] = 0
-    return assigned_n
+def assign(n_P: np.ndarray, m_P: np.ndarray, weight_P: np.ndarray) -> np.ndarray:
+    """Pairs in which everything occurs once, chosen by the largest weight first, while it is above 0; positions."""
+    is_free_n, is_free_m = (np.ones(each_P.max(initial=-1) + 1, bool) for each_P in (n_P, m_P))
+    chosen = []
+    for pair in np.argsort(-weight_P, kind="stable")[: np.count_nonzero(weight_P > 0)].tolist():
+        if is_free_n[n_P[pair]] and is_free_m[m_P[pair]]:
+            is_free_n[n_P[pair]] = is_free_m[m_P[pair]] = False
+            chosen.append(pair)
+    return np.array(chosen, np.int64)
+
+
+def best_of_each(n_P: np.ndarray, value_P: np.ndarray) -> np.ndarray:
+    """For every n with a value above 0, the position of its largest value, the first of equal ones."""
+    order_P = np.lexsort((-value_P, n_P))
+    order_P = order_P[value_P[order_P] > 0]
+    return order_P[np.unique(n_P[order_P], return_index=True)[1]]
 
 
 def _free_of_better(found: SetBoxes, of: slice, evidence: Evidence) -> None:
     """Only the most confident of several detections of one object may be an object without a label."""
     score_m = found.score_D[of]
-    if len(score_m) < 2:
-        return
-    iou_mm = pairwise_iou(found.box_D4[of], found.box_D4[of])
     order = np.lexsort((np.arange(len(score_m)), -score_m))
     rank_m = np.empty(len(score_m), np.int64)
     rank_m[order] = np.arange(len(score_m))
-    is_better_mm = rank_m[None] < rank_m[:, None]
-    evidence.free_D[of] *= 1 - (COVERED(iou_mm) * is_better_mm).max(1)
+    m_P, other_P, iou_P = overlaps(found.box_D4[of], found.box_D4[of])
+    covered_m = np.zeros(len(score_m), np.float32)
+    np.maximum.at(covered_m, m_P, COVERED(iou_P) * (rank_m[other_P] < rank_m[m_P]))
+    evidence.free_D[of] *= 1 - covered_m
 
 
 def _find_twins(labels: SetBoxes, own: slice, evidence: Evidence) -> None:
-    if own.stop - own.start < 2:
-        return
-    iou_nn = pairwise_iou(labels.box_D4[own], labels.box_D4[own])
     support_n = evidence.own_T[own]
-    number_n = np.arange(len(support_n))
-    comes_first_nn = (support_n[None] > support_n[:, None]) | (
-        (support_n[None] == support_n[:, None]) & (number_n[None] < number_n[:, None])
-    )
-    twin_nn = np.where(comes_first_nn, iou_nn, 0.0)
-    best_n = twin_nn.argmax(1)
-    evidence.twin_T[own] = twin_nn[number_n, best_n]
-    evidence.twin_label_T[own] = np.where(evidence.twin_T[own] > 0, best_n + own.start, NONE)
+    n_P, other_P, iou_P = overlaps(labels.box_D4[own], labels.box_D4[own])
+    comes_first_P = (support_n[other_P] > support_n[n_P]) | ((support_n[other_P] == support_n[n_P]) & (other_P < n_P))
+    best = best_of_each(n_P, np.where(comes_first_P, iou_P, 0.0))
+    evidence.twin_T[own][n_P[best]] = iou_P[best]
+    evidence.twin_label_T[own][n_P[best]] = other_P[best] + own.start
 
 
 # Probabilities
@@ -275,9 +269,12 @@ def background_evidence(labels: SetBoxes, found: SetBoxes) -> np.ndarray:
         there = (image + 1) % labels.num_images
         own, other, of = labels.rows(image), labels.rows(there), found.rows(there)
         box_n4 = labels.box_D4[own]
-        is_free_n = pairwise_iou(box_n4, labels.box_D4[other]).max(1, initial=0) < SAME_OBJECT.low
-        near_n = (SAME_OBJECT(pairwise_iou(box_n4, found.box_D4[of])) * found.score_D[of]).max(1, initial=0)
-        near_T[own] = np.where(is_free_n, near_n, np.nan)
+        near_n, covered_n = np.zeros((2, len(box_n4)), np.float32)
+        n_P, m_P, iou_P = overlaps(box_n4, found.box_D4[of])
+        np.maximum.at(near_n, n_P, SAME_OBJECT(iou_P) * found.score_D[of][m_P])
+        n_P, _, iou_P = overlaps(box_n4, labels.box_D4[other])
+        np.maximum.at(covered_n, n_P, iou_P)
+        near_T[own] = np.where(covered_n < SAME_OBJECT.low, near_n, np.nan)
     return near_T
 
 

@@ -2,11 +2,12 @@
 
 Pure NumPy. Corners are relative to the image, so that passes at different sizes can be compared.
 
-Dimension key:  N images   D boxes of all images   n boxes of one image   V passes
+Dimension key:  N images   D boxes of all images   n m boxes of one image   P pairs of them   V passes
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from flatout.yolo.data.image_set import Labels, offsets
 
 FUSE_IOU = 0.55
 """Detections of two passes that overlap by this much, of the same class, are the same object."""
+PAIRS_AT_ONCE = 1 << 20
+"""Most pairs of boxes that are compared at a time: large images, looked at in tiles, have thousands of detections."""
+ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,36 @@ def pairwise_iou(box_n4: np.ndarray, box_m4: np.ndarray) -> np.ndarray:
     return np.asarray(shared_nm / np.maximum(union_nm, 1e-12))
 
 
+class Overlaps(NamedTuple):
+    """All pairs of boxes that overlap, sorted by `n_P`, then by `m_P`."""
+
+    n_P: np.ndarray
+    """int64: the box of the first set; likewise m_P of the second."""
+    m_P: np.ndarray
+    iou_P: np.ndarray
+
+
+def overlaps(box_n4: np.ndarray, box_m4: np.ndarray) -> Overlaps:
+    """The entries above 0 of `pairwise_iou`, without all of it in memory.
+
+    Boxes are taken from left to right, some at a time, and compared with those that begin before the last of them ends,
+    and end after the first of them begins.
+    """
+    num_rows = min(ROWS_AT_ONCE, max(1, PAIRS_AT_ONCE // max(1, len(box_m4))))
+    order_n = np.argsort(box_n4[:, 0], kind="stable")
+    found = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))]
+    for first in range(0, len(box_n4), num_rows):
+        own = order_n[first : first + num_rows]
+        left, right = box_n4[own, 0].min(), box_n4[own, 2].max()
+        near = np.flatnonzero((box_m4[:, 0] < right) & (box_m4[:, 2] > left))
+        iou_nm = pairwise_iou(box_n4[own], box_m4[near])
+        n_P, m_P = np.nonzero(iou_nm)
+        found.append((own[n_P], near[m_P], iou_nm[n_P, m_P]))
+    n_P, m_P, iou_P = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order_P = np.lexsort((m_P, n_P))
+    return Overlaps(n_P[order_P], m_P[order_P], iou_P[order_P])
+
+
 def area(box_n4: np.ndarray) -> np.ndarray:
     return np.asarray(np.clip(box_n4[:, 2:] - box_n4[:, :2], 0, None).prod(1))
 
@@ -105,14 +139,17 @@ def _fuse_image(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     order_n = np.argsort(-score_n, kind="stable")
     box_n4, class_n, score_n, pass_n = box_n4[order_n], class_n[order_n], score_n[order_n], pass_n[order_n]
-    same_nn = (pairwise_iou(box_n4, box_n4) >= FUSE_IOU) & (class_n[:, None] == class_n[None])
-    np.fill_diagonal(same_nn, True)  # an empty box has no IoU, not even with itself
+    n_P, m_P, iou_P = overlaps(box_n4, box_n4)
+    is_same_P = (iou_P >= FUSE_IOU) & (class_n[n_P] == class_n[m_P])
+    n_P, m_P = n_P[is_same_P], m_P[is_same_P]
+    first_n = np.searchsorted(n_P, np.arange(len(box_n4) + 1))
     left_n = np.ones(len(box_n4), bool)
     box, classes, score = [], [], []
     for seed in range(len(box_n4)):
         if not left_n[seed]:
             continue
-        members = np.flatnonzero(same_nn[seed] & left_n)
+        same = m_P[first_n[seed] : first_n[seed + 1]]
+        members = np.union1d(same[left_n[same]], [seed])  # an empty box has no IoU, not even with itself
         # The best of each pass: rows are sorted by score, and `unique` returns the first of each value.
         members = members[np.unique(pass_n[members], return_index=True)[1]]
         left_n[members] = False

@@ -95,7 +95,8 @@ class ReplayRun:
 
     @property
     def name(self) -> str:
-        return self.folder.name
+        """The name of the folder, also if it was given as `.`"""
+        return self.folder.resolve().name
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -114,16 +114,16 @@ def _large(replayed: Replayed, row: int) -> np.ndarray:
 
 
 def _plot_source(sheet: np.ndarray, file: ShownFile, left: int, top: int) -> None:
-    """A source image with its role and name below it."""
+    """A source image; below it its role, with the place of a tile, and its name."""
     cell = sheet[top : top + CELL_PX, left : left + CELL_PX]
     try:
         image = read_image(file.path) if file.window is None else _read_part(file.path, file.window)
         cell[:] = letterbox(image, fit((image.shape[0], image.shape[1]), (CELL_PX, CELL_PX)))
     except (OSError, DecodeError) as error:
         write(cell, str(error)[:28], 4, CELL_PX // 2, 7, INK)
-    role = file.role if file.visible else f"{file.role}, not visible"
+    role = file.role + where_in(file.window) + ("" if file.visible else ", not visible")
     write(sheet, role, left, top + CELL_PX + CAPTION_PX - 5, 7, MUTED)
-    name = shortened_file(Path(file.path).name + where_in(file.window), CELL_PX // 8)
+    name = shortened_file(Path(file.path).name, CELL_PX // 8)
     write(sheet, name, left, top + CELL_PX + 2 * CAPTION_PX - 7, 8, INK)
 
 

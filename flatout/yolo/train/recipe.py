@@ -10,7 +10,7 @@ import logging
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -394,7 +394,7 @@ class YoloRecipe(Recipe):
                 for name, value in vars(self._statistics).items()
             }
         if self._label_sums is not None:
-            state["label_sums"] = self._label_sums.read()
+            state["label_sums"] = self._label_sums.read() | {"fingerprint": self._fingerprint_of_sums}
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -403,8 +403,8 @@ class YoloRecipe(Recipe):
         # States of an older version have statistics of another kind, which are left out.
         if "epochs_T" in state.get("label_statistics", ()):
             self._statistics = LabelStatistics.from_plain(state["label_statistics"])
-        if self._label_sums is not None and "label_sums" in state and self.world.is_first:
-            self._label_sums.load(state["label_sums"])
+        if self._label_sums is not None:
+            self._load_label_sums(self._label_sums, state.get("label_sums", {}))
         self._update_image_weights(state["epoch"] + 1)
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
@@ -535,6 +535,17 @@ class YoloRecipe(Recipe):
         )
         return Validation(self._images.val, self._network.names, config, self._loss, self._run)
 
+    @cached_property
+    def _fingerprint_of_sums(self) -> str:
+        """Of the labels that steps sum up: those of tiles, in a training on tiles."""
+        return fingerprint(labels_as_boxes(self._images.train.labels))
+
+    def _load_label_sums(self, sums: LabelSums, saved: Mapping[str, Any]) -> None:
+        """Continue an epoch with what its steps had summed up on the first rank, unless labels have changed since."""
+        sums.clear()
+        if self.world.is_first and saved.get("fingerprint") == self._fingerprint_of_sums:
+            sums.load(saved)
+
     def _add_label_sums(self) -> None:
         """With --audit: add what the steps of this epoch saw of each label to what those before it saw."""
         assert self._label_sums is not None
@@ -547,7 +558,10 @@ class YoloRecipe(Recipe):
         if isinstance(images, TileSet):
             sums = sums_of_whole_labels(sums, images.label_L, images.shows_most_L, len(labels.class_D))
         own = fingerprint(labels)
-        if self._statistics is None or self._statistics.fingerprint != own:
+        if self._statistics is not None and self._statistics.fingerprint != own:
+            logger.warning("--audit: the labels have changed. What was seen of them before this epoch is left out.")
+            self._statistics = None
+        if self._statistics is None:
             self._statistics = LabelStatistics.empty(len(labels.class_D), own)
         self._statistics = self._statistics.add(sums)
         write_statistics(self._run.folder / FILE_NAME, self._statistics)

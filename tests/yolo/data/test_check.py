@@ -335,11 +335,13 @@ def test_with_tiles_large_images_are_no_fault_and_boxes_are_judged_in_tiles(tmp_
     FAULTS["image-huge"](made)
     made.put("train", "strip", jpeg(200, 12), GOOD_LINE)
     made.put("train", "wide", jpeg(640, 480), "0 0.5 0.5 0.01 0.01\n")
+    deep = cv2.imencode(".png", np.zeros((5200, 5000), np.uint16))[1].tobytes()  # above the limit of 16 bits
+    made.put("train", "deep", deep, GOOD_LINE, "png")
     whole = found_in(made)
     assert {"image-huge", "image-large", "image-aspect", "box-tiny"} <= set(whole)
     assert "--tiles" in CHECKS["image-huge"].advice and "--tiles" in CHECKS["box-tiny"].advice
     tiled = found_in(made, CheckConfig(tiles=64, img_size=64, workers=0, progress=False))
-    # 4.8 px of the image are as many in a tile, and none of the huge image was decoded.
+    # 4.8 px of the image are as many in a tile, and none of the huge images was decoded.
     assert not {"image-huge", "image-large", "image-aspect", "image-decode", "box-tiny"} & set(tiled)
     shrunk_tiles = found_in(made, CheckConfig(tiles=320, img_size=64, workers=0, progress=False))
     assert any(place.endswith("wide.txt: 1.3 x 1.0 px at size 64") for place in shrunk_tiles["box-tiny"])

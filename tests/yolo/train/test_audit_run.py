@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import flatout.yolo
-from flatout.errors import ConfigError, MissingFileError
+from flatout.errors import ConfigError, MissingFileError, ResourceError
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.label_audit.passes import PassConfig
 from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image
@@ -28,6 +28,14 @@ def trained(options: TrainOptions) -> TrainResult:
     result = train(options)
     assert result is not None
     return result
+
+
+def copied(files: Path, own: Path) -> tuple[Path, Path]:
+    """A copy of the files that a test may change, and its data YAML."""
+    shutil.copytree(files, own)
+    (data,) = (own / "data").glob("*.yaml")
+    data.write_text(data.read_text().replace(str(files), str(own)))
+    return own, data
 
 
 def statistics_of(folder: Path) -> LabelStatistics:
@@ -84,6 +92,21 @@ def test_an_audit_may_begin_in_a_resumed_run(options: TrainOptions) -> None:
     assert statistics_of(resumed.folder).num_epochs == 1
 
 
+def test_a_resumed_run_forgets_what_it_has_seen_of_labels_that_have_changed(
+    files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, data = copied(files, tmp_path / "own")
+    options = replace(options_for(own, tmp_path), audit=1, notest=True)
+    before = trained(replace(options, stop_after=4))  # in the second epoch
+    label = min((data.parent / "labels/train").glob("*.txt"))
+    label.write_text(label.read_text() + "0 0.7 0.2 0.1 0.1\n")
+    after = trained(replace(options, allow_data_change=True))
+    assert (after.folder, after.finished) == (before.folder, True)
+    assert "What was seen of them before this epoch is left out." in caplog.text
+    statistics = statistics_of(after.folder)
+    assert (statistics.num_epochs, statistics.epochs_T.max()) == (1, 1)
+
+
 def test_single_cls_cannot_be_audited(options: TrainOptions) -> None:
     with pytest.raises(ConfigError, match="--audit cannot judge them"):
         train(replace(options, audit=1, single_cls=True))
@@ -114,10 +137,7 @@ def test_the_audit_of_a_run_writes_its_files_and_changes_no_label(
 def test_files_that_have_changed_since_the_training_are_named(
     files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = tmp_path / "own"
-    shutil.copytree(files, own)
-    (data,) = (own / "data").glob("*.yaml")
-    data.write_text(data.read_text().replace(str(files), str(own)))
+    own, data = copied(files, tmp_path / "own")
     run = trained(replace(options_for(own, tmp_path), audit=1, epochs=1, notest=True)).folder
 
     def messages_of_an_audit() -> tuple[int, list[str]]:
@@ -214,6 +234,17 @@ def test_an_audit_that_is_interrupted_leaves_no_empty_folder(
         with pytest.raises(KeyboardInterrupt):
             flatout.yolo.audit(audited.folder, workers=0, device="cpu", out=out)
         assert out.exists() == stays
+
+
+def test_a_run_folder_that_cannot_be_written_is_answered_with_the_flag_for_another(
+    audited: TrainResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(ResourceError, match=r"Read-only file system\. Choose another folder with --out\.$"):
+        flatout.yolo.audit(audited.folder, workers=0, device="cpu")
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -466,6 +466,15 @@ def test_the_command_writes_a_sheet_and_arrays(small_run: Path, tmp_path: Path, 
     assert [each["position"] for each in samples["samples"]] == list(range(2 * BATCH, 70))
 
 
+def test_the_files_are_named_after_the_run_however_its_folder_is_given(
+    small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    words = ["yolo", "replay", str(small_run / "weights" / ".."), "--epoch", "1", "--step", "2", "--no-losses"]
+    assert main(words) == 0
+    assert [path.name for path in (tmp_path / "runs/replay").iterdir()] == [f"{small_run.name}_e001_s0002"]
+
+
 def test_the_files_are_written_although_nobody_reads_the_text_to_its_end(
     small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

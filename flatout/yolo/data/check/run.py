@@ -11,7 +11,7 @@ import numpy as np
 from flatout.errors import DataError
 from flatout.feed import SampleError
 from flatout.findings import SEVERITIES, Finding
-from flatout.images import MAX_PIXELS
+from flatout.images import most_pixels
 from flatout.yolo.data.check import files, images, labels
 from flatout.yolo.data.check.facts import CHECKS, NOT_DECODED, SetFacts, SplitFacts, check_decoding, finding_at
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, yaml_problems
@@ -124,7 +124,8 @@ def _split(data: DataSet, split: Split, config: CheckConfig) -> SplitFacts:
     if not config.quick:
         # Decoding a larger one takes gigabytes, and there are as many workers as CPUs.
         num_pixels_N = table.image_N["width"].astype(np.int64) * table.image_N["height"]
-        rows = np.flatnonzero(table.used_N & (num_pixels_N <= MAX_PIXELS))
+        limit_N = np.array([most_pixels(bits) for bits in table.image_N["bits"].tolist()], np.int64)
+        rows = np.flatnonzero(table.used_N & (num_pixels_N <= limit_N))
         decoded = check_decoding([pair.image for pair in pairs], rows, workers=config.workers, shown=config.progress)
     return SplitFacts(split, found, pairs, table, decoded, data.names)
 
