@@ -90,14 +90,12 @@ def class_weights(counts_C: np.ndarray) -> np.ndarray:
     A class without labels is treated as if it had one.
     """
     inverse_C = 1 / np.maximum(counts_C, 1)
-    weights_C: np.ndarray = inverse_C / inverse_C.sum()
-    return weights_C
+    return np.asarray(inverse_C / inverse_C.sum())
 
 
 def epoch_class_weights(weights_C: np.ndarray, map_C: np.ndarray) -> np.ndarray:
     """Class weights of the next epoch: lower for classes with a high mAP in the last validation; float64 [C]."""
-    epoch_weights_C: np.ndarray = weights_C * (1 - map_C) ** 2
-    return epoch_weights_C
+    return np.asarray(weights_C * (1 - map_C) ** 2)
 
 
 def image_weights(labels: Labels, weights_C: np.ndarray) -> np.ndarray:

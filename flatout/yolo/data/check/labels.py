@@ -153,8 +153,7 @@ def box_outside(facts: SetFacts) -> Found:
         box_T4 = split.images.labels.class_box_T5[:, 1:]
         low_T2, high_T2 = box_T4[:, :2] - box_T4[:, 2:] / 2, box_T4[:, :2] + box_T4[:, 2:] / 2
         farthest_T: np.ndarray = np.maximum(-low_T2, high_T2 - 1).max(1)
-        outside_T: np.ndarray = farthest_T > OUTSIDE
-        return outside_T
+        return np.asarray(farthest_T > OUTSIDE)
 
     for split, row, label in _labels(facts, outside):
         box = " ".join(f"{value:.3g}" for value in split.images.labels.class_box_T5[label, 1:])
@@ -228,8 +227,7 @@ def boxes_as_corners(split: SplitFacts, facts: SetFacts) -> Found:
 def _below_one_pixel(split: SplitFacts) -> np.ndarray:
     """Whether a side of each box is below half a pixel of the image, bool [T]."""
     side_px_T2 = split.images.labels.class_box_T5[:, 3:] * split.images.size_wh_N2[split.image_T]
-    narrow_T: np.ndarray = side_px_T2.min(1, initial=1.0) < MIN_BOX_PX
-    return narrow_T
+    return np.asarray(side_px_T2.min(1, initial=1.0) < MIN_BOX_PX)
 
 
 def _without_labels(facts: SetFacts, name: str) -> Found:
