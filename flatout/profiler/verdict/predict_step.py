@@ -287,11 +287,15 @@ class StepNumbers:
 
         `device_ms` is the kernel time per step then; None: as now.
         """
-        now = self.demands
-        kept = max(0.0, 1 - saved_ms / max(self.consumer_ms, 1e-9))
-        then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.m.main_cpu_ms)
+        then = self._with_less_of_main(saved_ms)
         floor_ms = self.floor_ms if device_ms is None else device_ms + self.between_ms
         return max(then.step_ms * self.bias, floor_ms, self.input_limit_ms)
+
+    def _with_less_of_main(self, saved_ms: float) -> Demands:
+        """Demands if the main thread took `saved_ms` less, and as much less CPU time in proportion."""
+        now = self.demands
+        kept = max(0.0, 1 - saved_ms / max(self.consumer_ms, 1e-9))
+        return replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.m.main_cpu_ms)
 
     def with_kept_workers(self, saved_ms: float) -> float:
         """Step if workers were not started again: the main thread waits `saved_ms` less, and workers open nothing."""
@@ -316,9 +320,7 @@ class StepNumbers:
 
     def with_less_between_steps(self, saved_ms: float, *, floor_ms: float) -> float:
         """Step with `saved_ms` less between steps; workers use that time to get ahead, so waits may replace it."""
-        now = self.demands
-        kept = max(0.0, 1 - saved_ms / max(self.consumer_ms, 1e-9))
-        then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.m.main_cpu_ms)
+        then = self._with_less_of_main(saved_ms)
         return min(self.step_ms, max(self.step_ms - saved_ms, then.step_ms, self.input_limit_ms, floor_ms))
 
 
