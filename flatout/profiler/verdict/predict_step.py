@@ -330,12 +330,7 @@ class StepNumbers:
 def remedy_of(measurement: Measurement, trial: Trial) -> Remedy:
     """The remedy of a trial, whether it would gain anything or not."""
     n = StepNumbers(measurement)
-    return remedy_of_trial(n, in_ms(n, trial))
-
-
-def remedy_of_trial(n: StepNumbers, trial: Trial) -> Remedy:
-    """As `remedy_of`, for a trial in milliseconds."""
-    now_ms = stage_ms(n, trial)
+    trial, now_ms = in_ms(n, trial), stage_ms(n, trial)
     saved_ms, device_ms = now_ms - trial.then_ms, _device_ms(n, trial)
     if trial.images is not None:
         step_ms = n.with_batch_size(
@@ -399,7 +394,7 @@ def bottleneck_of_trial(n: StepNumbers, trial: Trial) -> Bottleneck:
         cause=trial.what,
         sentence=f"With {trial.what}, {part} would take {trial.then_ms:.1f} instead of {now_ms:.1f} ms.",
         evidence=[f"{part}: {now_ms:.1f} ms per step now, {trial.then_ms:.1f} ms when tried by itself"],
-        remedies=[remedy_of_trial(n, trial)],
+        remedies=[remedy_of(n.m, trial)],
         cost_ms=max(0.0, now_ms - trial.then_ms),
     )
 

@@ -70,13 +70,9 @@ class TuningInputs:
     machine: Machine
     costs: Costs
 
-    def plain(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_plain(cls, plain: object) -> Self:
-        """The inverse of `plain`; ConfigError for anything else."""
+        """The inverse of `asdict`; ConfigError for anything else."""
         return build_config(plain, cls, where="situation")
 
     @property
@@ -117,7 +113,7 @@ def input_choices(
     if config.world.is_first:
         cache = TuningCache(file or default_folder().parent / CACHE_FILE)
         found = _tuning_inputs(images, config, asked, network, cache, graphs)
-    inputs = TuningInputs.from_plain(config.world.broadcast(found.plain() if found is not None else None))
+    inputs = TuningInputs.from_plain(config.world.broadcast(asdict(found) if found is not None else None))
     choices = choose_input(asked, inputs.machine, inputs.costs)
     if config.world.is_first:
         _log_choices(asked, inputs, choices)
@@ -378,7 +374,7 @@ class TuningCache:
         The file is replaced as a whole, so that readers never see half of it. Raises OSError. Of two processes that
         save at once, one measurement may be lost.
         """
-        content = self._read() | {fingerprint(facts): {"facts": dict(facts), "situation": inputs.plain()}}
+        content = self._read() | {fingerprint(facts): {"facts": dict(facts), "situation": asdict(inputs)}}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_file(self._file, json.dumps(content, indent=1))
 
