@@ -88,7 +88,7 @@ class VisibleLabels(NamedTuple):
 
     def select(self, chosen: np.ndarray) -> "VisibleLabels":
         """The labels with these numbers."""
-        return VisibleLabels(*(each[chosen] for each in self[:6]), *self[6:])
+        return self._replace(**{name: getattr(self, name)[chosen] for name in self._fields[:6]})
 
 
 def gather_labels(labels: Labels, canvases: Canvases, *, visible_in: tuple[int, int] | None = None) -> CanvasLabels:

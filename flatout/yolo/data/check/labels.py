@@ -170,7 +170,7 @@ def box_tiny(split: SplitFacts, facts: SetFacts) -> Found:
     is_tiny_T = (box_px_T2.min(1, initial=TINY_PX) < TINY_PX) & ~_below_one_pixel(split)
     for label in np.flatnonzero(is_tiny_T).tolist():
         width, height = box_px_T2[label].tolist()
-        place = split.label_place(int(split.image_T[label]))
+        place = split.label_place(int(split.images.labels.image_T[label]))
         yield place, f"{width:.1f} x {height:.1f} px at size {facts.img_size}"
 
 
@@ -226,7 +226,7 @@ def boxes_as_corners(split: SplitFacts, facts: SetFacts) -> Found:
 
 def _below_one_pixel(split: SplitFacts) -> np.ndarray:
     """Whether a side of each box is below half a pixel of the image, bool [T]."""
-    side_px_T2 = split.images.labels.class_box_T5[:, 3:] * split.images.size_wh_N2[split.image_T]
+    side_px_T2 = split.images.labels.class_box_T5[:, 3:] * split.images.size_wh_N2[split.images.labels.image_T]
     return np.asarray(side_px_T2.min(1, initial=1.0) < MIN_BOX_PX)
 
 
@@ -280,7 +280,7 @@ def _labels(facts: SetFacts, chosen: Callable[[SplitFacts], np.ndarray]) -> Iter
     """Split, image and index of each label for which `chosen(split)`, bool [T], is true."""
     for split in facts.splits.values():
         for label in np.flatnonzero(chosen(split)).tolist():
-            yield split, int(split.image_T[label]), label
+            yield split, int(split.images.labels.image_T[label]), label
 
 
 def _with_line(path: str, number: int) -> str:
