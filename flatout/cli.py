@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, did_you_mean
 
 JOBS = {
     "yolo": "flatout.yolo.commands.train",
@@ -80,8 +80,7 @@ def dispatch(words: Sequence[str], commands: Mapping[str, Command], *, prog: str
     if name is None:
         if (meant := WITH_FLAG.get(typed, "")).partition(" ")[0] in commands:
             raise ConfigError(f"unknown command {typed!r}; run `{' '.join([prog, meant, *argv])}`.")
-        close = difflib.get_close_matches(typed, commands, n=1)
-        advice = f"did you mean {close[0]!r}?" if close else f"`{prog} --help` lists the commands."
+        advice = did_you_mean(typed, commands, f"`{prog} --help` lists the commands.")
         raise ConfigError(f"unknown command {typed!r}; {advice}")
     code: int = import_module(commands[name].module).main(argv)
     return code

@@ -6,7 +6,6 @@ pydantic is used only here: the rest of the program sees plain dataclasses.
 A line of a ConfigError reads `file.yaml: key.path: what (value) - what to do`.
 """
 
-import difflib
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, did_you_mean
 from flatout.yaml_strict import load_yaml
 
 Config = TypeVar("Config")
@@ -98,7 +97,9 @@ def _what(details: Sequence[Any], path: KeyPath, model: type) -> str:
     if first["type"] == "missing":
         return "missing key - add it"
     if first["type"] in _UNKNOWN_KEY:
-        return f"unknown key {shown} - {_nearest(str(path[-1]), _known_keys(model, path[:-1]))}"
+        known = _known_keys(model, path[:-1])
+        advice = did_you_mean(str(path[-1]), known, f"known keys: {', '.join(known)}")
+        return f"unknown key {shown} - {advice}"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     expected = [_expected(detail) for detail in details]
@@ -112,11 +113,6 @@ def _expected(detail: Any) -> str:
     if detail["type"] in ("literal_error", "enum"):
         return str(detail["ctx"]["expected"])
     return _EXPECTED.get(detail["type"], "")
-
-
-def _nearest(key: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known)}"
 
 
 def _line(path: KeyPath, what: str) -> str:

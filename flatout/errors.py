@@ -4,7 +4,9 @@ Every message says what is wrong, where, and what to do next. The exit codes are
 scripts may rely on them.
 """
 
+import difflib
 import textwrap
+from collections.abc import Iterable
 
 INTERNAL_ERROR_CODE = 70
 """Exit code of a command that fails because of a bug."""
@@ -21,6 +23,12 @@ def counted(number: int, noun: str) -> str:
     """A number with its noun, for messages: '1 image', '2 classes', '3 fixes'."""
     plural = "es" if noun.endswith(("s", "x")) else "s"
     return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Advice for a word that is not known: the most similar one, or `otherwise` if none is similar."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 class FlatoutError(Exception):

@@ -9,6 +9,7 @@ Dimension key:  N images   T patches of an image
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -171,7 +172,7 @@ def make_plan(recipe: SampleRecipe, config: InputConfig, world: World) -> Plan:
     """The order of the patches; the last batch of an epoch may be short."""
     order = None
     if config.group_images:
-        order = GroupedOrder(recipe.num_images, recipe.grid.per_image, config.group_images, config.seed)
+        order = partial(grouped_order, recipe.num_images, recipe.grid.per_image, config.group_images, config.seed)
     return Plan(
         num_samples=len(recipe),
         batch_size=world.batch_per_rank(config.total_batch),
@@ -235,18 +236,12 @@ def device_patch_feed(
     )
 
 
-class GroupedOrder:
-    """Order of an epoch, for `Plan(order=...)`: patches in groups of images, shuffled within each group."""
-
-    def __init__(self, num_images: int, per_image: int, group: int, seed: int) -> None:
-        self._num_images, self._per_image, self._group, self._seed = num_images, per_image, group, seed
-
-    def __call__(self, epoch: int) -> np.ndarray:
-        """Sample numbers of an epoch, int64 [N * T], each exactly once."""
-        image_N = shuffled_order(self._num_images, seed=self._seed, epoch=epoch)
-        sample_NT = image_N[:, None] * self._per_image + np.arange(self._per_image)
-        # Sorted by group, then by rank in one shuffle of all samples.
-        rank_NT = np.empty(sample_NT.size, np.int64)
-        rank_NT[shuffled_order(sample_NT.size, seed=self._seed + 1, epoch=epoch)] = np.arange(sample_NT.size)
-        group_NT = np.repeat(np.arange(self._num_images) // self._group, self._per_image)
-        return np.asarray(sample_NT.reshape(-1)[np.lexsort((rank_NT, group_NT))])
+def grouped_order(num_images: int, per_image: int, group: int, seed: int, epoch: int) -> np.ndarray:
+    """Patches in groups of images, shuffled within each group: sample numbers of an epoch, int64 [N * T], each once."""
+    image_N = shuffled_order(num_images, seed=seed, epoch=epoch)
+    sample_NT = image_N[:, None] * per_image + np.arange(per_image)
+    # Sorted by group, then by rank in one shuffle of all samples.
+    rank_NT = np.empty(sample_NT.size, np.int64)
+    rank_NT[shuffled_order(sample_NT.size, seed=seed + 1, epoch=epoch)] = np.arange(sample_NT.size)
+    group_NT = np.repeat(np.arange(num_images) // group, per_image)
+    return np.asarray(sample_NT.reshape(-1)[np.lexsort((rank_NT, group_NT))])

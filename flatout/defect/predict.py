@@ -256,7 +256,8 @@ class _Writer:
     ) -> None:
         """`ranks_all`: heat maps are 0 outside of components, so those below the threshold can be ranked, too."""
         self._options, self._threshold, self._ranks_all = options, threshold, ranks_all
-        self._root = _common_folder(images)
+        self._root = Path(os.path.commonpath([os.path.abspath(image.path.parent) for image in images]))
+        """The folder that holds all images, relative to which their names are unique."""
         stems = Counter(image.path.with_suffix("") for image in images)
         self._shared_stems = {stem for stem, num in stems.items() if num > 1}
         """Paths without their endings that several images have, such as a.png and a.jpg."""
@@ -358,8 +359,3 @@ def _write_table(path: Path, names: tuple[str, ...], rows: Sequence[tuple[object
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)
         writer.writerows(rows)
-
-
-def _common_folder(images: list[EvaluationImage]) -> Path:
-    """The absolute path of the folder that holds all images, relative to which their names are unique."""
-    return Path(os.path.commonpath([os.path.abspath(image.path.parent) for image in images]))

@@ -66,9 +66,9 @@ class PatchRenderer:
     def _cropped(self, sources: Sources, params: Mapping[str, Tensor]) -> Tensor:
         corner_B2 = params["corner"].long()
         begin_B = sources.offsets.reshape(-1)
-        if not self._config.has_disturbances:
-            return self._gathered(sources.data, begin_B, corner_B2)
         plain = self._gathered(sources.data, begin_B, corner_B2)
+        if not self._config.has_disturbances:
+            return plain
         disturbed = self._disturbed(self._moved(sources.data, begin_B, corner_B2, params["shift"]), params)
         is_hard = (params["kind"] == HARD_NEGATIVE)[:, None, None, None]
         return torch.where(is_hard, plain, disturbed)

@@ -248,5 +248,4 @@ def load_on_all_ranks(checkpoints: CheckpointStore | None, world: World) -> Chec
     content even if the disk is failing.
     """
     saved = checkpoints.load() if checkpoints is not None and world.is_first else None
-    checkpoint: Checkpoint | None = world.broadcast(saved)
-    return checkpoint
+    return world.broadcast(saved)

@@ -31,6 +31,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -79,7 +80,7 @@ class Arena:
     def create(cls, nbytes: int) -> "Arena":
         """A new arena with a first extent of `nbytes` at offset 0, in the best kind of memory that has room for it."""
         _check_file_size_limit(page_aligned(nbytes))
-        for opener in (_open_memfd, _open_in_dev_shm, _open_in_temporary_folder):
+        for opener in (_open_memfd, partial(_open_unlinked, "/dev/shm"), _open_in_temporary_folder):
             try:
                 fd = opener()
             except (OSError, AttributeError):  # not permitted, or a Python built without memfd_create
@@ -167,10 +168,6 @@ def _map(fd: int, offset: int, length: int, flags: int) -> np.ndarray:
 
 def _open_memfd() -> int:
     return os.memfd_create("flatout-feed")
-
-
-def _open_in_dev_shm() -> int:
-    return _open_unlinked("/dev/shm")
 
 
 def _open_in_temporary_folder() -> int:

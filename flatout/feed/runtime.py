@@ -33,26 +33,28 @@ DESCRIPTORS_NEEDED = 16
 """Two pipes, three sockets and the ring, and a few for starting processes; every additional lane needs a pipe."""
 
 
-def fit_slots(spec: RingSpec, free_bytes: int) -> RingSpec:
-    """The same ring, with fewer slots if memory is short; raises ResourceError if even MIN_SLOTS do not fit."""
-    budget = int(free_bytes * MEMORY_SHARE)
-    if spec.total_bytes <= budget:
-        return spec
-    fixed_bytes = spec.total_bytes - spec.num_slots * spec.slot_bytes
-    num_slots = (budget - fixed_bytes) // spec.slot_bytes
-    if num_slots < MIN_SLOTS:
+def slots_that_fit(num_slots: int, slot_bytes: int, *, other_bytes: int = 0, batch: str = "batch") -> int:
+    """As many slots as fit into half of the free memory, beside `other_bytes`, and at most `num_slots`.
+
+    A warning if they are fewer, ResourceError if not even MIN_SLOTS fit; `batch` names in it what a slot holds.
+    """
+    free_bytes = machine.memory().free
+    num_fitting = (int(free_bytes * MEMORY_SHARE) - other_bytes) // slot_bytes
+    if num_fitting >= num_slots:
+        return num_slots
+    if num_fitting < MIN_SLOTS:
         raise ResourceError(
-            f"A batch of {spec.batch_size} takes {_mib(spec.slot_bytes)}, and at least {MIN_SLOTS} batches must fit "
-            f"into half of the free memory ({_mib(free_bytes)} free). Use a smaller batch, or free some memory."
+            f"A {batch} takes {_mib(slot_bytes)}, and at least {MIN_SLOTS} batches must fit into half of the free "
+            f"memory ({_mib(free_bytes)} free). Use a smaller batch, or free some memory."
         )
     logger.warning(
         "Memory: %d slots of %s would take more than half of the %s of free memory; using %d slots.",
-        spec.num_slots,
-        _mib(spec.slot_bytes),
-        _mib(free_bytes),
         num_slots,
+        _mib(slot_bytes),
+        _mib(free_bytes),
+        num_fitting,
     )
-    return replace(spec, num_slots=num_slots)
+    return num_fitting
 
 
 def check_descriptors(limits: Descriptors, num_lanes: int = 1) -> None:
@@ -300,7 +302,11 @@ class FeedRuntime:
 
     def __init__(self, source: Source, plan: Plan, config: FeedConfig, num_workers: int) -> None:
         check_descriptors(machine.descriptors())
-        spec = fit_slots(_ring_spec(source, plan, config, num_workers), machine.memory().free)
+        spec = _ring_spec(source, plan, config, num_workers)
+        other_bytes = spec.total_bytes - spec.num_slots * spec.slot_bytes
+        batch = f"batch of {plan.batch_size}"
+        num_slots = slots_that_fit(spec.num_slots, spec.slot_bytes, other_bytes=other_bytes, batch=batch)
+        spec = replace(spec, num_slots=num_slots)
         self.ring = Ring.create(spec, shared_by_processes=config.backend == "process" and num_workers > 0)
         settings = WorkerSettings(seed=plan.seed, substitute_errors=config.on_error == "substitute")
         self.backend = _make_backend(self.ring, source, settings, config, num_workers)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from flatout.ranks.signals import ignore_stop_signals
 from flatout.ranks.watch import LOST_AFTER_S, RankWatch, is_of_collective, store_of_launcher
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 # Devices
@@ -127,7 +129,7 @@ class World:
         """Whether the flag is set on any rank; a collective call."""
         return bool(self.all_reduce_max(np.array([flag]))[0])
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: T) -> T:
         """The first rank's value, on every rank; plain values only. A collective call."""
         if self.size == 1:
             return value

@@ -92,7 +92,7 @@ class EpochEnd:
             at = epoch if rows.at is None else rows.at
             done = (epoch + 1) * self.steps_per_epoch
             self.callbacks.validation(Scores(epoch=epoch, at=at, steps_done=done, scalars=rows.scalars))
-        stops = bool(recipe.world.broadcast(stops))
+        stops = recipe.world.broadcast(stops)
         self.epoch, self.found, self.losses = epoch, found or self.found, report.items
         recipe.after_epoch(self.model, epoch, found, sections, stops=stops and not last)
         return stops

@@ -12,13 +12,12 @@ twice. A full disk costs rows but never the training: there is one warning, and 
 """
 
 import csv
-import io
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from flatout.engine import CheckpointStore
 from flatout.errors import ConfigError, FlatoutError, ResourceError
 from flatout.runs.lock import Locked, RunLock
 from flatout.runs.options import RECORD_NAME, Comparison, Identity, refused, run_of
-from flatout.safefiles import read_note, remove_stale_parts, write_file
+from flatout.safefiles import csv_text, read_note, remove_stale_parts, write_file
 
 logger = logging.getLogger(__name__)
 
@@ -324,8 +323,8 @@ class Records(AbstractContextManager["Records"]):
         file = self._files[name]
         existing = file.columns()
         columns = existing or list(rows[0])
-        text = "".join(_csv_line(row.get(column) for column in columns) for row in rows)
-        file.append((text if existing else _csv_line(columns) + text).encode())
+        head = [] if existing else [columns]
+        file.append(csv_text([*head, *([row.get(column) for column in columns] for row in rows)]).encode())
 
     def event(self, name: str, values: Mapping[str, object]) -> None:
         """Append a JSON object on a line of its own. Numbers that are not finite become null, since JSON has no NaN."""
@@ -438,12 +437,6 @@ def gap_mark(name: str, num_missing: int) -> bytes:
         return b""
     text = json.dumps({"missing": num_missing}) if name.endswith(".jsonl") else f"# {num_missing} missing"
     return f"{text}\n".encode()
-
-
-def _csv_line(values: Iterable[object]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(values)
-    return text.getvalue()
 
 
 def _finite(value: object) -> object:

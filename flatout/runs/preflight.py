@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flatout.clock import machine
 from flatout.doctor import DriverFacts, TorchFacts, TorchGpu, check_torch_and_gpus, driver_facts, has_code_for
-from flatout.engine import MovingAverage
+from flatout.engine import MovingAverage, parameters_of
 from flatout.errors import ResourceError, one_line
 from flatout.findings import Finding
 from flatout.ranks import choose_devices
@@ -121,8 +121,7 @@ def tensor_bytes(value: object) -> int:
 def _moments_to_come(optimizer: torch.optim.Optimizer) -> int:
     """Size of the two moments that Adam allocates at the first step, in bytes; 0 for other optimizers."""
     is_adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return 2 * tensor_bytes(parameters) if is_adam else 0
+    return 2 * tensor_bytes(parameters_of(optimizer)) if is_adam else 0
 
 
 def _gb(num_bytes: int) -> str:

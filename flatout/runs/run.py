@@ -104,7 +104,7 @@ def train(
             data = recipe.open_data()
         folder = _open_folder(recipe, request, stack) if world.is_first else None
         # Only the first rank holds the folder; the others get its path.
-        where, continues = world.broadcast((str(folder.folder), folder.continues) if folder else None)
+        where, continues = world.broadcast((str(folder.folder), folder.continues) if folder else ("", False))
         context = RunContext(
             world=world,
             device=device,
@@ -187,8 +187,7 @@ def _finished_folder(recipe: Recipe, request: RunRequest, mirror: Mirror | None)
             logger.info("%s: this training is finished; its files are here. Use --fresh to train again.", finished)
     if finished is None and recipe.options.once and recipe.world.is_first:
         finished = finished_run(request)
-    folder: Path | None = recipe.world.broadcast(finished)
-    return folder
+    return recipe.world.broadcast(finished)
 
 
 def _open_folder(recipe: Recipe, request: RunRequest, stack: ExitStack) -> RunFolder:

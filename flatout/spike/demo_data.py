@@ -153,8 +153,7 @@ def _texture(rng: np.random.Generator, height: int, width: int, *, contrast: flo
         phase = rng.uniform(0, 2 * np.pi, 3)
         angle = 2 * np.pi * (waves_y * y / height + waves_x * x / width)
         total += rng.uniform(0.3, 1) * np.sin(angle[..., None] + phase)
-    image: np.ndarray = np.clip(0.5 + contrast * total / (2 * total.std() + 1e-9) / 2, 0.02, 0.98)
-    return image
+    return np.asarray(np.clip(0.5 + contrast * total / (2 * total.std() + 1e-9) / 2, 0.02, 0.98))
 
 
 def _sampled(texture_HW3: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -164,8 +163,7 @@ def _sampled(texture_HW3: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarra
     fy, fx = (y - y0)[..., None], (x - x0)[..., None]
 
     def at(dy: int, dx: int) -> np.ndarray:
-        found: np.ndarray = texture_HW3[(y0 + dy) % height, (x0 + dx) % width]
-        return found
+        return np.asarray(texture_HW3[(y0 + dy) % height, (x0 + dx) % width])
 
     top = at(0, 0) * (1 - fx) + at(0, 1) * fx
     return np.asarray(top * (1 - fy) + (at(1, 0) * (1 - fx) + at(1, 1) * fx) * fy)

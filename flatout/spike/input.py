@@ -222,17 +222,6 @@ class ClipFeed(AbstractContextManager["ClipFeed"]):
         self._stack.close()
 
 
-class WholeStepOrder:
-    """A shuffled epoch without the clips that do not fill a whole optimizer step."""
-
-    def __init__(self, num_samples: int, *, plan: StepPlan, seed: int) -> None:
-        self._num_samples, self._seed = num_samples, seed
-        self._num_trained = plan.steps_per_epoch * plan.samples_per_step
-
-    def __call__(self, epoch: int) -> np.ndarray:
-        return shuffled_order(self._num_samples, seed=self._seed, epoch=epoch)[: self._num_trained]
-
-
 def open_store(clips: ClipSet, config: DataConfig, *, budget_bytes: int, workers: int) -> Store | None:
     """Find or build the store of decoded frames: one for the machine, or one per worker (`CACHE_SCOPE: process`).
 
@@ -258,12 +247,13 @@ def training_source(clips: ClipSet, config: DataConfig, store: Store | None = No
 
 
 def training_plan(clips: ClipSet, settings: FeedSettings, *, steps: StepPlan, seed: int, world: World) -> Plan:
-    """Which clips this rank trains on, in which order: shuffled, only whole steps."""
+    """Which clips this rank trains on, in which order: shuffled, without those that do not fill an optimizer step."""
+    num_trained = steps.steps_per_epoch * steps.samples_per_step
     return Plan(
         num_samples=len(clips),
         batch_size=settings.batch,
         seed=seed,
-        order=WholeStepOrder(len(clips), plan=steps, seed=seed),
+        order=lambda epoch: shuffled_order(len(clips), seed=seed, epoch=epoch)[:num_trained],
         rank=world.rank,
         num_ranks=world.size,
     )

@@ -29,6 +29,7 @@ import numpy as np
 from flatout.errors import ConfigError, DataError, MissingFileError
 from flatout.feed import DecodeError
 from flatout.progress import progress
+from flatout.safefiles import read_note
 from flatout.spike.data.decode import pack
 from flatout.spike.data.frames import read_frame
 from flatout.spike.data.geometry import parse_geometry, write_geometry
@@ -512,7 +513,9 @@ def _claim(output: Path, note: dict[str, Any]) -> None:
     note = json.loads(json.dumps(note))
     path = output / NOTE
     if path.is_file():
-        found = _read_note(path)
+        found = read_note(path)
+        if not found:
+            raise ConfigError(f"{path} is damaged. Remove the folder, and simulate again.")
         changed = sorted(key for key in note.keys() | found.keys() if note.get(key) != found.get(key))
         if changed:
             raise ConfigError(
@@ -524,16 +527,6 @@ def _claim(output: Path, note: dict[str, Any]) -> None:
         raise ConfigError(f"{output} exists and is not a simulated set. Choose an empty or new folder.")
     output.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(note, indent=1) + "\n")
-
-
-def _read_note(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} is damaged. Remove the folder, and simulate again.")
-    return found
 
 
 def _training_yaml(

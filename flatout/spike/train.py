@@ -119,11 +119,12 @@ CHANGES: dict[str, Change] = {
 class TrainResult(RunResult):
     """The result of a training."""
 
+    outcome: DeblurEvaluation | None
+
     @property
     def evaluation(self) -> DeblurEvaluation | None:
         """The result of the last validation; None if there was none."""
-        found: DeblurEvaluation | None = self.outcome
-        return found
+        return self.outcome
 
 
 def train(

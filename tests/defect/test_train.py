@@ -23,7 +23,7 @@ from flatout.defect import step as job
 from flatout.defect.data.items import Strips
 from flatout.defect.demo_data import generate_strip, write_strip
 from flatout.defect.evaluate.scores import rank_scores
-from flatout.defect.input import GroupedOrder, open_input
+from flatout.defect.input import grouped_order, open_input
 from flatout.defect.model import DefectNet, detection_problem
 from flatout.defect.options import TrainOptions
 from flatout.defect.source import PatchSource
@@ -253,12 +253,12 @@ def test_strips_of_the_benchmark_have_the_golden_pixels(case):
 
 @pytest.mark.parametrize("group", [1, 3, 100])
 def test_a_grouped_order_visits_every_patch_once_and_one_group_at_a_time(group):
-    order = GroupedOrder(10, 6, group, seed=3)(epoch=2)
+    order = grouped_order(10, 6, group, seed=3, epoch=2)
     assert sorted(order.tolist()) == list(range(60))
     images = order // 6
     for begin in range(0, 60, 6 * group):
         assert len(set(images[begin : begin + 6 * group].tolist())) == min(group, 10 - begin // 6)
-    assert not np.array_equal(order, GroupedOrder(10, 6, group, seed=3)(epoch=3))
+    assert not np.array_equal(order, grouped_order(10, 6, group, seed=3, epoch=3))
 
 
 @pytest.mark.parametrize(("group", "reads_per_file"), [(2, 1), (0, 6)])

@@ -115,14 +115,14 @@ def test_a_host_that_runs_ahead_is_not_mistaken_for_a_fast_step(device, monkeypa
     from flatout.profiler.observe import device_times, observation
     from flatout.profiler.observe import observation as module
     from flatout.profiler.observe.observation import Observation
-    from flatout.profiler.observe.summary import NoWorkers
+    from flatout.profiler.observe.summary import WorkerObserver
 
     class NoTrace:
         def start(self):
             pass
 
         def stop(self, num_steps):
-            return DeviceWork(busy_ms=4.0, copy_ms=0.0, launches=10.0, pageable_copies=0.0)
+            return DeviceWork(busy_ms=4.0, copy_ms=0.0, launches=10.0)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -130,7 +130,7 @@ def test_a_host_that_runs_ahead_is_not_mistaken_for_a_fast_step(device, monkeypa
     monkeypatch.setattr(observation, "launch_us", lambda: 5.0)
     monkeypatch.setattr(observation, "machine_facts", dict)
     monkeypatch.setattr(module.WaitCounter, "counting", lambda self: contextlib.nullcontext())
-    looking = Observation(NoWorkers())
+    looking = Observation(WorkerObserver())
     looking.attach_device()
     with looking.observing():
         for _ in range(17):

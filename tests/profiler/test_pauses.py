@@ -20,7 +20,7 @@ from flatout.profiler.observe.device_times import DeviceWork
 from flatout.profiler.observe.engine_steps import EngineObservation
 from flatout.profiler.observe.observation import ALL_PHASES, Observation
 from flatout.profiler.observe.recorder import StepRecorder
-from flatout.profiler.observe.summary import NoWorkers
+from flatout.profiler.observe.summary import WorkerObserver
 from flatout.profiler.observe.waits import WaitCounter
 from flatout.profiler.outcome import load_measurement, save_report
 from flatout.profiler.report.page import timeline_svg
@@ -181,7 +181,7 @@ class Traces:
         assert self.running == 1
         self.running = 0
         self.stopped.append(num_steps)
-        return DeviceWork(busy_ms=float(num_steps), copy_ms=0.0, launches=1.0, pageable_copies=0.0)
+        return DeviceWork(busy_ms=float(num_steps), copy_ms=0.0, launches=1.0)
 
 
 class FakeClock:
@@ -194,7 +194,7 @@ class FakeClock:
 
 def traced(monkeypatch, *, pause_after, in_step):
     """Steps of an observation with a fake GPU, with a pause after one of them."""
-    traces, observation = Traces(monkeypatch), Observation(NoWorkers())
+    traces, observation = Traces(monkeypatch), Observation(WorkerObserver())
     observation._device = observation.recorder.device = FakeClock()
     with observation.recorder.recording():
         for step in range(1, ALL_PHASES.tracing_ends(on_device=True) + 1):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
@@ -174,28 +175,25 @@ def _batches(stream: "_ReadAhead", maker: MapMaker) -> Iterator[tuple[list[Evalu
         yield group, planes
 
 
+@dataclass(eq=False, repr=False)
 class _ReadAhead:
     """Images with their planes, in order. Ends before the first that cannot be read; `error` then says why."""
 
-    def __init__(
-        self,
-        images: Iterable[EvaluationImage],
-        read: Callable[[EvaluationImage], np.ndarray],
-        executor: Executor,
-        maker: MapMaker,
-        threads: int,
-    ) -> None:
-        self._images, self._read, self._executor, self._maker, self._threads = images, read, executor, maker, threads
-        self.error: Exception | None = None
+    images: Iterable[EvaluationImage]
+    read: Callable[[EvaluationImage], np.ndarray]
+    executor: Executor
+    maker: MapMaker
+    threads: int
+    error: Exception | None = None
 
     def __iter__(self) -> Iterator[tuple[EvaluationImage, np.ndarray]]:
-        images = iter(self._images)
+        images = iter(self.images)
         pending: deque[tuple[EvaluationImage, Future[np.ndarray]]] = deque()
         # One at first: images may be so large that two of them do not fit into memory.
         most = 1
         while True:
             while len(pending) < most and (image := next(images, None)) is not None:
-                pending.append((image, self._executor.submit(self._read, image)))
+                pending.append((image, self.executor.submit(self.read, image)))
             if not pending:
                 return
             image, future = pending.popleft()
@@ -205,7 +203,7 @@ class _ReadAhead:
                 self.error = error
                 return
             yield image, planes_CHW
-            wanted = self._threads + 2 * self._maker.batch_size(_size(planes_CHW)) if self._threads else 1
+            wanted = self.threads + 2 * self.maker.batch_size(_size(planes_CHW)) if self.threads else 1
             most = max(1, min(wanted, AHEAD_BYTES // planes_CHW.nbytes))
 
 

@@ -134,10 +134,8 @@ def blob(rng: np.random.Generator) -> np.ndarray:
     stretch = float(np.sqrt(rng.uniform(1, MAX_ELONGATION)))
     angle = rng.uniform(0, np.pi)
     weight_W, phase_W = rng.uniform(0, 0.25, WAVES), rng.uniform(0, 2 * np.pi, WAVES)
-    reach = int(np.ceil(radius * stretch * (1 + weight_W.sum() / 2))) + 1
-    y, x = np.meshgrid(*[np.arange(-reach, reach + 1)] * 2, indexing="ij")
-    along = (x * np.cos(angle) + y * np.sin(angle)) / stretch
-    across = (-x * np.sin(angle) + y * np.cos(angle)) * stretch
+    along, across = _turned(angle, reach=radius * stretch * (1 + weight_W.sum() / 2))
+    along, across = along / stretch, across * stretch
     theta = np.arctan2(across, along)
     bulge = sum(
         weight * np.cos(number * theta + phase)

@@ -4,7 +4,6 @@ Slots outlive workers: without persistent workers, every epoch starts new worker
 perhaps pinned memory is kept.
 """
 
-import logging
 import os
 import pickle
 import weakref
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flatout.clock import machine
-from flatout.errors import ConfigError, ResourceError
+from flatout.errors import ConfigError
 from flatout.feed.batch import RowsBuffer, gather_rows
 from flatout.feed.loader.batch_parts import BatchPart, BatchRequest, PartKind, encode_request
 from flatout.feed.loader.slots import SlotBuffers, SlotRefs, pin
@@ -21,11 +20,9 @@ from flatout.feed.loader.source import PART, DatasetSource, encode_position
 from flatout.feed.plan import Step
 from flatout.feed.processes import ProcessBackend, unpicklable_attributes
 from flatout.feed.ring import Ring, RingSpec
-from flatout.feed.runtime import MEMORY_SHARE, MIN_SLOTS, check_descriptors
+from flatout.feed.runtime import check_descriptors, slots_that_fit
 from flatout.feed.supervisor import Supervisor
 from flatout.feed.worker import WorkerSettings
-
-logger = logging.getLogger(__name__)
 
 PROBE_SLOT = 0
 
@@ -59,20 +56,7 @@ class Slots:
         if nbytes <= self.body_bytes:
             return
         self.body_bytes = nbytes
-        affordable = int(machine.memory().free * MEMORY_SHARE) // nbytes
-        if affordable < MIN_SLOTS:
-            raise ResourceError(
-                f"A batch takes {nbytes / 2**20:.0f} MiB, and at least {MIN_SLOTS} batches must fit into half of the "
-                f"free memory ({machine.memory().free / 2**20:.0f} MiB free). Use a smaller batch, or free some memory."
-            )
-        if affordable < len(self.usable):
-            logger.warning(
-                "Memory: %d slots of %.0f MiB would take more than half of the free memory; using %d slots.",
-                len(self.usable),
-                nbytes / 2**20,
-                affordable,
-            )
-            self.usable = self.usable[:affordable]
+        self.usable = self.usable[: slots_that_fit(len(self.usable), nbytes)]
 
     def prepare(self, slot: int) -> None:
         """Give a free slot a body of the current size."""

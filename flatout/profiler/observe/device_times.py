@@ -139,9 +139,6 @@ class DeviceWork(NamedTuple):
     """Copies between host and device."""
 
     launches: float
-    pageable_copies: float
-    """Copies from or to memory that is not page-locked: each makes the host wait."""
-
     idle: IdleSplit | None = None
     """Why nothing ran at other times. Tracing slows launches down, so its parts count, not their sum."""
 
@@ -187,14 +184,12 @@ class DeviceTrace:
 def summarize(events: Sequence[TraceEvent], num_steps: int) -> DeviceWork:
     """Numbers per step from the events of a trace (pure)."""
     on_device = [event for event in events if event.on_device]
-    copies = [event for event in on_device if event.name.startswith("Memcpy")]
-    host_copies = [event for event in copies if _is_host_copy(event)]
+    host_copies = [event for event in on_device if _is_host_copy(event)]
     launches = sum(event.name.startswith(_LAUNCHES) for event in events if not event.on_device)
     return DeviceWork(
         busy_ms=union_length((event.begin_us, event.end_us) for event in on_device) / 1e3 / num_steps,
         copy_ms=sum(event.end_us - event.begin_us for event in host_copies) / 1e3 / num_steps,
         launches=launches / num_steps,
-        pageable_copies=sum("Pageable" in event.name for event in copies) / num_steps,
         idle=split_idle(events, num_steps),
     )
 

@@ -76,7 +76,8 @@ def slow_settings() -> list[str]:
     import torch
 
     found = [ANOMALY] if torch.is_anomaly_enabled() else []
-    return [*found, NO_ONEDNN] if torch.backends.mkldnn.is_available() and not _onednn_is_on() else found
+    is_switched_off = torch.backends.mkldnn.is_available() and not torch._C._get_mkldnn_enabled()
+    return [*found, NO_ONEDNN] if is_switched_off else found
 
 
 class _Variant(NamedTuple):
@@ -315,9 +316,3 @@ def _without(setting: str) -> AbstractContextManager[Any]:
     if setting == ANOMALY:
         return torch.autograd.set_detect_anomaly(False)
     return torch.backends.mkldnn.flags(enabled=True)
-
-
-def _onednn_is_on() -> bool:
-    import torch
-
-    return bool(torch._C._get_mkldnn_enabled())

@@ -152,8 +152,9 @@ class WorkerStats(NamedTuple):
 class WorkerObserver:
     """Observes workers from `begin` to `end`; by itself, it observes none."""
 
-    num_unobserved = 0
-    """Number of workers that exist and cannot be observed."""
+    def __init__(self, num_unobserved: int = 0) -> None:
+        """`num_unobserved`: number of workers that exist and cannot be observed."""
+        self.num_unobserved = num_unobserved
 
     def begin(self) -> None:
         """To be called before the first timed step."""
@@ -236,6 +237,7 @@ class ProbedWorkers(WorkerObserver):
     """Observes the workers of the torch DataLoaders that a loop trains on; `watch.probed` wraps their data sets."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._tables: dict[int, tuple[Any, WorkerTables]] = {}  # by loader, which is kept so that its id stays its own
         self._trains: set[int] = set()
         self._before: dict[int, ProbedTotals] = {}
@@ -279,10 +281,3 @@ class ProbedWorkers(WorkerObserver):
     def timelines(self) -> dict[str, list[Event]]:
         last = [tables for key, (_, tables) in self._tables.items() if key in self._trains][-1:]
         return worker_timelines(last[0].rows()["timeline"]) if last and self._most_open else {}
-
-
-class NoWorkers(WorkerObserver):
-    """Placeholder for workers that cannot be observed, if there are any."""
-
-    def __init__(self, num_unobserved: int = 0) -> None:
-        self.num_unobserved = num_unobserved

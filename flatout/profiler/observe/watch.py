@@ -25,7 +25,7 @@ from flatout.profiler.observe.loader_probe import TimedDataset, TimedStream, Wor
 from flatout.profiler.observe.network_runs import kept_calls, network_runs
 from flatout.profiler.observe.observation import ALL_PHASES, Observation
 from flatout.profiler.observe.recorder import StepRecorder
-from flatout.profiler.observe.summary import FeedWorkers, NoWorkers, ProbedWorkers, WorkerObserver
+from flatout.profiler.observe.summary import FeedWorkers, ProbedWorkers, WorkerObserver
 from flatout.profiler.outcome import Profile
 from flatout.profiler.verdict import Remedy, Trial
 
@@ -44,7 +44,7 @@ def watch(
     if isinstance(clock.recorder(), StepRecorder):
         raise ConfigError("This thread is already being watched. End that watch() before another one begins.")
     code = code_of(loss_fn)
-    observation = Observation(NoWorkers(), functions={code: "loss"} if code else {}, title=title)
+    observation = Observation(WorkerObserver(), functions={code: "loss"} if code else {}, title=title)
     marked, workers = partial(marked_steps, observation, SampleCounter.of_loader(loader)), ProbedWorkers()
     profile = Profile(observation, trials)
     if is_stream(loader):
@@ -88,7 +88,7 @@ def _unprobed_workers(loader: Any) -> WorkerObserver:
             "not a plain torch DataLoader. Begin watch() before the first pass over the loader.",
             num_workers,
         )
-    return NoWorkers(num_workers)
+    return WorkerObserver(num_workers)
 
 
 def _num_workers(loader: Any) -> int:

@@ -11,8 +11,8 @@ from flatout.profiler.verdict.predict_step import (
     bottleneck_of_trial,
     in_ms,
     is_of_loss,
+    remedy_of,
     remedy_of_end_to_end,
-    remedy_of_trial,
 )
 from flatout.profiler.verdict.remedy import NOTHING, Bottleneck, EndToEndTrial, Remedy, Trial, Verdict, number
 from flatout.profiler.verdict.rules_host import ASSIGNER, OPTIMIZER, device_bottlenecks, host_bottlenecks
@@ -79,7 +79,7 @@ def _with_trials(bottleneck: Bottleneck, n: StepNumbers, trials: Sequence[Trial]
     """The bottleneck with estimates replaced by trials: what a better loss takes may have been measured."""
     if bottleneck.cause != ASSIGNER:
         return bottleneck
-    tried = [remedy_of_trial(n, trial) for trial in trials if is_of_loss(trial)]
+    tried = [remedy_of(n.m, trial) for trial in trials if is_of_loss(trial)]
     return replace(bottleneck, remedies=tried) if tried else bottleneck
 
 

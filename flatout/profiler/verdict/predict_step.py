@@ -287,11 +287,15 @@ class StepNumbers:
 
         `device_ms` is the kernel time per step then; None: as now.
         """
-        now = self.demands
-        kept = max(0.0, 1 - saved_ms / max(self.consumer_ms, 1e-9))
-        then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.m.main_cpu_ms)
+        then = self._with_less_of_main(saved_ms)
         floor_ms = self.floor_ms if device_ms is None else device_ms + self.between_ms
         return max(then.step_ms * self.bias, floor_ms, self.input_limit_ms)
+
+    def _with_less_of_main(self, saved_ms: float) -> Demands:
+        """Demands if the main thread took `saved_ms` less, and as much less CPU time in proportion."""
+        now = self.demands
+        kept = max(0.0, 1 - saved_ms / max(self.consumer_ms, 1e-9))
+        return replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.m.main_cpu_ms)
 
     def with_kept_workers(self, saved_ms: float) -> float:
         """Step if workers were not started again: the main thread waits `saved_ms` less, and workers open nothing."""
@@ -316,9 +320,7 @@ class StepNumbers:
 
     def with_less_between_steps(self, saved_ms: float, *, floor_ms: float) -> float:
         """Step with `saved_ms` less between steps; workers use that time to get ahead, so waits may replace it."""
-        now = self.demands
-        kept = max(0.0, 1 - saved_ms / max(self.consumer_ms, 1e-9))
-        then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.m.main_cpu_ms)
+        then = self._with_less_of_main(saved_ms)
         return min(self.step_ms, max(self.step_ms - saved_ms, then.step_ms, self.input_limit_ms, floor_ms))
 
 
@@ -328,12 +330,7 @@ class StepNumbers:
 def remedy_of(measurement: Measurement, trial: Trial) -> Remedy:
     """The remedy of a trial, whether it would gain anything or not."""
     n = StepNumbers(measurement)
-    return remedy_of_trial(n, in_ms(n, trial))
-
-
-def remedy_of_trial(n: StepNumbers, trial: Trial) -> Remedy:
-    """As `remedy_of`, for a trial in milliseconds."""
-    now_ms = stage_ms(n, trial)
+    trial, now_ms = in_ms(n, trial), stage_ms(n, trial)
     saved_ms, device_ms = now_ms - trial.then_ms, _device_ms(n, trial)
     if trial.images is not None:
         step_ms = n.with_batch_size(
@@ -397,7 +394,7 @@ def bottleneck_of_trial(n: StepNumbers, trial: Trial) -> Bottleneck:
         cause=trial.what,
         sentence=f"With {trial.what}, {part} would take {trial.then_ms:.1f} instead of {now_ms:.1f} ms.",
         evidence=[f"{part}: {now_ms:.1f} ms per step now, {trial.then_ms:.1f} ms when tried by itself"],
-        remedies=[remedy_of_trial(n, trial)],
+        remedies=[remedy_of(n.m, trial)],
         cost_ms=max(0.0, now_ms - trial.then_ms),
     )
 

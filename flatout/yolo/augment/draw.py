@@ -93,10 +93,9 @@ class ClassAware:
                 f"There are degrees for {num_heads} heads, shear for {len(shear_H)}, and the classes belong to heads "
                 f"{head_of_class.min()} to {head_of_class.max()}. Give one of each for every head."
             )
-        image_T = np.repeat(np.arange(len(labels.first_N) - 1), np.diff(labels.first_N))
         head_T = head_of_class[labels.class_box_T5[:, 0].astype(np.int64)]
         count_NH = np.zeros((len(labels.first_N) - 1, num_heads), np.int64)
-        np.add.at(count_NH, (image_T, head_T), 1)
+        np.add.at(count_NH, (labels.image_T, head_T), 1)
         return cls(np.asarray(degrees_H, np.float64), np.asarray(shear_H, np.float64), count_NH)
 
     def mosaic_ranges(self, image_Q4: np.ndarray, uniform_Q: np.ndarray) -> np.ndarray:

@@ -88,10 +88,7 @@ class VisibleLabels(NamedTuple):
 
     def select(self, chosen: np.ndarray) -> "VisibleLabels":
         """The labels with these numbers."""
-        label_T, canvas_T, tile_T, box_T4, num_points_T, flat_tile_T = (each[chosen] for each in self[:6])
-        return VisibleLabels(
-            label_T, canvas_T, tile_T, box_T4, num_points_T, flat_tile_T, self.to_canvas, self.has_polygons_Q
-        )
+        return self._replace(**{name: getattr(self, name)[chosen] for name in self._fields[:6]})
 
 
 def gather_labels(labels: Labels, canvases: Canvases, *, visible_in: tuple[int, int] | None = None) -> CanvasLabels:

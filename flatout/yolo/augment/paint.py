@@ -87,7 +87,8 @@ def compose(tiles: list[np.ndarray], origin_K2: np.ndarray, canvas_wh: tuple[int
     """Tiles on a grey canvas, clipped at its borders, later ones over earlier ones."""
     canvas = np.full((canvas_wh[1], canvas_wh[0], 3), PADDING, np.uint8)
     for tile, (x, y) in zip(tiles, origin_K2.tolist(), strict=True):
-        paste_tile(tile, x, y, canvas)
+        if (both := overlap(tile, x, y, canvas)) is not None:
+            both[1][:] = both[0]
     return canvas
 
 
@@ -100,12 +101,6 @@ def paste_copies(canvas: np.ndarray, polygons: Sequence[np.ndarray]) -> None:
         cv2.drawContours(mask, [polygon.astype(np.int32)], -1, 1, cv2.FILLED)
     mirrored = cv2.flip(cv2.bitwise_and(canvas, canvas, mask=mask), 1)
     np.copyto(canvas, mirrored, where=mirrored > 0)
-
-
-def paste_tile(tile: np.ndarray, x: int, y: int, canvas: np.ndarray) -> None:
-    """Copy the part of a tile at x, y that lies on the canvas."""
-    if (both := overlap(tile, x, y, canvas)) is not None:
-        both[1][:] = both[0]
 
 
 def overlap(tile: np.ndarray, x: int, y: int, canvas: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

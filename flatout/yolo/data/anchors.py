@@ -32,8 +32,7 @@ def boxes_at_size(size_wh_T2: np.ndarray, box_wh_T2: np.ndarray, img_size: int) 
     `size_wh_T2` is the size of the image of each box, `box_wh_T2` the size of the box relative to its image.
     """
     scaled_T2: np.ndarray = img_size * size_wh_T2 / size_wh_T2.max(1, keepdims=True)
-    box_px_T2: np.ndarray = scaled_T2 * box_wh_T2
-    return box_px_T2
+    return np.asarray(scaled_T2 * box_wh_T2)
 
 
 def fit_of(anchor_wh_A2: np.ndarray, box_wh_px_T2: np.ndarray, *, threshold: float = 4.0) -> AnchorFit:
@@ -96,8 +95,7 @@ def k_means(box_wh_T2: np.ndarray, num_anchors: int, rng: np.random.Generator, *
         sum_A2 = np.stack([np.bincount(nearest_T, point_T2[:, axis], num_anchors) for axis in (0, 1)], 1)
         # A centre without boxes stays where it is.
         centre_A2 = np.where(count_A[:, None] > 0, sum_A2 / np.maximum(count_A, 1)[:, None], centre_A2)
-    anchor_A2: np.ndarray = centre_A2 * spread_2
-    return anchor_A2
+    return np.asarray(centre_A2 * spread_2)
 
 
 def usable(box_wh_px_T2: np.ndarray) -> np.ndarray:
@@ -116,8 +114,7 @@ def _ratio(anchor_A: np.ndarray, box_T: np.ndarray) -> np.ndarray:
     """Smaller to larger of every anchor's and box's width, or height; [A, T]."""
     # Anchors that were never set have size 0 and must match no box.
     ratio_AT: np.ndarray = box_T / np.maximum(anchor_A, 1e-9)[:, None]
-    smaller_AT: np.ndarray = np.minimum(ratio_AT, 1 / ratio_AT.clip(min=1e-9))
-    return smaller_AT
+    return np.asarray(np.minimum(ratio_AT, 1 / ratio_AT.clip(min=1e-9)))
 
 
 def _fitness(ratio_TA: np.ndarray, threshold: float) -> float:

@@ -127,10 +127,9 @@ def is_image_name(path: str) -> bool:
 
 
 def _search(folder: str, found: FoundImages) -> None:
-    seen: set[tuple[int, int]] = set()
-    for directory in _walk(folder, seen):
-        for name in directory.names:
-            path = os.path.join(directory.path, name)
+    for directory, names in _walk(folder):
+        for name in names:
+            path = os.path.join(directory, name)
             if not is_image_name(name):
                 found.other.append(path)
             elif name.startswith("."):
@@ -139,14 +138,9 @@ def _search(folder: str, found: FoundImages) -> None:
                 found.paths.append(path)
 
 
-class _Directory(NamedTuple):
-    path: str
-    names: list[str]
-
-
-def _walk(folder: str, seen: set[tuple[int, int]]) -> Iterator[_Directory]:
-    """Visit every directory once, even if symbolic links form a cycle; hidden ones are skipped."""
-    waiting = [folder]
+def _walk(folder: str) -> Iterator[tuple[str, list[str]]]:
+    """Every directory and the names of its files, once even if symbolic links form a cycle; without hidden ones."""
+    waiting, seen = [folder], set()
     while waiting:
         path = waiting.pop()
         try:
@@ -164,7 +158,7 @@ def _walk(folder: str, seen: set[tuple[int, int]]) -> Iterator[_Directory]:
                     waiting.append(entry.path)
             else:
                 names.append(entry.name)
-        yield _Directory(path, names)
+        yield path, names
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

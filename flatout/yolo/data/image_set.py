@@ -45,6 +45,11 @@ class Labels:
         return outline_T4
 
     @cached_property
+    def image_T(self) -> np.ndarray:
+        """The image of each label, int64."""
+        return np.repeat(np.arange(len(self.first_N) - 1), np.diff(self.first_N))
+
+    @cached_property
     def has_polygon_N(self) -> np.ndarray:
         """Whether any label of an image has points, bool."""
         first_point_N = self.first_point_T[self.first_N]
@@ -90,22 +95,19 @@ def class_weights(counts_C: np.ndarray) -> np.ndarray:
     A class without labels is treated as if it had one.
     """
     inverse_C = 1 / np.maximum(counts_C, 1)
-    weights_C: np.ndarray = inverse_C / inverse_C.sum()
-    return weights_C
+    return np.asarray(inverse_C / inverse_C.sum())
 
 
 def epoch_class_weights(weights_C: np.ndarray, map_C: np.ndarray) -> np.ndarray:
     """Class weights of the next epoch: lower for classes with a high mAP in the last validation; float64 [C]."""
-    epoch_weights_C: np.ndarray = weights_C * (1 - map_C) ** 2
-    return epoch_weights_C
+    return np.asarray(weights_C * (1 - map_C) ** 2)
 
 
 def image_weights(labels: Labels, weights_C: np.ndarray) -> np.ndarray:
     """Weight of each image: the sum of the class weights of its labels; float64 [N]."""
     class_T = labels.class_box_T5[:, 0].astype(np.int64)
     weight_T = weights_C[np.minimum(class_T, len(weights_C) - 1)]
-    image_T = np.repeat(np.arange(len(labels.first_N) - 1), np.diff(labels.first_N))
-    return np.bincount(image_T, weight_T, minlength=len(labels.first_N) - 1)
+    return np.bincount(labels.image_T, weight_T, minlength=len(labels.first_N) - 1)
 
 
 class ImageWeights:

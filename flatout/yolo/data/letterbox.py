@@ -6,7 +6,7 @@ Dimension key:  N images   S batches (steps)   HWC height, width, channels
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -111,14 +111,10 @@ class RectBatches(NamedTuple):
         return RectBatches(np.concatenate(mine), self.shape_hw_S2[rank::num_ranks], batch_N)
 
 
-class StepShapes:
+def step_shapes(shape_hw_S2: np.ndarray) -> Callable[[int, int], Mapping[str, tuple[int, ...]]]:
     """Shape of the images in each step for a `flatout.feed.Plan`, the same in every epoch."""
-
-    def __init__(self, shape_hw_S2: np.ndarray) -> None:
-        self._shapes = [(3, height, width) for height, width in shape_hw_S2.tolist()]
-
-    def __call__(self, epoch: int, step: int) -> Mapping[str, tuple[int, ...]]:
-        return {"images": self._shapes[step]}
+    shapes = [(3, height, width) for height, width in shape_hw_S2.tolist()]
+    return lambda epoch, step: {"images": shapes[step]}
 
 
 def rect_batches(

@@ -292,8 +292,7 @@ class ScanTable:
     @property
     def used_N(self) -> np.ndarray:
         """Whether each image can be used, bool."""
-        used_N: np.ndarray = self.image_N["reason"] == 0
-        return used_N
+        return np.asarray(self.image_N["reason"] == 0)
 
     def counts(self) -> dict[str, int]:
         """Number of label files found (also empty ones), missing and empty, of corrupt images, and of all images."""

@@ -105,8 +105,7 @@ class Points(NamedTuple):
 
     @property
     def radius(self) -> np.ndarray:
-        radius: np.ndarray = np.hypot(self.x, self.y)
-        return radius
+        return np.asarray(np.hypot(self.x, self.y))
 
 
 RING_WIDTH = 0.36
@@ -130,8 +129,7 @@ def cross(points: Points) -> np.ndarray:
     x, y = np.abs(points.x), np.abs(points.y)
     horizontal = np.maximum(x - CROSS_REACH, y - CROSS_WIDTH)
     vertical = np.maximum(y - CROSS_REACH, x - CROSS_WIDTH)
-    either: np.ndarray = np.minimum(horizontal, vertical)
-    return either
+    return np.asarray(np.minimum(horizontal, vertical))
 
 
 def star(points: Points) -> np.ndarray:
@@ -157,8 +155,7 @@ def box(points: Points) -> np.ndarray:
     """A square with rounded corners."""
     x, y = np.abs(points.x) - (BOX_SIDE - BOX_CORNER), np.abs(points.y) - (BOX_SIDE - BOX_CORNER)
     outside = np.hypot(np.maximum(x, 0), np.maximum(y, 0))
-    distance: np.ndarray = outside + np.minimum(np.maximum(x, y), 0) - BOX_CORNER
-    return distance
+    return np.asarray(outside + np.minimum(np.maximum(x, y), 0) - BOX_CORNER)
 
 
 SHAPES = {shape.__name__: shape for shape in (ring, cross, star, triangle, ball, box)}
@@ -392,8 +389,7 @@ def generate_background(width: int, height: int, rng: np.random.Generator) -> np
 def add_grain(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Add sensor noise; returns the finished image, uint8 [H, W, 3]."""
     grain = rng.standard_normal(image.shape[:2], np.float32)[..., None] * rng.uniform(1.5, 6)
-    finished: np.ndarray = np.clip(image + grain, 0, 255).astype(np.uint8)
-    return finished
+    return np.asarray(np.clip(image + grain, 0, 255).astype(np.uint8))
 
 
 def _cloudy_gradient(width: int, height: int, rng: np.random.Generator) -> np.ndarray:

@@ -22,7 +22,7 @@ from flatout.feed import DeviceBatches, Feed, FeedConfig, Plan, Store
 from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.boxes import Letterbox
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.letterbox import StepShapes, rect_batches
+from flatout.yolo.data.letterbox import rect_batches, step_shapes
 
 PAD = 0.5
 """Padding of YOLOv7's validation, in strides: square images of 640 px are evaluated at 672."""
@@ -201,7 +201,7 @@ def open_validation(
     largest_h, largest_w = own.shape_hw_S2.max(0).tolist()
     source = ValidationSource(image_set, provider, size=size, largest_hw=(largest_h, largest_w))
     feed_config = FeedConfig(workers=workers, persistent_workers=persistent_workers, on_error="substitute")
-    feed = Feed(source, replace(plan, shapes=StepShapes(own.shape_hw_S2)), feed_config)
+    feed = Feed(source, replace(plan, shapes=step_shapes(own.shape_hw_S2)), feed_config)
     return ValidationInput(image_set, feed.to_device(device))
 
 

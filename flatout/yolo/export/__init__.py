@@ -24,6 +24,4 @@ from flatout.yolo.export.options import ExportOptions
 if TYPE_CHECKING:
     from flatout.yolo.export.files import ExportOutcome, export, export_network
 
-__all__ = ["ExportOptions", "ExportOutcome", "export", "export_network"]
-
 __getattr__, __dir__ = face(__name__)

@@ -12,37 +12,25 @@ Files:
     ota             OTA assignment by torch operations: each target takes its cheapest cells, for a whole batch at once
 """
 
-from flatout.yolo.loss.losses import (
-    LossConfig,
-    LossParts,
-    assign_all,
-    assign_ota,
-    aux_ota_loss,
-    head_loss,
-    ota_loss,
-    plain_loss,
-    rebalance,
-    route_all,
-    sum_parts,
-)
-from flatout.yolo.loss.matches import Anchors, Matches, Search
-from flatout.yolo.multihead.router import ota_router_loss, plain_router_loss
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Anchors",
-    "LossConfig",
-    "LossParts",
-    "Matches",
-    "Search",
-    "assign_all",
-    "assign_ota",
-    "aux_ota_loss",
-    "head_loss",
-    "ota_loss",
-    "ota_router_loss",
-    "plain_loss",
-    "plain_router_loss",
-    "rebalance",
-    "route_all",
-    "sum_parts",
-]
+from flatout.lazy import face
+
+if TYPE_CHECKING:
+    from flatout.yolo.loss.losses import (
+        LossConfig,
+        LossParts,
+        assign_all,
+        assign_ota,
+        aux_ota_loss,
+        head_loss,
+        ota_loss,
+        plain_loss,
+        rebalance,
+        route_all,
+        sum_parts,
+    )
+    from flatout.yolo.loss.matches import Anchors, Matches, Search
+    from flatout.yolo.multihead.router import ota_router_loss, plain_router_loss
+
+__getattr__, __dir__ = face(__name__)

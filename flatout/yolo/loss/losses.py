@@ -169,8 +169,7 @@ def plain_loss(
     """Loss with every candidate cell matched to its target."""
     with clock.stage("assign"):
         matches = assign_all(maps, targets_T6, anchors, Search(anchor_t=config.anchor_t))
-    parts: LossParts = head_loss(maps, targets_T6, matches, anchors, config, balance_L)
-    return parts
+    return head_loss(maps, targets_T6, matches, anchors, config, balance_L)
 
 
 def ota_loss(
@@ -179,8 +178,7 @@ def ota_loss(
     """Loss with the OTA assignment: candidates go to the targets of an image by the network's predictions."""
     with clock.stage("assign"):
         matches = assign_ota(maps, targets_T6, anchors, Search(anchor_t=config.anchor_t))
-    parts: LossParts = head_loss(maps, targets_T6, matches, anchors, config, balance_L)
-    return parts
+    return head_loss(maps, targets_T6, matches, anchors, config, balance_L)
 
 
 def aux_ota_loss(

@@ -8,52 +8,35 @@ Files:
     match           Matching of detections with labels, and the evaluator that collects the matches of all batches
 """
 
-from flatout.yolo.metrics.evaluation import (
-    LOSSES,
-    SCORES,
-    YOLOV7_LOSSES,
-    YOLOV7_RESULTS,
-    ClassScores,
-    Curves,
-    Evaluation,
-    Score,
-    average_precision,
-    fitness,
-    headings,
-    score_classes,
-    scores_by_class,
-    zero_scores,
-)
-from flatout.yolo.metrics.match import (
-    IOU_THRESHOLDS,
-    ConfusionMatrix,
-    Evaluator,
-    Labels,
-    Matches,
-    labels_in_images,
-    match_to_labels,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "IOU_THRESHOLDS",
-    "LOSSES",
-    "SCORES",
-    "YOLOV7_LOSSES",
-    "YOLOV7_RESULTS",
-    "ClassScores",
-    "ConfusionMatrix",
-    "Curves",
-    "Evaluation",
-    "Evaluator",
-    "Labels",
-    "Matches",
-    "Score",
-    "average_precision",
-    "fitness",
-    "headings",
-    "labels_in_images",
-    "match_to_labels",
-    "score_classes",
-    "scores_by_class",
-    "zero_scores",
-]
+from flatout.lazy import face
+
+if TYPE_CHECKING:
+    from flatout.yolo.metrics.evaluation import (
+        LOSSES,
+        SCORES,
+        YOLOV7_LOSSES,
+        YOLOV7_RESULTS,
+        ClassScores,
+        Curves,
+        Evaluation,
+        Score,
+        average_precision,
+        fitness,
+        headings,
+        score_classes,
+        scores_by_class,
+        zero_scores,
+    )
+    from flatout.yolo.metrics.match import (
+        IOU_THRESHOLDS,
+        ConfusionMatrix,
+        Evaluator,
+        Labels,
+        Matches,
+        labels_in_images,
+        match_to_labels,
+    )
+
+__getattr__, __dir__ = face(__name__)

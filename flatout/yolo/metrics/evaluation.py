@@ -187,8 +187,7 @@ def average_precision(recall_n: np.ndarray, precision_n: np.ndarray, *, v5_metri
 def _area(recall_Kn: np.ndarray, precision_Kn: np.ndarray) -> np.ndarray:
     """Area under each curve, [K]."""
     height_KP = np.array([np.interp(RECALL_POINTS, *curve) for curve in zip(recall_Kn, precision_Kn, strict=True)])
-    area_K: np.ndarray = ((height_KP[:, 1:] + height_KP[:, :-1]) * np.diff(RECALL_POINTS)).sum(1) / 2
-    return area_K
+    return np.asarray(((height_KP[:, 1:] + height_KP[:, :-1]) * np.diff(RECALL_POINTS)).sum(1) / 2)
 
 
 def _envelope(recall_Kn: np.ndarray, precision_Kn: np.ndarray, v5_metric: bool) -> tuple[np.ndarray, np.ndarray]:

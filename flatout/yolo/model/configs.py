@@ -4,12 +4,11 @@
 deploy form. A path that exists takes precedence.
 """
 
-import difflib
 import logging
 import os
 from pathlib import Path
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, did_you_mean
 from flatout.yaml_strict import Yaml, load_yaml
 
 logger = logging.getLogger(__name__)
@@ -45,8 +44,7 @@ def find_config(name: str | Path) -> Path:
                 logger.info("%s: using %s", name, shipped)
             return shipped
     known = sorted({path.stem for path in shipped_folder().glob("*/*.yaml")})
-    close = difflib.get_close_matches(stem, known, n=1)
-    advice = f"did you mean {close[0]!r}?" if close else f"flatout ships {', '.join(known)}."
+    advice = did_you_mean(stem, known, f"flatout ships {', '.join(known)}.")
     raise ConfigError(f"{str(name)[:200]}: no such model config; {advice}")
 
 

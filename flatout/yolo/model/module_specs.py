@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from flatout.errors import did_you_mean
+
 # Arguments of a model row: numbers, lists of them, None, and a few names. Nothing is evaluated as code.
 #
 # YAML text               value
@@ -69,8 +71,7 @@ def _read_text(text: str, names: Mapping[str, object]) -> Value:
     if call := _CALL.fullmatch(text):
         return _read_activation(call[1], call[2])
     known = [*names, "None", "nearest", *(f"nn.{name}()" for name in ACTIVATIONS)]
-    close = difflib.get_close_matches(text, known, n=1)
-    advice = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}."
+    advice = did_you_mean(text, known, f"choose from {', '.join(known)}.")
     raise ValueError(f"{text[:80]!r} is not a valid argument; {advice} Arguments are never run as code")
 
 
@@ -399,8 +400,7 @@ def check_anchors(anchors: object) -> None:
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; choose from {', '.join(known)}"
+    return "; " + did_you_mean(word, known, f"choose from {', '.join(known)}")
 
 
 def is_whole(value: object, low: float, high: float) -> bool:

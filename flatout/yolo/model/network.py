@@ -79,8 +79,7 @@ class _CastAll(torch.autograd.Function):
 
 def _copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     copy = torch.ops.flatout.copied if torch.compiler.is_compiling() else _copy_all
-    copies: list[Tensor] = copy(list(tensors), dtype)
-    return copies
+    return copy(list(tensors), dtype)
 
 
 def _copy_all(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -30,9 +30,6 @@ class HeadGroup:
     """Weight of its losses."""
     name: str = ""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", tuple(self.classes))
-
 
 @dataclass(frozen=True)
 class HeadConfig:
@@ -49,7 +46,6 @@ class HeadConfig:
     original program; see docs/migrate.md."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "heads", tuple(self.heads))
         _check_partition(self.nc, [group.classes for group in self.heads])
 
     @property

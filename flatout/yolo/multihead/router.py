@@ -31,8 +31,7 @@ def router_loss(
     heads = heads_on(groups, joined[0].device)
     routed_T6 = route_all(joined, targets_T6, heads)
     matches = assign(joined, routed_T6, anchors, Search(anchor_t=config.anchor_t), heads)
-    parts: LossParts = head_loss(joined, routed_T6, matches, anchors, config, balance_L, heads=heads)
-    return parts
+    return head_loss(joined, routed_T6, matches, anchors, config, balance_L, heads=heads)
 
 
 plain_router_loss = partial(router_loss, assign_all)

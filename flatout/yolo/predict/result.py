@@ -51,14 +51,12 @@ class Boxes(np.ndarray):
     @property
     def xyxyn(self) -> np.ndarray:
         """left, top, right, bottom, divided by the size of the image: 0 to 1."""
-        scaled: np.ndarray = self.xyxy / self._scale
-        return scaled
+        return np.asarray(self.xyxy / self._scale)
 
     @property
     def xywhn(self) -> np.ndarray:
         """Centre x and y, width, height, divided by the size of the image, as in label files."""
-        scaled: np.ndarray = self.xywh / self._scale
-        return scaled
+        return np.asarray(self.xywh / self._scale)
 
     @property
     def _scale(self) -> np.ndarray:

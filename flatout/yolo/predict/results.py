@@ -196,10 +196,6 @@ class ReorderBuffer(Generic[T]):
 Stopped = Callable[[], bool]
 
 
-def never() -> bool:
-    return False
-
-
 OnTile = Callable[[int, int], None]
 """Called with the number of tiles of an image that are done, and of all of them."""
 
@@ -216,7 +212,7 @@ def results_of(
     *,
     threads: int,
     at_once: int | None = None,
-    stopped: Stopped = never,
+    stopped: Stopped = lambda: False,
     on_tile: OnTile | None = None,
 ) -> Generator[Result | Unreadable, None, None]:
     """A result for every frame, or why it could not be read, in the order of the frames.

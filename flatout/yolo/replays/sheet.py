@@ -3,7 +3,6 @@
 Dimension key:  B images   C H W channels, height and width   n boxes of one image
 """
 
-import csv
 import io
 import json
 import math
@@ -17,7 +16,7 @@ from flatout.charts import INK, MUTED, PAPER, plot_batch, plot_boxes, shortened_
 from flatout.errors import ResourceError
 from flatout.feed import DecodeError
 from flatout.images import read_image, read_large
-from flatout.safefiles import write_file
+from flatout.safefiles import csv_text, write_file
 from flatout.yolo.data.letterbox import fit, letterbox
 from flatout.yolo.replays.losses import Match
 from flatout.yolo.replays.step import PASTED, Replayed, Sample, ShownFile, Window, where_in
@@ -48,9 +47,8 @@ def save(replayed: Replayed, folder: Path, *, sample: int | None = None) -> list
     }
     contents = {"batch.npz": arrays.getvalue(), "samples.json": _json(about)}
     if replayed.losses is not None:
-        table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows([Match._fields, *replayed.losses.matches])
-        contents |= {"matches.csv": table.getvalue().encode(), "losses.json": _json(replayed.losses.as_json())}
+        table = csv_text([Match._fields, *replayed.losses.matches])
+        contents |= {"matches.csv": table.encode(), "losses.json": _json(replayed.losses.as_json())}
     else:
         for name in ("matches.csv", "losses.json"):  # of an earlier replay, with losses, into this folder
             (folder / name).unlink(missing_ok=True)

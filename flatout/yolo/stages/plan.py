@@ -8,7 +8,6 @@
 Keys are flags of train.py, written with dashes or underscores. Flags of the command override both parts.
 """
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 from flatout.cli import changes_of
 from flatout.config import build_config, read_config
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, did_you_mean
 from flatout.runs import Identity
 from flatout.yolo.commands.flags import refuse_unsupported, train_and_test_size
 from flatout.yolo.find_file import find_file
@@ -162,6 +161,5 @@ def _check_keys(part: str, values: Mapping[str, Any], path: Path, also_refused: 
                 f"{path}: {part}: {key}: a stage starts from the best weights of the one before. Leave it out."
             )
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            advice = f"did you mean {close[0]!r}?" if close else "keys are flags of train.py."
+            advice = did_you_mean(key, known, "keys are flags of train.py.")
             raise ConfigError(f"{path}: {part}: unknown key {key!r} - {advice}")

@@ -20,6 +20,4 @@ from flatout.lazy import face
 if TYPE_CHECKING:
     from flatout.yolo.train.recipe import TrainResult, YoloRecipe, train
 
-__all__ = ["TrainResult", "YoloRecipe", "train"]
-
 __getattr__, __dir__ = face(__name__)

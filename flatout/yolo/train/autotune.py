@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from flatout.config import build_config
 from flatout.errors import ConfigError, ResourceError
 from flatout.feed import Feed, FeedConfig, Plan, default_folder
 from flatout.profiler import DeviceTrace, machine_facts
-from flatout.safefiles import reason_of, write_file
+from flatout.safefiles import read_note, reason_of, write_file
 from flatout.yolo.augment.layout import decoded_bytes
 from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import TrainingSource
@@ -70,13 +70,9 @@ class TuningInputs:
     machine: Machine
     costs: Costs
 
-    def plain(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_plain(cls, plain: object) -> Self:
-        """The inverse of `plain`; ConfigError for anything else."""
+        """The inverse of `asdict`; ConfigError for anything else."""
         return build_config(plain, cls, where="situation")
 
     @property
@@ -117,7 +113,7 @@ def input_choices(
     if config.world.is_first:
         cache = TuningCache(file or default_folder().parent / CACHE_FILE)
         found = _tuning_inputs(images, config, asked, network, cache, graphs)
-    inputs = TuningInputs.from_plain(config.world.broadcast(found.plain() if found is not None else None))
+    inputs = TuningInputs.from_plain(config.world.broadcast(asdict(found) if found is not None else None))
     choices = choose_input(asked, inputs.machine, inputs.costs)
     if config.world.is_first:
         _log_choices(asked, inputs, choices)
@@ -301,21 +297,20 @@ def step_costs(network: nn.Module, config: InputConfig, *, graph: bool) -> StepC
 def _step_costs(network: nn.Module, config: InputConfig, num: int, *, graph: bool) -> StepCosts:
     on_device = config.device.type == "cuda"
     images = torch.zeros(num, 3, config.size, config.size, device=config.device)
-    began, times = time.perf_counter(), []
+    began = time.perf_counter()
     for _ in range(3 if on_device else 2):
-        times.append(_timed_step(network, config, images))
+        costs = _timed_step(network, config, images)
         # The first step on a device compiles kernels, so its time says nothing about the next.
         if not on_device and time.perf_counter() - began > LONGEST_STEP_S:
             break
-    wall_ms, cpu_ms = times[-1]
     if not graph:
-        return times[-1]
+        return costs
     trace = DeviceTrace()
     trace.start()
     _timed_step(network, config, images)
     # The trace is empty if this process may not profile the device.
-    device_ms = trace.stop(1).busy_ms or wall_ms
-    return StepCosts(device_ms, min(cpu_ms, device_ms))
+    device_ms = trace.stop(1).busy_ms or costs.wall_ms
+    return StepCosts(device_ms, min(costs.cpu_ms, device_ms))
 
 
 def _timed_step(network: nn.Module, config: InputConfig, images: Tensor) -> StepCosts:
@@ -365,7 +360,7 @@ class TuningCache:
 
     def load(self, facts: Mapping[str, str]) -> TuningInputs | None:
         """The measurement made under the same facts; None if there is none, or only a damaged one."""
-        found = self._read().get(fingerprint(facts))
+        found = read_note(self._file).get(fingerprint(facts))
         try:
             inputs = TuningInputs.from_plain(found["situation"] if isinstance(found, dict) else None)
         except (ConfigError, KeyError):
@@ -378,16 +373,9 @@ class TuningCache:
         The file is replaced as a whole, so that readers never see half of it. Raises OSError. Of two processes that
         save at once, one measurement may be lost.
         """
-        content = self._read() | {fingerprint(facts): {"facts": dict(facts), "situation": inputs.plain()}}
+        content = read_note(self._file) | {fingerprint(facts): {"facts": dict(facts), "situation": asdict(inputs)}}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_file(self._file, json.dumps(content, indent=1))
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            content = json.loads(self._file.read_text())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return content if isinstance(content, dict) else {}
 
 
 def fingerprint(facts: Mapping[str, str]) -> str:

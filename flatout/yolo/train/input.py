@@ -36,7 +36,7 @@ from flatout.yolo.augment.samples import ResizedImages, SizedImages, TileImages,
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.letterbox import RectBatches, StepShapes, rect_batches
+from flatout.yolo.data.letterbox import RectBatches, rect_batches, step_shapes
 from flatout.yolo.data.open_set import SplitConfig, open_training_splits
 from flatout.yolo.data.tile_set import TileSet, cut_into_tiles
 from flatout.yolo.train import choose_input
@@ -401,7 +401,7 @@ def _plan(images: ImageSet, config: InputConfig, rect: RectBatches | None, *, se
     )
     if rect is None:
         return plan
-    return replace(plan, shuffle=False, order=rect.order_N, shapes=StepShapes(rect.shape_hw_S2))
+    return replace(plan, shuffle=False, order=rect.order_N, shapes=step_shapes(rect.shape_hw_S2))
 
 
 def _rect(images: ImageSet, config: InputConfig) -> RectBatches:

@@ -4,7 +4,7 @@ import json
 import logging
 import threading
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,7 +189,7 @@ def test_fast_says_every_choice_with_its_reason(images, config, options, tmp_pat
 
 def test_all_ranks_follow_the_first(images, config, options, monkeypatch):
     """The second rank has another machine, and nothing to measure."""
-    sent = TuningInputs(machine_of(8, 2), costs_of(3, GPU)).plain()
+    sent = asdict(TuningInputs(machine_of(8, 2), costs_of(3, GPU)))
     monkeypatch.setattr(World, "broadcast", lambda self, value: pytest.fail("the second sent") if value else sent)
     second = replace(config, world=World(1, 2))
     fast = replace(options, fast=True).asked

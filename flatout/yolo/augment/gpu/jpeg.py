@@ -118,7 +118,8 @@ class DeviceDecoded:
         return self._bytes[begin:end].reshape(self.shapes_ND[index])
 
     def _fill(self) -> None:
-        with progress("decoding", len(self)) as advance, ThreadPoolExecutor(_num_readers()) as pool:
+        num_readers = max(1, min(READERS, machine.cores().usable))
+        with progress("decoding", len(self)) as advance, ThreadPoolExecutor(num_readers) as pool:
             groups = list(_groups(len(self)))
             # One group ahead: while the GPU decodes, threads read the next files and decode those of the CPU.
             waiting = [pool.map(self._read, group) for group in groups[:1]]
@@ -208,7 +209,3 @@ def _consecutive(indices: list[int]) -> list[np.ndarray]:
 
 def _groups(num: int) -> Iterator[range]:
     return (range(begin, min(begin + GROUP, num)) for begin in range(0, num, GROUP))
-
-
-def _num_readers() -> int:
-    return max(1, min(READERS, machine.cores().usable))

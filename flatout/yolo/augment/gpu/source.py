@@ -10,6 +10,7 @@ Dimension key:  M samples of a micro-batch   B samples of a batch   N images   Q
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -361,9 +362,9 @@ class PastePlanner:
         objects: list[list[list[int]]] = [[] for _ in label_T5]
         points: list[list[np.ndarray]] = [[] for _ in label_T5]
         for m, own in cuts.items():
-            recorder = _PasteRecorder(own, objects[m], points[m])
+            paste = partial(_record_paste, own, objects[m], points[m])
             classes = [cut.class_number for cut in own]
-            label_T5[m] = paste_all(out_wh, label_T5[m], classes, draws["paste_tries"][m], recorder)
+            label_T5[m] = paste_all(out_wh, label_T5[m], classes, draws["paste_tries"][m], paste)
         return PastePlan(
             label_T5,
             np.array([row for of_sample in objects for row in of_sample], np.int32).reshape(-1, OBJECT_COLUMNS),
@@ -441,26 +442,22 @@ class PastePlanner:
         return cuts
 
 
-class _PasteRecorder:
-    """Records every object that is pasted into a sample."""
-
-    def __init__(self, cuts: list[CutObject], objects: list[list[int]], points: list[np.ndarray]) -> None:
-        self._cuts = cuts
-        self._objects = objects
-        self._points = points
-
-    def __call__(self, number: int, area: PasteArea) -> tuple[int, int] | None:
-        cut = self._cuts[number]
-        wh = fit_into(area, cut.box_xywh[2:])
-        if wh is None:
-            return None
-        points = cut.polygon_P2.astype(np.int32)
-        # Times three, because the CPU counts values of all three channels.
-        if 3 * _area(points) * (wh[0] * wh[1]) / (cut.box_xywh[2] * cut.box_xywh[3]) <= MIN_VALUES:
-            return None
-        self._objects.append([*area[:2], *wh, cut.image, *cut.tile_xy, *cut.box_xywh, len(points)])
-        self._points.append(points)
-        return wh
+def _record_paste(
+    cuts: list[CutObject], objects: list[list[int]], points: list[np.ndarray], number: int, area: PasteArea
+) -> tuple[int, int] | None:
+    """Record an object that is pasted into a sample, and its polygon; its width and height there, None if too little is
+    left of it."""
+    cut = cuts[number]
+    wh = fit_into(area, cut.box_xywh[2:])
+    if wh is None:
+        return None
+    outline = cut.polygon_P2.astype(np.int32)
+    # Times three, because the CPU counts values of all three channels.
+    if 3 * _area(outline) * (wh[0] * wh[1]) / (cut.box_xywh[2] * cut.box_xywh[3]) <= MIN_VALUES:
+        return None
+    objects.append([*area[:2], *wh, cut.image, *cut.tile_xy, *cut.box_xywh, len(outline)])
+    points.append(outline)
+    return wh
 
 
 def _area(point_P2: np.ndarray) -> float:

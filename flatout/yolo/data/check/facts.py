@@ -88,11 +88,6 @@ class SplitFacts:
         return image_set(self.table, [pair.image for pair in self.pairs], self.class_names)
 
     @cached_property
-    def image_T(self) -> np.ndarray:
-        """Index among `images` of the image of each label."""
-        return np.repeat(np.arange(len(self.images)), np.diff(self.images.labels.first_N))
-
-    @cached_property
     def used_rows(self) -> list[int]:
         """Position of each of `images` among the pairs."""
         return np.flatnonzero(self.table.used_N).tolist()
@@ -113,7 +108,7 @@ class SplitFacts:
 
     def box_px(self, img_size: int, tiles: int | None = None) -> np.ndarray:
         """Width and height of each label in pixels at a training size, float64 [T, 2]; `tiles`: side of the tiles."""
-        size_T2 = self.images.size_wh_N2[self.image_T].astype(np.float64)
+        size_T2 = self.images.size_wh_N2[self.images.labels.image_T].astype(np.float64)
         box_px_T2 = boxes_at_size(size_T2, self.images.labels.class_box_T5[:, 3:], img_size)
         # Not the whole image, but a tile of it is resized to the training size.
         return box_px_T2 if tiles is None else box_px_T2 * np.maximum(1, size_T2.max(1, keepdims=True) / tiles)

@@ -230,10 +230,9 @@ def class_from_one(split: SplitFacts, facts: SetFacts) -> Found:
     "split the images again, so that train contains every class",
 )
 def class_only_in_val(facts: SetFacts) -> Found:
-    if _have_images(facts, "train", "val"):
-        only = np.flatnonzero((_counts(facts, "val") > 0) & (_counts(facts, "train") == 0))
-        if len(only):
-            yield "val", _named(facts, only)
+    only = _classes_of_one(facts, "val", "train")
+    if len(only):
+        yield "val", _named(facts, only)
 
 
 @set_check(
@@ -242,10 +241,9 @@ def class_only_in_val(facts: SetFacts) -> Found:
     "move a few images with these classes to val",
 )
 def class_not_in_val(facts: SetFacts) -> Found:
-    if _have_images(facts, "train", "val"):
-        missing = np.flatnonzero((_counts(facts, "train") > 0) & (_counts(facts, "val") == 0))
-        if len(missing):
-            yield "val", f"{counted(len(missing), 'class')}: {_named(facts, missing)}"
+    missing = _classes_of_one(facts, "train", "val")
+    if len(missing):
+        yield "val", f"{counted(len(missing), 'class')}: {_named(facts, missing)}"
 
 
 @set_check("warning", "fewer than 20 images in val", "use more: with so few, scores vary a lot by chance")
@@ -287,6 +285,13 @@ def _counts(facts: SetFacts, split: str) -> np.ndarray:
     if split not in facts.splits:
         return np.zeros(facts.num_classes, np.int64)
     return class_counts(facts.splits[split].images.labels, facts.num_classes)
+
+
+def _classes_of_one(facts: SetFacts, split: str, other: str) -> np.ndarray:
+    """Classes with labels in a split and none in the other one; none unless both have images."""
+    if not _have_images(facts, split, other):
+        return np.zeros(0, np.int64)
+    return np.flatnonzero((_counts(facts, split) > 0) & (_counts(facts, other) == 0))
 
 
 def _named(facts: SetFacts, classes: np.ndarray) -> str:

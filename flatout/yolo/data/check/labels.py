@@ -153,8 +153,7 @@ def box_outside(facts: SetFacts) -> Found:
         box_T4 = split.images.labels.class_box_T5[:, 1:]
         low_T2, high_T2 = box_T4[:, :2] - box_T4[:, 2:] / 2, box_T4[:, :2] + box_T4[:, 2:] / 2
         farthest_T: np.ndarray = np.maximum(-low_T2, high_T2 - 1).max(1)
-        outside_T: np.ndarray = farthest_T > OUTSIDE
-        return outside_T
+        return np.asarray(farthest_T > OUTSIDE)
 
     for split, row, label in _labels(facts, outside):
         box = " ".join(f"{value:.3g}" for value in split.images.labels.class_box_T5[label, 1:])
@@ -171,7 +170,7 @@ def box_tiny(split: SplitFacts, facts: SetFacts) -> Found:
     is_tiny_T = (box_px_T2.min(1, initial=TINY_PX) < TINY_PX) & ~_below_one_pixel(split)
     for label in np.flatnonzero(is_tiny_T).tolist():
         width, height = box_px_T2[label].tolist()
-        place = split.label_place(int(split.image_T[label]))
+        place = split.label_place(int(split.images.labels.image_T[label]))
         yield place, f"{width:.1f} x {height:.1f} px at size {facts.img_size}"
 
 
@@ -227,9 +226,8 @@ def boxes_as_corners(split: SplitFacts, facts: SetFacts) -> Found:
 
 def _below_one_pixel(split: SplitFacts) -> np.ndarray:
     """Whether a side of each box is below half a pixel of the image, bool [T]."""
-    side_px_T2 = split.images.labels.class_box_T5[:, 3:] * split.images.size_wh_N2[split.image_T]
-    narrow_T: np.ndarray = side_px_T2.min(1, initial=1.0) < MIN_BOX_PX
-    return narrow_T
+    side_px_T2 = split.images.labels.class_box_T5[:, 3:] * split.images.size_wh_N2[split.images.labels.image_T]
+    return np.asarray(side_px_T2.min(1, initial=1.0) < MIN_BOX_PX)
 
 
 def _without_labels(facts: SetFacts, name: str) -> Found:
@@ -282,7 +280,7 @@ def _labels(facts: SetFacts, chosen: Callable[[SplitFacts], np.ndarray]) -> Iter
     """Split, image and index of each label for which `chosen(split)`, bool [T], is true."""
     for split in facts.splits.values():
         for label in np.flatnonzero(chosen(split)).tolist():
-            yield split, int(split.image_T[label]), label
+            yield split, int(split.images.labels.image_T[label]), label
 
 
 def _with_line(path: str, number: int) -> str:

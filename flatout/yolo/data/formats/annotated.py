@@ -401,8 +401,7 @@ class ImageToWrite(NamedTuple):
 
     def corners_px(self) -> np.ndarray:
         """Left, top, right, bottom in pixels, [n, 4]."""
-        corners_n4: np.ndarray = self.box_n4 * np.tile(np.array(self.size_wh, float), 2)
-        return corners_n4
+        return np.asarray(self.box_n4 * np.tile(np.array(self.size_wh, float), 2))
 
     def points_px(self, place: int) -> list[list[float]]:
         """The points of the polygon of an object, in pixels; empty if it is only a box."""

@@ -96,9 +96,8 @@ def with_confusion(source: Source, path: Path) -> Source:
 def boxes_of(images: ImageSet) -> BoxTable:
     """The boxes of a scanned data set, in pixels of their images."""
     labels = images.labels
-    image_T = np.repeat(np.arange(len(images)), np.diff(labels.first_N))
-    size_T2 = labels.class_box_T5[:, 3:5].astype(np.float64) * images.size_wh_N2[image_T]
-    return BoxTable(image_T, labels.class_box_T5[:, 0].astype(np.int64), size_T2)
+    size_T2 = labels.class_box_T5[:, 3:5].astype(np.float64) * images.size_wh_N2[labels.image_T]
+    return BoxTable(labels.image_T, labels.class_box_T5[:, 0].astype(np.int64), size_T2)
 
 
 def _labelled_boxes(data: DataSet, split: Split) -> BoxTable:

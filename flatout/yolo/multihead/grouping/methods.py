@@ -135,8 +135,7 @@ def mixed_similarity(statistics: ClassStatistics, config: HybridConfig) -> np.nd
 
 def shape_similarity(log_ratio_C: np.ndarray) -> np.ndarray:
     """Similarity of mean shapes, float64 [C, C]: 1 for the same shape, falling to 0."""
-    similarity_CC: np.ndarray = np.exp(-SHARPNESS * (log_ratio_C[:, None] - log_ratio_C) ** 2)
-    return similarity_CC
+    return np.asarray(np.exp(-SHARPNESS * (log_ratio_C[:, None] - log_ratio_C) ** 2))
 
 
 def cooccurrence_similarity(together_CC: np.ndarray) -> np.ndarray:
@@ -337,8 +336,7 @@ def _nearest_clusters(distance_NK: np.ndarray) -> np.ndarray:
 
 
 def _squared_distances(point_ND: np.ndarray, centre_KD: np.ndarray) -> np.ndarray:
-    distance_NK: np.ndarray = ((point_ND[:, None] - centre_KD) ** 2).sum(2)
-    return distance_NK
+    return np.asarray(((point_ND[:, None] - centre_KD) ** 2).sum(2))
 
 
 # Spectral clustering: k-means on the leading eigenvectors of the normalised Laplacian of a similarity
@@ -357,8 +355,7 @@ def spectral_embedding(similarity_CC: np.ndarray, num_clusters: int) -> np.ndarr
     scale_C = 1 / np.sqrt(np.maximum(others_CC.sum(1), MIN_DEGREE))
     # The largest eigenvalues of D^-1/2 A D^-1/2 are the smallest of I - D^-1/2 A D^-1/2, the Laplacian.
     _, vector_CC = np.linalg.eigh(others_CC * scale_C[:, None] * scale_C)
-    embedding_CK: np.ndarray = vector_CC[:, ::-1][:, :num_clusters] * scale_C[:, None]
-    return embedding_CK
+    return np.asarray(vector_CC[:, ::-1][:, :num_clusters] * scale_C[:, None])
 
 
 # Balancing: classes move from clusters that are too large to clusters that are too small

@@ -59,8 +59,7 @@ def mean_log_ratio(class_T: np.ndarray, size_wh_px_T2: np.ndarray, num_classes: 
     width_T, height_T = size_wh_px_T2[large_T].T
     sum_C = np.bincount(class_T[large_T], np.log(width_T / height_T), num_classes)
     count_C = np.bincount(class_T[large_T], minlength=num_classes)
-    mean_C: np.ndarray = sum_C / np.maximum(count_C, 1)
-    return mean_C
+    return np.asarray(sum_C / np.maximum(count_C, 1))
 
 
 def images_together(image_T: np.ndarray, class_T: np.ndarray, num_classes: int) -> np.ndarray:
