@@ -1,15 +1,11 @@
-"""The registry is the only list of loggers, none holds a training up, and scalars.csv has every number once, whatever
-interrupts a run."""
+"""The registry is the only list of loggers, and scalars.csv has every number once, whatever interrupts a run."""
 
 import csv
 import re
 import sys
 from pathlib import Path
-from threading import Event
 from types import ModuleType
-from typing import Any
 
-import numpy as np
 import pytest
 
 from flatout.cli import flags_of
@@ -20,7 +16,6 @@ from flatout.errors import ConfigError
 from flatout.runs.loggers import choose
 from flatout.runs.loggers.choose import LOGGERS, NONE, LoggerSpec, choose_loggers
 from flatout.runs.loggers.plain_csv import NAME, PlainCsv
-from flatout.runs.loggers.tensorboard import TensorBoard
 from flatout.runs.options import RunOptions
 from tests.runs.test_records import full_after
 from tests.runs.toy_ranks import run_ranks
@@ -62,47 +57,6 @@ def test_a_new_logger_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(choose.LOGGERS, "paper", spec)
     with pytest.raises(ConfigError, match="paper is not installed: python -m pip install paper-pip, or choose"):
         choose_loggers(("paper",))
-
-
-# TensorBoard
-
-
-def start_of_classes(folder: Path) -> RunStart:
-    classes = {"classes": np.array([0, 1, 1])}
-    return RunStart(job="toy", folder=folder, config={}, epoch=0, epochs=1, continues=False, histograms=classes)
-
-
-def test_training_does_not_wait_until_tensorboard_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    may_import, opened = Event(), TensorBoard._open
-
-    def slow(logger: TensorBoard) -> Any:
-        assert may_import.wait(60), "the event did not return before its work was done"
-        return opened(logger)
-
-    monkeypatch.setattr(TensorBoard, "_open", slow)
-    logger = TensorBoard()
-    logger.start(start_of_classes(tmp_path))
-    may_import.set()
-    logger.validation(Scores(epoch=0, at=0, scalars={"val/accuracy": 0.5}))
-    logger.end(End(how="finished", folder=tmp_path, epoch=1))
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    tags = EventAccumulator(str(tmp_path)).Reload().Tags()
-    assert tags["histograms"] == ["classes"] and tags["scalars"] == ["val/accuracy"]
-
-
-def test_an_error_while_tensorboard_writes_is_reported_with_the_next_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    def full(logger: TensorBoard) -> Any:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(TensorBoard, "_open", full)
-    callbacks = Callbacks([TensorBoard()])
-    callbacks.start(start_of_classes(tmp_path))
-    callbacks.validation(Scores(epoch=0, at=0, scalars={"val/accuracy": 0.5}))
-    assert "TensorBoard.validation failed: OSError: no space left. Error 1 of 3; training goes on." in caplog.text
 
 
 # scalars.csv

@@ -1,7 +1,5 @@
 """Logger for TensorBoard (pip install tensorboard): scalars, histograms and plots."""
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,54 +9,30 @@ PLOTS = ("*.png", "*.jpg", "visuals/*.png")
 
 
 class TensorBoard(Callback):
-    """Writes an event file in the run folder, or in the subfolder `within`.
-
-    In a thread of its own, so that training waits neither for the import of TensorBoard nor for the disk. What fails
-    there is raised by the next event.
-    """
+    """Writes an event file in the run folder, or in the subfolder `within`."""
 
     def __init__(self, within: str = "") -> None:
         self._within = within
         self._folder = Path()
         self._writer: Any = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="flatout-tensorboard")
-        self._last: Future[None] | None = None
 
     def start(self, run: RunStart) -> None:
         self._folder = run.folder / self._within
-        if run.histograms and not run.continues:
-            self._submit(lambda: self._write_histograms(run))
+        if not run.continues:
+            for name, values in run.histograms.items():
+                self._open().add_histogram(name, values, 0)
 
     def validation(self, scores: Scores) -> None:
-        self._submit(lambda: self._write_scores(scores))
-
-    def end(self, end: End) -> None:
-        """Add the plots in the run folder as images, and close the event file; waits until everything is written."""
-        with self._thread:
-            last = self._submit(lambda: self._finish(end))
-        last.result()
-
-    def _submit(self, call: Callable[[], None]) -> Future[None]:
-        """Make this call after the one before; waits for that one, and raises what it raised."""
-        before, self._last = self._last, self._thread.submit(call)
-        if before is not None:
-            before.result()
-        return self._last
-
-    def _write_histograms(self, run: RunStart) -> None:
-        for name, values in run.histograms.items():
-            self._open().add_histogram(name, values, 0)
-
-    def _write_scores(self, scores: Scores) -> None:
         writer = self._open()
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        # One event for all numbers: every event is handed to another thread of TensorBoard's.
+        # One event for all numbers: for every event, training waits for the thread that writes it.
         values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in scores.scalars.items()]
         writer.file_writer.add_summary(Summary(value=values), scores.at)
         writer.flush()
 
-    def _finish(self, end: End) -> None:
+    def end(self, end: End) -> None:
+        """Add the plots in the run folder as images, and close the event file."""
         if self._writer is None:
             return
         for path in (path for part in PLOTS for path in sorted(end.folder.glob(part))):
