@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from flatout.cli import flags_of
 from flatout.config import build_config
@@ -16,6 +18,7 @@ from flatout.errors import ConfigError
 from flatout.runs.loggers import choose
 from flatout.runs.loggers.choose import LOGGERS, NONE, LoggerSpec, choose_loggers
 from flatout.runs.loggers.plain_csv import NAME, PlainCsv
+from flatout.runs.loggers.tensorboard import TensorBoard, crc32c
 from flatout.runs.options import RunOptions
 from tests.runs.test_records import full_after
 from tests.runs.toy_ranks import run_ranks
@@ -57,6 +60,43 @@ def test_a_new_logger_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(choose.LOGGERS, "paper", spec)
     with pytest.raises(ConfigError, match="paper is not installed: python -m pip install paper-pip, or choose"):
         choose_loggers(("paper",))
+
+
+# TensorBoard
+
+
+@pytest.mark.parametrize("num_bytes", [4, 5, 127, 128, 255, 256, 257, 4099, 70_001])
+def test_checksums_are_those_of_tensorboard(num_bytes: int):
+    pywrap = pytest.importorskip(
+        "tensorboard.compat.tensorflow_stub.pywrap_tensorflow", reason="tensorboard is not installed"
+    )
+    content = np.random.default_rng(num_bytes).bytes(num_bytes)
+    assert crc32c(content) == pywrap.crc32c(content)
+
+
+def test_the_checksum_of_the_standard():
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+def test_plots_are_images_of_tensorboard_as_they_are_on_disk(tmp_path: Path):
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    (tmp_path / "visuals").mkdir()
+    plots = {"results": tmp_path / "results.png", "visuals/frame": tmp_path / "visuals/frame.png"}
+    for plot in plots.values():
+        Image.effect_noise((40, 30), 50).save(plot)
+    (tmp_path / "half.png").write_bytes(b"no image")
+    logger = TensorBoard()
+    logger.start(RunStart(job="toy", folder=tmp_path, config={}, epoch=0, epochs=1, continues=False))
+    logger.validation(Scores(epoch=0, at=0, scalars={"val/accuracy": 0.5}))
+    logger.end(End(how="finished", folder=tmp_path, epoch=1))
+    found = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert found.Tags()["scalars"] == ["val/accuracy"] and sorted(found.Tags()["images"]) == sorted(plots)
+    for name, plot in plots.items():
+        (shown,) = found.Images(name)
+        assert (shown.step, shown.width, shown.height) == (1, 40, 30)
+        assert shown.encoded_image_string == plot.read_bytes()
 
 
 # scalars.csv
