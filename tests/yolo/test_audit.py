@@ -172,7 +172,7 @@ def test_where_a_network_often_confuses_two_classes_their_confusion_is_less_prob
 
 def test_a_detection_is_assigned_to_one_label_only():
     def assigned(*weights: float) -> list[tuple[int, int]]:
-        """Of labels 0 and 1 to detections 0 and 1, row by row."""
+        """IoU of labels 0 and 1 with detections 0 and 1, row by row."""
         label_P, found_P = np.divmod(np.arange(len(weights)), 2)
         chosen = assign(label_P, found_P, np.array(weights))
         return sorted(zip(label_P[chosen].tolist(), found_P[chosen].tolist(), strict=True))

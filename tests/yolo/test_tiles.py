@@ -251,17 +251,21 @@ def gradients(channels: int) -> np.ndarray:
     return np.ascontiguousarray(steps.astype(np.uint8))
 
 
+def assert_mapped_with_its_pixels(path: str) -> None:
+    found = read_large(path)
+    assert is_mapped(found) and not found.flags.writeable
+    np.testing.assert_array_equal(found, read_image(path))
+    release(found)
+    np.testing.assert_array_equal(found, read_image(path))
+
+
 @pytest.mark.usefixtures("small_limits")
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("flags", [(), (cv2.IMWRITE_PNG_COMPRESSION, 9)], ids=["one filter", "several filters"])
 def test_a_large_png_is_decoded_into_a_file_with_the_same_pixels(tmp_path, channels, flags):
     path = str(tmp_path / "a.png")
     cv2.imwrite(path, gradients(channels), flags)
-    found = read_large(path)
-    assert is_mapped(found) and not found.flags.writeable
-    np.testing.assert_array_equal(found, read_image(path))
-    release(found)
-    np.testing.assert_array_equal(found, read_image(path))
+    assert_mapped_with_its_pixels(path)
 
 
 @pytest.mark.usefixtures("small_limits")
@@ -290,11 +294,7 @@ def test_a_large_tiff_is_decoded_into_a_file_with_the_same_pixels(tmp_path, chan
     path = str(tmp_path / "a.tif")
     flags = [cv2.IMWRITE_TIFF_COMPRESSION, TIFF_COMPRESSIONS[compression], cv2.IMWRITE_TIFF_ROWSPERSTRIP, 16]
     cv2.imwrite(path, gradients(channels), flags)
-    found = read_large(path)
-    assert is_mapped(found) and not found.flags.writeable
-    np.testing.assert_array_equal(found, read_image(path))
-    release(found)
-    np.testing.assert_array_equal(found, read_image(path))
+    assert_mapped_with_its_pixels(path)
 
 
 @pytest.mark.usefixtures("small_limits")

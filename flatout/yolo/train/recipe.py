@@ -537,7 +537,7 @@ class YoloRecipe(Recipe):
 
     @cached_property
     def _fingerprint_of_sums(self) -> str:
-        """Of the labels that steps sum up: those of tiles, in a training on tiles."""
+        """Identifies the labels that steps sum up: those of tiles, in a training on tiles."""
         return fingerprint(labels_as_boxes(self._images.train.labels))
 
     def _load_label_sums(self, sums: LabelSums, saved: Mapping[str, Any]) -> None:
