@@ -24,7 +24,7 @@ from flatout.spike.config import SpikeConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips, sequence_files, validation_split
 from flatout.spike.data.decode import decode
 from flatout.spike.data.frames import Frames, Part, read_frame
-from flatout.spike.data.source import ClipSource, representation_of
+from flatout.spike.data.source import ClipSource
 from flatout.spike.data.stream_files import stream_bytes
 from flatout.spike.data.stream_layout import Orientation, compare_with_frame, grey_at
 from flatout.spike.data.tree import ordered
@@ -189,8 +189,7 @@ def _format(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
 
 def _sample(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
     """Shapes and ranges of the first clip, with whole frames."""
-    representation = representation_of(config.DATA)
-    source = ClipSource(clips, Frames(clips, representation), representation, crop=None)
+    source = ClipSource(Frames(clips, config.DATA), crop=None)
     one = Plan(num_samples=len(clips), batch_size=1, order=np.zeros(1, np.int64), shapes=lambda e, s: source.shapes(0))
     with Feed(source, one, FeedConfig(workers=0)) as feed:
         batch = next(iter(feed))

@@ -38,8 +38,8 @@ from flatout.feed import (
 from flatout.ranks import World
 from flatout.spike.config import DataConfig, LoaderConfig, SpikeConfig
 from flatout.spike.data.clip_set import ClipSet
-from flatout.spike.data.frames import FrameItems, Frames, SpikeRepresentation
-from flatout.spike.data.source import ClipParameterSource, ClipSource, representation_of
+from flatout.spike.data.frames import FrameItems, Frames
+from flatout.spike.data.source import ClipParameterSource, ClipSource
 from flatout.spike.data.voxels import bin_edges
 from flatout.spike.step import StepPlan
 
@@ -239,11 +239,11 @@ def open_store(clips: ClipSet, config: DataConfig, *, budget_bytes: int, workers
 
 def training_source(clips: ClipSet, config: DataConfig, store: Store | None = None) -> ClipSource:
     """The source of training clips: random crops."""
-    representation = representation_of(config)
-    _check_one_size(clips, config)
-    return ClipSource(
-        clips, Frames(clips, representation, store), representation, crop=config.CROP_SIZE, augment=config.AUGMENT
-    )
+    if config.CROP_SIZE is None and not _are_of_one_size(clips):
+        raise ConfigError(
+            f"CROP_SIZE: null uses whole frames, but the sequences of {clips.where} differ in size. Set CROP_SIZE."
+        )
+    return ClipSource(Frames(clips, config, store), crop=config.CROP_SIZE, augment=config.AUGMENT)
 
 
 def training_plan(clips: ClipSet, settings: FeedSettings, *, steps: StepPlan, seed: int, world: World) -> Plan:
@@ -275,9 +275,8 @@ def open_scoring_feed(
     clips: ClipSet, config: DataConfig, settings: FeedSettings, store: Store | None = None
 ) -> ClipFeed:
     """Open a feed for an evaluation: whole frames in order, every clip once."""
-    representation = representation_of(config)
-    source = ClipSource(clips, Frames(clips, representation, store), representation, crop=None)
-    same_size = len({each.rgb_hw for each in clips.sequences}) == 1
+    source = ClipSource(Frames(clips, config, store), crop=None)
+    same_size = _are_of_one_size(clips)
     with ExitStack() as stack:
         if store is not None:
             stack.enter_context(store)
@@ -286,7 +285,7 @@ def open_scoring_feed(
             batch_size=settings.batch if same_size else 1,
             shuffle=False,
             last="short",
-            shapes=None if same_size else source.shapes_of_step,
+            shapes=None if same_size else lambda epoch, step: source.shapes(step),
         )
         feed = Feed(source, plan, _feed_config(settings, epochs=None))
         return ClipFeed(clips, DeviceBatches(feed, settings.device), store, stack.pop_all())
@@ -301,15 +300,12 @@ def open_resident_feed(
 
     if config.CROP_SIZE is None:
         raise ConfigError("DEVICE_RESIDENT crops on the device: set CROP_SIZE.")
-    representation = representation_of(config)
-    render = ClipRenderer(clips, training_source(clips, config), representation, crop=config.CROP_SIZE)
+    render = ClipRenderer(training_source(clips, config), crop=config.CROP_SIZE)
     with ExitStack() as stack:
         items = store or Store.open(FrameItems(clips), StoreConfig(place="off"))
         stack.enter_context(items)
         resident = DeviceStore(items, settings.device, batch_items=3 * clips.clip_length * settings.batch)
-        numbers = ClipParameterSource(
-            clips, Frames(clips, representation), representation, crop=config.CROP_SIZE, augment=config.AUGMENT
-        )
+        numbers = ClipParameterSource(Frames(clips, config), crop=config.CROP_SIZE, augment=config.AUGMENT)
         few = replace(settings, workers=min(settings.workers, DEVICE_WORKERS))
         feed = Feed(numbers, plan, _feed_config(few, epochs=epochs), unreadable=resident.unreadable)
         return ClipFeed(clips, DeviceFeed(feed, resident, render, render.outputs), store, stack.pop_all())
@@ -326,11 +322,8 @@ def _feed_config(settings: FeedSettings, *, epochs: int | None) -> FeedConfig:
     )
 
 
-def _check_one_size(clips: ClipSet, config: DataConfig) -> None:
-    if config.CROP_SIZE is None and len({each.rgb_hw for each in clips.sequences}) > 1:
-        raise ConfigError(
-            f"CROP_SIZE: null uses whole frames, but the sequences of {clips.where} differ in size. Set CROP_SIZE."
-        )
+def _are_of_one_size(clips: ClipSet) -> bool:
+    return len({each.rgb_hw for each in clips.sequences}) == 1
 
 
 # Rendering on the device, which keeps frames and packed spikes: crop, flip, unpack and count
@@ -344,9 +337,8 @@ def _check_one_size(clips: ClipSet, config: DataConfig) -> None:
 class ClipRenderer:
     """Fills `blur`, `sharp` and `spikes` of a batch from frames and streams on the device."""
 
-    def __init__(
-        self, clips: ClipSet, clip_source: ClipSource, representation: SpikeRepresentation, *, crop: int
-    ) -> None:
+    def __init__(self, source: ClipSource, *, crop: int) -> None:
+        clips, representation, fields = source.frames.clips, source.frames.representation, source.fields
         first = clips.sequences[0]
         if clips.precomputed or representation.kind != "voxel" or first.layout.format == "bytes":
             raise ConfigError(
@@ -360,7 +352,6 @@ class ClipRenderer:
         self._crop, self._layout, self._length = crop, first.layout, clips.clip_length
         longest = max(each.num_spike_frames for each in clips.frames) - sum(representation.trim)
         self._most_per_bin = int(np.diff(bin_edges(longest, representation.channels)).max())
-        fields = clip_source.fields
         if fields["spikes"].dtype != np.uint8:
             raise ConfigError(
                 "DEVICE_RESIDENT counts in bytes: use a larger NUM_VOXEL_BINS for streams of this length."

@@ -16,8 +16,9 @@ from flatout.errors import ConfigError
 from flatout.spike.config import DataConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.data.decode import whole_frame
+from flatout.spike.data.frames import representation_of
 from flatout.spike.data.layouts import VOXEL_METADATA_NAME
-from flatout.spike.data.source import representation_of, spike_dtype
+from flatout.spike.data.source import spike_dtype
 from flatout.spike.data.stream_files import stream_bytes
 from flatout.spike.data.voxels import trimmed
 
