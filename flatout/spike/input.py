@@ -11,9 +11,9 @@ Dimension key:  N clips   L frames of a clip   C bins   S side of a crop   P pix
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -194,32 +194,12 @@ DEVICE_WORKERS = 2
 """Maximum number of workers if the device renders: they only draw parameters, and two are enough for any GPU."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeedSettings:
-    """Settings of a feed of clips."""
+class ClipFeed(NamedTuple):
+    """An open feed of clips, and the store that it reads from and that is closed with it."""
 
-    batch: int
-    workers: int
-    slots: int | None = None
-    persistent: bool = True
-    device: torch.device
-
-
-class ClipFeed(AbstractContextManager["ClipFeed"]):
-    """An open feed of clips; `close()` may be called twice."""
-
-    def __init__(self, clips: ClipSet, batches: DeviceBatches, store: Store | None, stack: ExitStack) -> None:
-        self.clips, self.batches, self.store = clips, batches, store
-        self.feed = batches.feed
-        self._stack = stack
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.feed.log_replaced()
-        self.feed.close()
-        self._stack.close()
+    clips: ClipSet
+    batches: DeviceBatches
+    store: Store | None
 
 
 def open_store(clips: ClipSet, config: DataConfig, *, budget_bytes: int, workers: int) -> Store | None:
@@ -246,12 +226,12 @@ def training_source(clips: ClipSet, config: DataConfig, store: Store | None = No
     return ClipSource(Frames(clips, config, store), crop=config.CROP_SIZE, augment=config.AUGMENT)
 
 
-def training_plan(clips: ClipSet, settings: FeedSettings, *, steps: StepPlan, seed: int, world: World) -> Plan:
+def training_plan(clips: ClipSet, batch: int, *, steps: StepPlan, seed: int, world: World) -> Plan:
     """Which clips this rank trains on, in which order: shuffled, without those that do not fill an optimizer step."""
     num_trained = steps.steps_per_epoch * steps.samples_per_step
     return Plan(
         num_samples=len(clips),
-        batch_size=settings.batch,
+        batch_size=batch,
         seed=seed,
         order=lambda epoch: shuffled_order(len(clips), seed=seed, epoch=epoch)[:num_trained],
         rank=world.rank,
@@ -259,67 +239,58 @@ def training_plan(clips: ClipSet, settings: FeedSettings, *, steps: StepPlan, se
     )
 
 
+@contextmanager
 def open_training_feed(
-    clips: ClipSet, config: DataConfig, settings: FeedSettings, plan: Plan, *, epochs: int, store: Store | None
-) -> ClipFeed:
-    """Open the training feed of this rank, in the order of `training_plan`: shuffled crops, made by workers."""
-    with ExitStack() as stack:
-        if store is not None:
-            stack.enter_context(store)
-        feed = Feed(training_source(clips, config, store), plan, _feed_config(settings, epochs=epochs))
-        return ClipFeed(clips, DeviceBatches(feed, settings.device), store, stack.pop_all())
-    raise AssertionError
+    clips: ClipSet, config: DataConfig, feed: FeedConfig, plan: Plan, device: torch.device, store: Store | None
+) -> Iterator[ClipFeed]:
+    """The training feed of this rank, in the order of `training_plan`: shuffled crops, made by workers."""
+    with store or nullcontext(), _closing(Feed(training_source(clips, config, store), plan, feed)) as opened:
+        yield ClipFeed(clips, DeviceBatches(opened, device), store)
 
 
+@contextmanager
 def open_scoring_feed(
-    clips: ClipSet, config: DataConfig, settings: FeedSettings, store: Store | None = None
-) -> ClipFeed:
-    """Open a feed for an evaluation: whole frames in order, every clip once."""
+    clips: ClipSet, config: DataConfig, feed: FeedConfig, batch: int, device: torch.device, store: Store | None = None
+) -> Iterator[ClipFeed]:
+    """A feed for an evaluation: whole frames in order, every clip once."""
     source = ClipSource(Frames(clips, config, store), crop=None)
     same_size = _are_of_one_size(clips)
-    with ExitStack() as stack:
-        if store is not None:
-            stack.enter_context(store)
-        plan = Plan(
-            num_samples=len(clips),
-            batch_size=settings.batch if same_size else 1,
-            shuffle=False,
-            last="short",
-            shapes=None if same_size else lambda epoch, step: source.shapes(step),
-        )
-        feed = Feed(source, plan, _feed_config(settings, epochs=None))
-        return ClipFeed(clips, DeviceBatches(feed, settings.device), store, stack.pop_all())
-    raise AssertionError
+    plan = Plan(
+        num_samples=len(clips),
+        batch_size=batch if same_size else 1,
+        shuffle=False,
+        last="short",
+        shapes=None if same_size else lambda epoch, step: source.shapes(step),
+    )
+    with store or nullcontext(), _closing(Feed(source, plan, feed)) as opened:
+        yield ClipFeed(clips, DeviceBatches(opened, device), store)
 
 
+@contextmanager
 def open_resident_feed(
-    clips: ClipSet, config: DataConfig, settings: FeedSettings, plan: Plan, *, epochs: int, store: Store | None
-) -> ClipFeed:
+    clips: ClipSet, config: DataConfig, feed: FeedConfig, plan: Plan, device: torch.device, store: Store | None
+) -> Iterator[ClipFeed]:
     """As `open_training_feed`, with the same clips, but rendered on the device from frames and streams kept there."""
     from flatout.feed import DeviceFeed, DeviceStore
 
     if config.CROP_SIZE is None:
         raise ConfigError("DEVICE_RESIDENT crops on the device: set CROP_SIZE.")
     render = ClipRenderer(training_source(clips, config), crop=config.CROP_SIZE)
-    with ExitStack() as stack:
-        items = store or Store.open(FrameItems(clips), StoreConfig(place="off"))
-        stack.enter_context(items)
-        resident = DeviceStore(items, settings.device, batch_items=3 * clips.clip_length * settings.batch)
-        numbers = ClipParameterSource(Frames(clips, config), crop=config.CROP_SIZE, augment=config.AUGMENT)
-        few = replace(settings, workers=min(settings.workers, DEVICE_WORKERS))
-        feed = Feed(numbers, plan, _feed_config(few, epochs=epochs), unreadable=resident.unreadable)
-        return ClipFeed(clips, DeviceFeed(feed, resident, render, render.outputs), store, stack.pop_all())
-    raise AssertionError
+    numbers = ClipParameterSource(Frames(clips, config), crop=config.CROP_SIZE, augment=config.AUGMENT)
+    few = replace(feed, workers=min(feed.num_workers, DEVICE_WORKERS))
+    with store or Store.open(FrameItems(clips), StoreConfig(place="off")) as items:
+        resident = DeviceStore(items, device, batch_items=3 * clips.clip_length * plan.batch_size)
+        with _closing(Feed(numbers, plan, few, unreadable=resident.unreadable)) as opened:
+            yield ClipFeed(clips, DeviceFeed(opened, resident, render, render.outputs), store)
 
 
-def _feed_config(settings: FeedSettings, *, epochs: int | None) -> FeedConfig:
-    return FeedConfig(
-        workers=settings.workers,
-        slots=settings.slots,
-        persistent_workers=settings.persistent,
-        epochs=epochs,
-        on_error="substitute" if epochs else "raise",
-    )
+@contextmanager
+def _closing(feed: Feed) -> Iterator[Feed]:
+    try:
+        yield feed
+    finally:
+        feed.log_replaced()
+        feed.close()
 
 
 def _are_of_one_size(clips: ClipSet) -> bool:

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import torch
 
 from flatout.engine import DTYPES, default_amp
 from flatout.errors import CheckpointError, ConfigError, DataError
+from flatout.feed import FeedConfig
 from flatout.ranks import choose_device
 from flatout.spike.check import warn_of_mismatch
 from flatout.spike.config import SpikeConfig, config_from
@@ -24,7 +26,7 @@ from flatout.spike.data.frames import read_frame
 from flatout.spike.data.stream_files import STREAM_EXTS
 from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, files_by_stem, ordered
 from flatout.spike.evaluate import DeblurEvaluation, RestoredBatch, Restorer, evaluate
-from flatout.spike.input import FeedSettings, open_scoring_feed
+from flatout.spike.input import ClipFeed, open_scoring_feed
 from flatout.spike.lpips import Lpips, LpipsMeter
 from flatout.spike.step import ToClip
 from flatout.spike.visuals import (
@@ -128,7 +130,7 @@ def score_split(
     clips = open_clips(data, split, scored=True)
     warn_of_mismatch(clips)
     writer = _FrameWriter(folder / "visuals", clips, compare=True) if folder is not None else None
-    with open_scoring_feed(clips, data, _feed_settings(predictor)) as feed:
+    with _open_feed(predictor, clips) as feed:
         scores = evaluate(predictor.restorer, feed, [each for each in (writer, meter) if each is not None])
     distances = meter.means() if meter is not None else {}
     found = SplitScores(
@@ -160,7 +162,7 @@ def predict_folder(
     warn_of_mismatch(clips)
     writer = _FrameWriter(output, clips, compare=False)
     start = time.perf_counter()
-    with open_scoring_feed(clips, predictor.config.DATA, _feed_settings(predictor)) as feed:
+    with _open_feed(predictor, clips) as feed:
         for restored in predictor.restorer.restore_all(feed):
             writer(restored)
             if compare:
@@ -250,9 +252,10 @@ def _no_common_name(blur: Path, spikes: Path, frames: Mapping[str, Path], stream
     return f"No frame has a spike file of the same name: {found[0]}, {found[1]}. So there is nothing to deblur."
 
 
-def _feed_settings(predictor: DeblurPredictor) -> FeedSettings:
-    test = predictor.config.TEST
-    return FeedSettings(batch=test.BATCH_SIZE, workers=test.NUM_WORKERS, persistent=False, device=predictor.device)
+def _open_feed(predictor: DeblurPredictor, clips: ClipSet) -> AbstractContextManager[ClipFeed]:
+    test, data = predictor.config.TEST, predictor.config.DATA
+    workers = FeedConfig(workers=test.NUM_WORKERS, persistent_workers=False)
+    return open_scoring_feed(clips, data, workers, test.BATCH_SIZE, predictor.device)
 
 
 def _write_summary(folder: Path, values: dict[str, object]) -> None:

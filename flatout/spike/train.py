@@ -30,7 +30,7 @@ from flatout.engine import (
     default_amp,
 )
 from flatout.errors import ConfigError
-from flatout.feed import DeviceBatches
+from flatout.feed import DeviceBatches, FeedConfig
 from flatout.ranks import World
 from flatout.runs import (
     CONFIG_NAME,
@@ -68,7 +68,6 @@ from flatout.spike.data.clip_set import ClipSet, open_training
 from flatout.spike.evaluate import DeblurEvaluation, RestoredBatch, Restorer, evaluate
 from flatout.spike.input import (
     ClipFeed,
-    FeedSettings,
     LoaderPlan,
     check_memory,
     hint,
@@ -252,16 +251,16 @@ class SpikeRecipe(Recipe):
         # The first rank decodes the frames into the store, the others attach to it.
         with self.world.first_rank_first():
             store = open_store(clips, data, budget_bytes=plan.cache_bytes, workers=plan.workers.train)
-        settings = FeedSettings(
-            batch=plan.batch,
+        workers = FeedConfig(
             workers=plan.workers.train,
             slots=plan.slots,
-            persistent=plan.persistent,
-            device=self.device,
+            persistent_workers=plan.persistent,
+            epochs=model.epochs,
+            on_error="substitute",
         )
         open_feed = open_resident_feed if self.config.TRAIN.DEVICE_RESIDENT else open_training_feed
-        order = training_plan(clips, settings, steps=self._steps, seed=self.seed, world=self.world)
-        feed = self._run.stack.enter_context(open_feed(clips, data, settings, order, epochs=model.epochs, store=store))
+        order = training_plan(clips, plan.batch, steps=self._steps, seed=self.seed, world=self.world)
+        feed = self._run.stack.enter_context(open_feed(clips, data, workers, order, self.device, store))
         self._validation_feed = self._open_validation_feed(feed) if self.validates and self.world.is_first else None
         return feed.batches
 
@@ -397,14 +396,10 @@ class SpikeRecipe(Recipe):
         assert clips is not None
         used = training.store.statistics().nbytes if training.store is not None else 0
         store = open_store(clips, config.DATA, budget_bytes=plan.cache_bytes - used, workers=plan.workers.val)
-        settings = FeedSettings(
-            batch=plan.val_batch,
-            workers=plan.workers.val,
-            slots=plan.val_slots,
-            persistent=False,  # they would be idle for a whole epoch
-            device=self.device,
-        )
-        return self._run.stack.enter_context(open_scoring_feed(clips, config.DATA, settings, store))
+        # Workers that persist would be idle for a whole epoch.
+        workers = FeedConfig(workers=plan.workers.val, slots=plan.val_slots, persistent_workers=False)
+        opened = open_scoring_feed(clips, config.DATA, workers, plan.val_batch, self.device, store)
+        return self._run.stack.enter_context(opened)
 
     def _write_visuals(self, restored: RestoredBatch) -> None:
         """Write the first frame of the first clips as blur | restored | sharp; replaces earlier ones."""

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 import flatout.spike
 from flatout.__main__ import main
 from flatout.errors import ConfigError, DataError, MissingFileError, ResourceError
+from flatout.feed import FeedConfig
 from flatout.spike.config import DataConfig
 from flatout.spike.data.clip_set import open_training
 from flatout.spike.data.decode import pack
 from flatout.spike.data.geometry import find_geometry, geometry_beside, geometry_name, parse_geometry, write_geometry
 from flatout.spike.data.stream_layout import KNOWN_HW, StreamError
-from flatout.spike.input import FeedSettings, open_scoring_feed
+from flatout.spike.input import open_scoring_feed
 
 
 def spikes_of(num: int, height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -219,9 +220,8 @@ def test_a_data_set_of_arrays_gives_the_clips_of_its_dat_files(demo, tmp_path, c
         config = DataConfig(ROOT=str(root), CLIP_LEN=3, USE_RAM_CACHE=cache)
         _, clips = open_training(config)
         assert clips is not None
-        settings = FeedSettings(batch=1, workers=0, device=torch.device("cpu"))
-        with open_scoring_feed(clips, config, settings) as feed:
-            return [np.array(batch["spikes"]) for batch in feed.feed]
+        with open_scoring_feed(clips, config, FeedConfig(workers=0), 1, torch.device("cpu")) as feed:
+            return [np.array(batch["spikes"]) for batch in feed.batches.feed]
 
     arrays = batches(tmp_path / "arrays")
     assert len(arrays) == 2
