@@ -132,22 +132,11 @@ def check_memory(plan: LoaderPlan, free_bytes: int | None = None) -> None:
         )
 
 
-def loading_summary(plan: LoaderPlan, lang: Literal["en", "zh"]) -> Iterator[str]:
-    """The lines logged at the start about data loading; in Chinese with the labels of the original guide."""
-    workers = plan.workers
-    labels = _LABELS[lang]
-    yield f"[train] ===== {labels['title']} ====="
-    yield f"[train] {labels['cores']}: {plan.cores}"
-    yield f"[train] {labels['total']}: {workers.total} ({labels['advice'].format(gpus=plan.gpus)})"
-    yield f"[train] {labels['train']}:"
-    yield f"[train]   - num_workers: {workers.train} ({labels['each']})"
-    yield f"[train]   - batch_size: {plan.batch}, slots: {plan.slots}, persistent_workers: {plan.persistent}"
-    yield f"[train] {labels['val']}:"
-    yield f"[train]   - num_workers: {workers.val} ({labels['each']})"
-    yield f"[train]   - batch_size: {plan.val_batch}, slots: {plan.val_slots}"
-    yield f"[train] {labels['sum'].format(sum=workers.train_sum)}"
+def loading_summary(plan: LoaderPlan, lang: Literal["en", "zh"]) -> list[str]:
+    """The lines logged at the start about data loading."""
     prefetch, cache = plan.prefetch_bytes / GIB, plan.cache_bytes / GIB
-    yield f"[train] {labels['memory']}: {prefetch:.2f} GB prefetch + {cache:.2f} GB cache"
+    text = _SUMMARIES[lang].format(plan=plan, workers=plan.workers, prefetch=prefetch, cache=cache)
+    return [f"[train] {line}" for line in text.splitlines()]
 
 
 def hint(wait_ms: float, step_ms: float) -> str:
@@ -161,29 +150,33 @@ def hint(wait_ms: float, step_ms: float) -> str:
     return f"{text}."
 
 
-_LABELS = {
-    "en": {
-        "title": "data loading",
-        "cores": "CPU cores",
-        "total": "workers in total",
-        "advice": "suggested, for all {gpus} GPUs",
-        "train": "training loader",
-        "val": "validation loader",
-        "each": "per GPU",
-        "sum": "together: {sum} training workers",
-        "memory": "memory",
-    },
-    "zh": {
-        "title": "数据加载配置",
-        "cores": "CPU核心数",
-        "total": "总worker数",
-        "advice": "建议值，用于所有{gpus}个GPU",  # noqa: RUF001
-        "train": "训练DataLoader",
-        "val": "验证DataLoader",
-        "each": "每GPU",
-        "sum": "总计: {sum} 个训练workers 利用CPU资源",
-        "memory": "内存",
-    },
+_SUMMARIES = {
+    "en": """\
+===== data loading =====
+CPU cores: {plan.cores}
+workers in total: {workers.total} (suggested, for all {plan.gpus} GPUs)
+training loader:
+  - num_workers: {workers.train} (per GPU)
+  - batch_size: {plan.batch}, slots: {plan.slots}, persistent_workers: {plan.persistent}
+validation loader:
+  - num_workers: {workers.val} (per GPU)
+  - batch_size: {plan.val_batch}, slots: {plan.val_slots}
+together: {workers.train_sum} training workers
+memory: {prefetch:.2f} GB prefetch + {cache:.2f} GB cache
+""",
+    "zh": """\
+===== 数据加载配置 =====
+CPU核心数: {plan.cores}
+总worker数: {workers.total} (建议值，用于所有{plan.gpus}个GPU)
+训练DataLoader:
+  - num_workers: {workers.train} (每GPU)
+  - batch_size: {plan.batch}, slots: {plan.slots}, persistent_workers: {plan.persistent}
+验证DataLoader:
+  - num_workers: {workers.val} (每GPU)
+  - batch_size: {plan.val_batch}, slots: {plan.val_slots}
+总计: {workers.train_sum} 个训练workers 利用CPU资源
+内存: {prefetch:.2f} GB prefetch + {cache:.2f} GB cache
+""",  # noqa: RUF001
 }
 """The Chinese labels are exactly those of the original guide, because scripts search for them."""
 
