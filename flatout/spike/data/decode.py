@@ -67,7 +67,7 @@ class StoredRows:
         top, bottom = box.top, box.bottom
         if layout.flipud:
             top, bottom = layout.height - box.bottom, layout.height - box.top
-        self._height, self._width = bottom - top, layout.width
+        height, width = bottom - top, layout.width
         self.skip = box.left
         """Columns before the crop in each row."""
         self._straddles = 0
@@ -79,20 +79,21 @@ class StoredRows:
             first, last = box.left // 8, -(-box.right // 8)
             cut = stream_TF.reshape(-1, layout.height, layout.width // 8)[:, top:bottom, first:last]
             self._cut = np.ascontiguousarray(cut).reshape(len(cut), -1)
-            self.skip, self._width = box.left - 8 * first, 8 * (last - first)
+            self.skip, width = box.left - 8 * first, 8 * (last - first)
         else:
             begin, end = top * layout.width, bottom * layout.width
             self._cut = np.ascontiguousarray(stream_TF[:, begin // 8 : -(-end // 8)])
             self._straddles = begin % 8
+        self.shape = len(stream_TF), height, width
 
     def __getitem__(self, frames: slice) -> np.ndarray:
         cut = self._cut[frames]
         if not self._is_packed:
             return cut
+        _, height, width = self.shape
         # Unpacked as one row, because NumPy unpacks short rows at half the speed.
         bits_TK = np.unpackbits(cut.reshape(-1), bitorder="little").reshape(len(cut), -1)
-        bits_TK = bits_TK[:, self._straddles :][:, : self._height * self._width]
-        return bits_TK.reshape(len(cut), self._height, self._width)
+        return bits_TK[:, self._straddles :][:, : height * width].reshape(len(cut), height, width)
 
 
 def oriented(rows: np.ndarray, skip: int, layout: Layout, box: Box) -> np.ndarray:
