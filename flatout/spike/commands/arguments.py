@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli import value
-from flatout.errors import DataError, FlatoutError, ResourceError
+from flatout.errors import FlatoutError, ResourceError
 
 if TYPE_CHECKING:
     from flatout.spike.view import ViewConfig
@@ -115,11 +115,8 @@ def advising_geometry(flags: str) -> Iterator[None]:
     try:
         yield
     except StreamError as error:
-        if error.kind != "reshape":
-            raise
-        raise DataError(
-            f"{error.what} Give the size of spike frames with {flags}, or as spike_h and spike_w in a config.yaml "
-            "beside the spikes."
+        raise error.advising(
+            f"Give the size of spike frames with {flags}, or as spike_h and spike_w in a config.yaml beside the spikes."
         ) from None
 
 

@@ -42,7 +42,6 @@ def map_stream(path: str | Path, layout: Layout) -> np.ndarray:
             raise StreamError(
                 f"{path} has {size} bytes where {layout.nbytes} were found when the data set was opened. "
                 "The file has changed since: run the command again.",
-                kind="reshape",
             )
         # All pages at once: read-ahead would load them anyway, and 88 page faults cost more than loading all the pages.
         memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
@@ -117,7 +116,7 @@ def content_of(path: str | Path) -> Content:
 def pack(spikes_THW: np.ndarray, *, flipud: bool = True) -> np.ndarray:
     """The bytes of a packed file, uint8 [T * F]; the inverse of `decode`."""
     if spikes_THW.shape[1] * spikes_THW.shape[2] % 8:
-        raise StreamError(f"{spikes_THW.shape[1:]} pixels do not fill whole bytes ({BEGIN}).", kind="reshape")
+        raise StreamError(f"{spikes_THW.shape[1:]} pixels do not fill whole bytes ({BEGIN}).")
     rows = spikes_THW[:, ::-1] if flipud else spikes_THW
     flat_TK = np.ascontiguousarray(rows, np.uint8).reshape(len(rows), -1)
     return np.packbits(flat_TK, axis=1, bitorder="little").reshape(-1)

@@ -23,7 +23,6 @@ from flatout.errors import DataError, MissingFileError, ResourceError
 from flatout.spike.data.decode import Box, content_of, decode, map_stream, pack
 from flatout.spike.data.geometry import geometry_beside, geometry_name, parse_geometry
 from flatout.spike.data.stream_layout import (
-    BEGIN,
     DEFAULT_HW,
     Format,
     Layout,
@@ -96,12 +95,7 @@ def open_stream(
     try:
         layout = decide_layout(size, content_of(path), settings, sidecar_hw, where=str(path))
     except StreamError as error:
-        raise StreamError(
-            error.what.removeprefix(f"{BEGIN}: "),
-            kind=error.kind,
-            hints=error.hints,
-            remedy=_geometry_advice(error) if error.kind == "reshape" else "",
-        ) from None
+        raise error.advising(_geometry_advice(error)) from None
     if not geometry and sidecar_hw is None:
         _warn_of_other_geometries(path.parent, size, layout)
     return SpikeStream(path, layout)
@@ -142,7 +136,6 @@ def stream_bytes(path: str | Path, layout: Layout) -> np.ndarray:
         raise StreamError(
             f"{path} has shape {spikes_THW.shape} where {(layout.frames, layout.height, layout.width)} was found when "
             "the data set was opened. The file has changed since: run the command again.",
-            kind="reshape",
         )
     is_spike = spikes_THW != 0
     if spikes_THW.dtype != bool and not np.array_equal(spikes_THW, is_spike):
@@ -167,7 +160,6 @@ def array_layout(path: Path, settings: StreamSettings) -> Layout:
             f"{path} holds {num_frames} spike frames of {geometry_name((height, width))}, but the configuration says "
             f"{configured[2]} of {geometry_name((configured[0], configured[1]))}. This file states its size: omit "
             "--geometry, or SPIKE_H, SPIKE_W and SPIKE_T.",
-            kind="reshape",
         )
     if num_frames == 0:
         raise StreamError(f"{path} holds no spike frames. Copy or create it again.", kind="empty")
@@ -208,7 +200,6 @@ def _name_in(path: Path, arrays: _Arrays) -> str:
     raise StreamError(
         f"{path} needs one array of spikes [frames, height, width], alone or under the name {ARRAY_NAMES[0]}. Its "
         f"arrays: {arrays}.",
-        kind="reshape",
     )
 
 
@@ -228,9 +219,7 @@ def _opened(path: Path) -> Iterator[_Arrays]:
     except StreamError:
         raise
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise StreamError(
-            f"{path} is not a file of arrays: {error}. Copy or create it again.", kind="reshape"
-        ) from None
+        raise StreamError(f"{path} is not a file of arrays: {error}. Copy or create it again.") from None
 
 
 def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
@@ -255,7 +244,7 @@ def _open_h5(path: Path) -> Iterator[_Arrays]:
         # Without locks, which network file systems refuse; files are only read.
         file = h5py.File(path, "r", locking=False)
     except OSError as error:
-        raise StreamError(f"{path} is not an HDF5 file: {error}. Copy or create it again.", kind="reshape") from None
+        raise StreamError(f"{path} is not an HDF5 file: {error}. Copy or create it again.") from None
     with file:
         found: dict[str, Any] = {}
         file.visititems(lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None)

@@ -85,13 +85,18 @@ class Layout:
 class StreamError(DataError):
     """A spike file that does not fit the expected layout. `kind`: empty, reshape or not_binary."""
 
-    def __init__(self, text: str, *, kind: str, hints: Sequence[tuple[int, int, int]] = (), remedy: str = "") -> None:
-        super().__init__(f"{BEGIN}: {text}{f' {remedy}' if remedy else ''}")
-        self.kind = kind
-        self.what = f"{BEGIN}: {text}"
-        """The message without the keys of a config to set, for commands that have flags instead."""
+    def __init__(
+        self, text: str, *, kind: str = "reshape", hints: Sequence[tuple[int, int, int]] = (), remedy: str = ""
+    ) -> None:
+        """`remedy`: the keys of a config to set, if that helps."""
+        super().__init__(f"{BEGIN}: {text} {remedy}".rstrip())
+        self.text, self.kind, self.remedy = text, kind, remedy
         self.hints = list(hints)
         """(height, width, frames) of known geometries that would fit as bit-packed data."""
+
+    def advising(self, remedy: str) -> "StreamError":
+        """The same error for commands that have flags instead of a config, with another remedy if there is one."""
+        return StreamError(self.text, kind=self.kind, hints=self.hints, remedy=self.remedy and remedy)
 
 
 def decide_layout(
@@ -114,7 +119,6 @@ def decide_layout(
         return layout
     raise StreamError(
         _unfit(where, size, settings, *shape_hw),
-        kind="reshape",
         hints=fitting_geometries(size),
         remedy="Set DATA.SPIKE_H, SPIKE_W and SPIKE_FORMAT (and omit SPIKE_T unless you are sure).",
     )
