@@ -185,6 +185,10 @@ def test_arrays_that_are_no_spikes_are_refused(tmp_path):
     np.save(tmp_path / "c.npy", np.array([[[{}]]], object), allow_pickle=True)
     with pytest.raises(StreamError, match="is not a file of arrays"):
         flatout.spike.open_stream(tmp_path / "c.npy")
+    for name, other in (("one.npy", "two.npz"), ("three.npz", "four.npy")):
+        write_array(tmp_path / name, np.zeros((2, 8, 8))).rename(tmp_path / other)
+        with pytest.raises(StreamError, match="is not a file of arrays"):
+            flatout.spike.open_stream(tmp_path / other)
     with pytest.raises(StreamError, match=r"of 8x8, but the configuration says 2 of 4x16.*SPIKE_H"):
         flatout.spike.open_stream(write_array(tmp_path / "d.npy", np.zeros((2, 8, 8))), geometry="4x16")
     with pytest.raises(StreamError, match="holds no spike frames"):

@@ -187,7 +187,8 @@ def _opened(path: Path) -> Iterator[tuple[tuple[int, ...], Callable[[], np.ndarr
             yield shapes[name], lambda: np.asarray(values[name][()])
     except StreamError:
         raise
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    # The last two: one kind of file under the ending of the other.
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
         raise StreamError(f"{path} is not a file of arrays: {error}. Copy or create it again.") from None
 
 
