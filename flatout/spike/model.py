@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.config import build_config
-from flatout.spike.config import ModelConfig
+from flatout.spike.config import ModelConfig, plain_values
 
 
 class ChannelNorm(nn.Module):
@@ -212,8 +212,7 @@ NETWORK_KEYS = ("KIND", "USE_SPIKE", "WIDTH", "ENC_BLOCKS", "MIDDLE_BLOCKS", "DE
 
 
 def _model_values(config: ModelConfig) -> dict[str, Any]:
-    values = {key: getattr(config, key) for key in NETWORK_KEYS}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    return {key: plain_values(getattr(config, key)) for key in NETWORK_KEYS}
 
 
 def _zero_init(layer: nn.Conv2d) -> None:

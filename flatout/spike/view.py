@@ -24,7 +24,6 @@ from flatout.spike.data.voxels import bin_edges
 from flatout.spike.visuals import VIDEO_EXTS, sheet, write_image, write_video
 
 Representation = Literal["tfp", "tfi", "raw", "voxel"]
-REPRESENTATIONS: tuple[Representation, ...] = ("tfp", "tfi", "raw", "voxel")
 IMAGE_EXTS = (".png", ".jpg", ".jpeg", ".bmp")
 SHEET_IMAGES = 12
 """Images of a sheet, unless `every` says otherwise."""
