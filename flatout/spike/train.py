@@ -56,8 +56,6 @@ from flatout.runs import (
 from flatout.spike.check import warn_of_mismatch
 from flatout.spike.config import (
     DataConfig,
-    LossConfig,
-    ModelConfig,
     OptimConfig,
     SpikeConfig,
     TrainConfig,
@@ -189,15 +187,11 @@ class SpikeRecipe(Recipe):
         return default_amp(self.device) if self.config.TRAIN.AMP == "auto" else self.config.TRAIN.AMP
 
     def identity(self) -> Identity:
-        values = plain_values(self.config)
-        train = {key: value for key, value in values["TRAIN"].items() if key not in _NOT_COMPARED}
-        kept = {key: values[key] for key in ("DATA", "MODEL", "LOSS", "SEED")}
-        flags = config_of(self.options)
-        config = json.loads(json.dumps({"epochs": self._epochs()} | flags | kept | {"TRAIN": train}))
+        config = {"epochs": self._epochs()} | config_of(self.options) | _compared(self.config)
         changes = {**changes_of(TrainOptions), **CHANGES}
         if self.config.TRAIN.EPOCHS is None:
             changes["epochs"] = "exact"  # with TOTAL_STEPS it depends on the number of ranks
-        return Identity(config, _in_effect, changes)
+        return Identity(json.loads(json.dumps(config)), _in_effect, changes)
 
     def write_config(self, folder: Path) -> None:
         write_yaml(folder / CONFIG_NAME, plain_values(self.config))
@@ -418,21 +412,18 @@ class SpikeRecipe(Recipe):
             (folder / name).write_text(json.dumps(values, indent=1))
 
 
-def _defaults() -> dict[str, Any]:
-    """Default values of all settings, for records of older versions that lack some."""
-    train = plain_values(TrainConfig(OPTIM=OptimConfig(LR=0.0), EPOCHS=1))
-    sections = {
-        "DATA": plain_values(DataConfig(ROOT="")),
-        "MODEL": plain_values(ModelConfig()),
-        "LOSS": plain_values(LossConfig()),
-    }
-    compared = {"TRAIN": {key: value for key, value in train.items() if key not in _NOT_COMPARED}}
-    return flat(config_of(TrainOptions()) | sections | compared)
+def _compared(config: SpikeConfig) -> dict[str, Any]:
+    """The keys of a config that identify a training."""
+    values = plain_values(config)
+    train = {key: value for key, value in values["TRAIN"].items() if key not in _NOT_COMPARED}
+    return {key: values[key] for key in ("DATA", "MODEL", "LOSS", "SEED")} | {"TRAIN": train}
 
 
 def _in_effect(config: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a training by their dotted keys, from a config of this or an older version."""
-    values = _defaults() | flat(config)
+    # Records of older versions lack some settings.
+    default = SpikeConfig(DATA=DataConfig(ROOT=""), TRAIN=TrainConfig(OPTIM=OptimConfig(LR=0.0), EPOCHS=1))
+    values = flat(config_of(TrainOptions()) | _compared(default)) | flat(config)
     if values.pop("TRAIN.COMPILE_MODEL", False):  # recorded by older versions, instead of --compile
         values["compile"] = "on"
     return values
