@@ -134,7 +134,7 @@ def score_split(
     observers: list[BatchObserver] = [*([write] if folder else []), *([meter] if meter else [])]
     with _open_feed(predictor, clips) as feed:
         scores = evaluate(predictor.restorer, feed, observers)
-    found = SplitScores(**asdict(scores), **(meter.means() if meter is not None else {}))
+    found = SplitScores(**asdict(scores) | (meter.means() if meter else {}))
     if folder is not None:
         _write_summary(folder, found.as_dict() | {"split": split})
     return found
