@@ -20,7 +20,6 @@ from flatout.spike.data.frames import representation_of
 from flatout.spike.data.layouts import VOXEL_METADATA_NAME
 from flatout.spike.data.source import spike_dtype
 from flatout.spike.data.stream_files import stream_bytes
-from flatout.spike.data.voxels import trimmed
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +36,10 @@ def write_voxels(config: DataConfig, split: str) -> Iterator[Path]:
         frames = [index for index, each in enumerate(clips.frames) if each.sequence == number]
         for frame in frames:
             yield _write_one(clips, live, frame, folder)
-        counts = {
-            clips.frames[frame].stem: len(range(clips.frames[frame].num_spike_frames)[_kept(clips, live, frame)])
-            for frame in frames
-        }
+        dropped = sum(config.SPIKE_TRIM)
+        counts = {clips.frames[frame].stem: clips.frames[frame].num_spike_frames - dropped for frame in frames}
         content = {"bins": config.channels, "kind": "counts", "frames": counts}
         (folder / VOXEL_METADATA_NAME).write_text(json.dumps(content, indent=1))
-
-
-def _kept(clips: ClipSet, config: DataConfig, frame: int) -> slice:
-    return trimmed(clips.frames[frame].num_spike_frames, config.SPIKE_TRIM)
 
 
 def _write_one(clips: ClipSet, config: DataConfig, frame: int, folder: Path) -> Path:
