@@ -5,6 +5,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,5 +147,4 @@ def view_settings(args: argparse.Namespace) -> "ViewConfig":
     """What to show, from the flags of RANGE."""
     from flatout.spike.view import ViewConfig
 
-    keys = ("show", "begin", "end", "window", "every", "gain", "fps", "bins")
-    return ViewConfig(**{key: getattr(args, key) for key in keys if hasattr(args, key)})
+    return ViewConfig(**{each.name: getattr(args, each.name) for each in fields(ViewConfig) if each.name in args})

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.errors import ConfigError
 from flatout.feed import Field, Out, Substituted, Unreadable, keyed_uniform
 from flatout.spike.config import AugmentConfig
 from flatout.spike.data.clip_set import ClipSet, SequenceFacts, num_origins, spike_span
@@ -185,10 +184,7 @@ def _num_origins(facts: SequenceFacts, crop: int) -> tuple[int, int]:
             "%s: CROP_SIZE=%d does not correspond to whole spike pixels (multiples of %d do), so the nearest ones are "
             "used.", facts.name, crop, max(step for _, _, step in sizes),
         )  # fmt: skip
-    try:
-        rows, columns = (num_origins(rgb, spike, crop) for rgb, spike, _ in sizes)
-    except ConfigError as error:
-        raise ConfigError(f"{facts.name}: {error}") from None
+    rows, columns = (num_origins(rgb, spike, crop, f"{facts.name}: ") for rgb, spike, _ in sizes)
     return rows, columns
 
 
