@@ -389,6 +389,8 @@ def exposures(frames: Iterator[np.ndarray], sensor: SpikeSensor, config: Simulat
     pairs: dict[int, Between] = {}
     centre = config.reach
     for number, frame in enumerate(frames):
+        if number < centre - config.reach:
+            continue  # between two exposures
         kept[number] = frame
         if number < centre + config.reach:
             continue
