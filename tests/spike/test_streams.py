@@ -401,6 +401,14 @@ def test_reconstruct_writes_one_image_per_stream_or_many_or_videos(disc, tmp_pat
     assert "4 images in" in capsys.readouterr().out
 
 
+def test_voxels_that_cannot_be_written_are_the_users_to_fix(demo, tmp_path, capsys):
+    shutil.copytree(demo.parent, tmp_path / "tree")
+    (in_the_way := tmp_path / "tree/train/scene_00/voxels").write_text("a file")
+    keys = ("--set", f"DATA.ROOT={tmp_path / 'tree'}", "--set", "DATA.VOXEL_CACHE_DIRNAME=voxels")
+    assert main(["spike", "cache", "--config", str(demo), *keys, "--splits", "train"]) == 5
+    assert f"flatout: {in_the_way}: cannot be written: File exists. Choose" in capsys.readouterr().err
+
+
 def test_an_output_that_cannot_be_written_is_the_users_to_fix(disc, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     for part in ("blur", "sharp", "spike"):

@@ -52,8 +52,7 @@ def _write_one(clips: ClipSet, config: DataConfig, frame: int, folder: Path) -> 
         with part.open("wb") as file:
             np.save(file, np.ascontiguousarray(voxel))
         part.replace(path)
-    except BaseException:  # broad, because the incomplete file is removed on Ctrl-C too
+    finally:
         with suppress(OSError):
-            part.unlink()
-        raise
+            part.unlink(missing_ok=True)
     return path
