@@ -335,12 +335,10 @@ def plan_sequences(sources: Sequence[tuple[str, int]], config: SimulateConfig) -
         starts = {"test" if number in chosen else "train": range(count - num_tested)}
         if num_tested > 0:
             starts["test"] = range(count - num_tested, count)
-        part = 0
-        for split, numbers in starts.items():
-            for block in _blocks(numbers, config.sequence_length):
-                first = config.reach + block.start * (config.stride or config.exposure)
-                plan.append(PlannedSequence(split, f"{name}_{part:03d}", number, first, len(block)))
-                part += 1
+        blocks = [(split, each) for split, range_ in starts.items() for each in _blocks(range_, config.sequence_length)]
+        for part, (split, block) in enumerate(blocks):
+            first = config.reach + block.start * (config.stride or config.exposure)
+            plan.append(PlannedSequence(split, f"{name}_{part:03d}", number, first, len(block)))
     return plan
 
 
