@@ -131,6 +131,8 @@ class Normalise:
 
     def __init__(self, kind: VoxelNorm = "none", *, mean: float = 0.0, std: float = 1.0, scale: float = 1.0) -> None:
         """`scale` is applied to the counts first: 1 / 255 for textures, which are not counts."""
+        if kind not in ("none", "rate", "log1p", "meanstd"):
+            raise ValueError(f"VOXEL_NORM={kind!r} is unknown: use none, rate, log1p or meanstd.")
         self._kind, self._mean, self._std, self._scale = kind, mean, max(std, MIN_STD), scale
 
     def __call__(self, counts_NLCHW: Tensor, frames_NLC: Tensor) -> Tensor:
