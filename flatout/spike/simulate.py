@@ -385,17 +385,17 @@ def exposures(frames: Iterator[np.ndarray], sensor: SpikeSensor, config: Simulat
     stride, light = config.stride or config.exposure, LinearLight(config.gamma)
     kept: dict[int, np.ndarray] = {}
     pairs: dict[int, Between] = {}
-    centre = config.reach
+    centre = reach = config.reach
     for number, frame in enumerate(frames):
-        if number < centre - config.reach:
+        if number < centre - reach:
             continue  # between two exposures
         kept[number] = frame
-        if number < centre + config.reach:
+        if number < centre + reach:
             continue
         yield _expose(kept, pairs, centre, sensor, light, config)
         centre += stride
         # The last pair is kept: its flow may be needed again.
-        for each in [each for each in kept if each < centre - config.reach]:
+        for each in [each for each in kept if each < centre - reach]:
             del kept[each]
             pairs.pop(each, None)
 
