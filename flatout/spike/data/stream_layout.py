@@ -211,7 +211,6 @@ def _not_binary(where: str, size: int, packed: Layout | None) -> str:
 MIN_CORRELATION = 0.5
 MIN_LEAD = 0.05
 """Margin by which the stored orientation must correlate better than all others."""
-ORIENTATIONS = ("identity", "flipud", "fliplr", "rot180")
 
 
 class Orientation(NamedTuple):
@@ -275,8 +274,10 @@ def compare_with_frame(rate_HW: np.ndarray, blur_HW: np.ndarray, *, flipud: bool
 
     `flipud`: whether the rows of the stream were read bottom-up, for the advice.
     """
-    oriented = (rate_HW, rate_HW[::-1], rate_HW[:, ::-1], rate_HW[::-1, ::-1])
-    correlation = {name: _pearson(rate, blur_HW) for name, rate in zip(ORIENTATIONS, oriented, strict=True)}
+    oriented = {
+        "identity": rate_HW, "flipud": rate_HW[::-1], "fliplr": rate_HW[:, ::-1], "rot180": rate_HW[::-1, ::-1],
+    }  # fmt: skip
+    correlation = {name: _pearson(rate, blur_HW) for name, rate in oriented.items()}
     return Orientation(correlation, float(rate_HW.mean()), float(blur_HW.mean()), flipud)
 
 

@@ -74,12 +74,9 @@ def tfp_centres(num_frames: int, num_channels: int, half: int) -> list[int]:
 
 def texture_from_playback(spikes_THW: np.ndarray, num_channels: int, half: int) -> np.ndarray:
     """Short exposures, uint8 [C, H, W]: 255 times the mean of the frames around each centre, rounded down."""
-    num_frames = len(spikes_THW)
-    channels = []
-    for centre in tfp_centres(num_frames, num_channels, half):
-        frames = spikes_THW[centre - half : min(centre + half, num_frames - 1) + 1]
-        channels.append(np.floor(frames.mean(axis=0) * 255).astype(np.uint8))
-    return np.stack(channels)
+    centres = tfp_centres(len(spikes_THW), num_channels, half)
+    exposures = (spikes_THW[centre - half : centre + half + 1] for centre in centres)
+    return np.stack([np.floor(frames.mean(axis=0) * 255).astype(np.uint8) for frames in exposures])
 
 
 def trimmed(num_frames: int, trim: tuple[int, int]) -> slice:
