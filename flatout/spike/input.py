@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -59,18 +60,32 @@ HIGH_MS, LOW_MS = 50.0, 20.0
 class LoaderPlan:
     """The loaders of one rank, on a machine with `gpus` ranks."""
 
-    workers: WorkerPlan
-    cores: int
+    config: LoaderConfig
     gpus: int
     batch: int
     val_batch: int
-    slots: int
-    val_slots: int
-    persistent: bool
     sample_bytes: int
     """Size of a training clip in a slot."""
     cache_bytes: int
     """Size of the cache, for the whole machine; 0 without a cache."""
+
+    @cached_property
+    def workers(self) -> WorkerPlan:
+        config = self.config
+        total, train, val = config.TOTAL_WORKERS, config.TRAIN_WORKERS, config.VAL_WORKERS
+        return plan_workers(total, cores=config.CPU_CORES, gpus=self.gpus, train=train, val=val)
+
+    @property
+    def cores(self) -> int:
+        return self.config.CPU_CORES or machine.cores().usable
+
+    @property
+    def slots(self) -> int:
+        return max(choose_slots(self.batch, self.workers.train), self.config.TRAIN_PREFETCH_FACTOR + 2)
+
+    @property
+    def val_slots(self) -> int:
+        return max(choose_slots(self.val_batch, self.workers.val), self.config.VAL_PREFETCH_FACTOR + 2)
 
     @property
     def prefetch_bytes(self) -> int:
@@ -78,36 +93,11 @@ class LoaderPlan:
         return self.gpus * self.slots * self.batch * self.sample_bytes
 
 
-def plan_loader(
-    config: LoaderConfig, *, gpus: int, batch: int, val_batch: int, sample_bytes: int, cache_bytes: int
-) -> LoaderPlan:
-    """Compute the plan; nothing is started."""
-    workers = plan_workers(
-        config.TOTAL_WORKERS,
-        cores=config.CPU_CORES,
-        gpus=gpus,
-        train=config.TRAIN_WORKERS,
-        val=config.VAL_WORKERS,
-    )
-    return LoaderPlan(
-        workers=workers,
-        cores=config.CPU_CORES or machine.cores().usable,
-        gpus=max(1, gpus),
-        batch=batch,
-        val_batch=val_batch,
-        slots=max(choose_slots(batch, workers.train), config.TRAIN_PREFETCH_FACTOR + 2),
-        val_slots=max(choose_slots(val_batch, workers.val), config.VAL_PREFETCH_FACTOR + 2),
-        persistent=config.PERSISTENT_WORKERS,
-        sample_bytes=sample_bytes,
-        cache_bytes=cache_bytes,
-    )
-
-
 def plan_for(config: SpikeConfig, clips: ClipSet, *, gpus: int, batch: int) -> LoaderPlan:
-    """The plan of a training on these clips, with `batch` clips per micro-batch of a rank."""
-    return plan_loader(
-        config.loader,
-        gpus=gpus,
+    """The plan of a training on these clips, with `batch` clips per micro-batch of a rank; nothing is started."""
+    return LoaderPlan(
+        config=config.loader,
+        gpus=gpus or 1,
         batch=batch,
         val_batch=config.TRAIN.VAL_BATCH_SIZE,
         sample_bytes=sum(field.sample_bytes for field in training_source(clips, config.DATA).fields.values()),
@@ -157,7 +147,7 @@ CPU cores: {plan.cores}
 workers in total: {workers.total} (suggested, for all {plan.gpus} GPUs)
 training loader:
   - num_workers: {workers.train} (per GPU)
-  - batch_size: {plan.batch}, slots: {plan.slots}, persistent_workers: {plan.persistent}
+  - batch_size: {plan.batch}, slots: {plan.slots}, persistent_workers: {plan.config.PERSISTENT_WORKERS}
 validation loader:
   - num_workers: {workers.val} (per GPU)
   - batch_size: {plan.val_batch}, slots: {plan.val_slots}
@@ -170,7 +160,7 @@ CPU核心数: {plan.cores}
 总worker数: {workers.total} (建议值，用于所有{plan.gpus}个GPU)
 训练DataLoader:
   - num_workers: {workers.train} (每GPU)
-  - batch_size: {plan.batch}, slots: {plan.slots}, persistent_workers: {plan.persistent}
+  - batch_size: {plan.batch}, slots: {plan.slots}, persistent_workers: {plan.config.PERSISTENT_WORKERS}
 验证DataLoader:
   - num_workers: {workers.val} (每GPU)
   - batch_size: {plan.val_batch}, slots: {plan.val_slots}

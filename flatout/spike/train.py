@@ -248,7 +248,7 @@ class SpikeRecipe(Recipe):
         workers = FeedConfig(
             workers=plan.workers.train,
             slots=plan.slots,
-            persistent_workers=plan.persistent,
+            persistent_workers=plan.config.PERSISTENT_WORKERS,
             epochs=model.epochs,
             on_error="substitute",
         )
