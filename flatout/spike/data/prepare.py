@@ -13,7 +13,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -115,7 +115,7 @@ def _place_folders(config: PrepareConfig, split: str, done: Prepared) -> None:
             continue
         target = config.output / split / name
         for part, source in parts.items():
-            _place(source, target / part, link=config.use_symlinks, copy=shutil.copytree)
+            _place(source, target / part, link=config.use_symlinks)
         # Beside the links or copies: the raw data set's own config.yaml is above a folder that may not be linked.
         if shape_hw := config.spike_hw or find_geometry(parts["spike"]):
             write_geometry(target, shape_hw)
@@ -139,7 +139,7 @@ def _blur_from_spikes(config: PrepareConfig, split: str, pairs: Sequence["GtSequ
     for each in pairs:
         target = config.output / split / each.name
         for part, source in (("sharp", each.gt), ("spike", each.spike)):
-            _place(source, target / part, link=config.use_symlinks, copy=shutil.copytree)
+            _place(source, target / part, link=config.use_symlinks)
         with progress(f"{split}/{each.name}", len(each.pairs)) as advance:
             for number, (sharp, stream) in enumerate(each.pairs, 1):
                 pair = open_pair(sharp, stream, config)
@@ -165,7 +165,7 @@ def _cut_streams(config: PrepareConfig, split: str, done: Prepared) -> None:
             name = f"{frame.number:06d}"
             for part, source in (("blur", frame.blur), ("sharp", frame.sharp)):
                 path = target / part / f"{name}{source.suffix}"
-                _place(source, path, link=config.use_symlinks, copy=shutil.copyfile)
+                _place(source, path, link=config.use_symlinks)
             (target / "spike" / f"{name}.dat").write_bytes(cut(clip, frame, layout, config.exposure).tobytes())
         # The geometry differs between the splits of this data set, so it is stored with the spikes.
         write_geometry(target, (layout.height, layout.width))
@@ -190,16 +190,16 @@ def make_validation(output: Path, *, ratio: float, seed: int, train: str = "trai
     names = [path.name for path in (output / train).iterdir() if path.is_dir()]
     chosen = validation_names(names, ratio=ratio, seed=seed)
     for name in chosen:
-        _place(output / train / name, output / "val" / name, link=True, copy=shutil.copytree)
+        _place(output / train / name, output / "val" / name, link=True)
     return chosen
 
 
-def _place(source: Path, target: Path, *, link: bool, copy: Callable[[Path, Path], object]) -> None:
+def _place(source: Path, target: Path, *, link: bool) -> None:
     """Link or copy a folder or file; an existing copy is kept."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if not link:
         if not target.exists():
-            copy(source, target)
+            (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
         return
     if target.is_symlink():
         target.unlink()
