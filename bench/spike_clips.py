@@ -24,7 +24,7 @@ from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.data.decode import Box
 from flatout.spike.data.frames import Frames
 from flatout.spike.data.precompute import write_voxels
-from flatout.spike.data.source import ClipSource, representation_of
+from flatout.spike.data.source import ClipSource
 from flatout.spike.data.voxels import frames_per_bin
 from flatout.spike.input import open_store, training_source
 from flatout.spike.visuals import write_image
@@ -65,7 +65,7 @@ class SpikeCvFrames(Frames):
     """Decodes every stream whole with index arrays, then counts and crops."""
 
     def __init__(self, clips: ClipSet, config: DataConfig) -> None:
-        super().__init__(clips, representation_of(config))
+        super().__init__(clips, config)
         self._paths, self._layout = [each.spike for each in clips.frames], clips.layout_of(0)
         self._first_B = np.cumsum([0, *frames_per_bin(self._layout.frames, config.channels)[:-1]])
 
@@ -80,7 +80,7 @@ class EarlyCodeFrames(Frames):
     the first bins, because its values do not matter here."""
 
     def __init__(self, clips: ClipSet, config: DataConfig, folder: Path) -> None:
-        super().__init__(clips, representation_of(config))
+        super().__init__(clips, config)
         self._paths, self._channels = [folder / f"{each.stem}.npy" for each in clips.frames], config.channels
 
     def spikes(self, frame: int, box: Box, dtype: np.dtype) -> np.ndarray:
@@ -120,12 +120,12 @@ def main() -> int:
         spike_pixels = (crop // 2) ** 2
         with store:
             by_index, early = SpikeCvFrames(clips, config), EarlyCodeFrames(clips, config, sequence / "early")
-            _compare(by_index, Frames(clips, representation_of(config)), crop // 2)
+            _compare(by_index, Frames(clips, config), crop // 2)
             sources: dict[str, tuple[ClipSource, float]] = {
                 LIVE: (training_source(clips, config), 11 * spike_pixels),
-                "PNG, streams whole, as SpikeCV": (_over(by_index, clips, config), _mean_bytes(sequence / "spike")),
+                "PNG, streams whole, as SpikeCV": (_over(by_index, config), _mean_bytes(sequence / "spike")),
                 "PNG, float32 voxels, 5 bins, mapped": (_written(floats), 20 * spike_pixels),
-                "PNG, float32 voxels, 32 bins, whole": (_over(early, clips, config), _mean_bytes(sequence / "early")),
+                "PNG, float32 voxels, 32 bins, whole": (_over(early, config), _mean_bytes(sequence / "early")),
                 "PNG, uint8 voxels, 5 bins, mapped": (_written(written), 5 * spike_pixels),
                 STORE: (training_source(clips, config, store), -image_bytes),
             }
@@ -151,8 +151,8 @@ def _compare(one: Frames, other: Frames, size: int) -> None:
     assert np.array_equal(one.spikes(0, box, np.dtype(np.uint8)), other.spikes(0, box, np.dtype(np.uint8)))
 
 
-def _over(frames: Frames, clips: ClipSet, config: DataConfig) -> ClipSource:
-    return ClipSource(clips, frames, representation_of(config), crop=config.CROP_SIZE, augment=config.AUGMENT)
+def _over(frames: Frames, config: DataConfig) -> ClipSource:
+    return ClipSource(frames, crop=config.CROP_SIZE, augment=config.AUGMENT)
 
 
 def _written(config: DataConfig) -> ClipSource:

@@ -39,7 +39,7 @@ from flatout.feed.device_store import DeviceStore
 from flatout.spike.config import DataConfig, SpikeConfig, load_config
 from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.data.frames import Frames
-from flatout.spike.data.source import ClipParameterSource, crop_boxes, representation_of
+from flatout.spike.data.source import ClipParameterSource, crop_boxes
 from flatout.spike.input import GIB, ClipRenderer, open_store, training_source
 from flatout.spike.step import ToClip
 
@@ -143,16 +143,15 @@ def measure_binning(config: SpikeConfig, device: torch.device, *, repeats: int) 
     assert store is not None and data.CROP_SIZE is not None
     indices = np.arange(batch)
     with store:
-        whole, representation = training_source(clips, data, store), representation_of(data)
-        frames = Frames(clips, representation, store)
-        numbers = ClipParameterSource(clips, frames, representation, crop=data.CROP_SIZE, augment=data.AUGMENT)
+        whole, frames = training_source(clips, data, store), Frames(clips, data, store)
+        numbers = ClipParameterSource(frames, crop=data.CROP_SIZE, augment=data.AUGMENT)
         draws = whole.draw(1, 0, indices, indices)
         small, host = _arrays(numbers, batch), _arrays(whole, batch)
         numbers.read(indices, draws, Out(small))
         resident = DeviceStore(store, device, batch_items=3 * clips.clip_length * batch)
         params = {name: torch.from_numpy(array).to(device) for name, array in small.items()}
         sources = resident.sources_of(small["items"], params["items"])
-        render = ClipRenderer(clips, whole, representation, crop=data.CROP_SIZE)
+        render = ClipRenderer(whole, crop=data.CROP_SIZE)
         out = {
             name: torch.empty((batch, *each.shape), dtype=each.dtype, device=device)
             for name, each in render.outputs.items()

@@ -18,7 +18,7 @@ from flatout.spike.config import DataConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.data.decode import Box
 from flatout.spike.data.frames import Frames, Part
-from flatout.spike.data.source import ClipSource, representation_of
+from flatout.spike.data.source import ClipSource
 from flatout.spike.demo_data import DemoConfig, write_demo_data
 from flatout.spike.input import open_store
 
@@ -81,10 +81,9 @@ def clips_per_s(
     seconds: float,
 ) -> float:
     """Clips per second after the first epoch, measured for `seconds`."""
-    representation = representation_of(data)
-    frames = kind(clips, representation, store)
+    frames = kind(clips, data, store)
     frames.delay_s = delay_ms / 1e3  # on the instance, because workers get a copy of it
-    source = ClipSource(clips, frames, representation, crop=data.CROP_SIZE, augment=data.AUGMENT)
+    source = ClipSource(frames, crop=data.CROP_SIZE, augment=data.AUGMENT)
     plan = Plan(num_samples=len(clips), batch_size=BATCH, seed=0)
     with Feed(source, plan, FeedConfig(workers=workers, micro_batch=1, slots=6)) as feed:
         for _ in feed:

@@ -19,11 +19,11 @@ import torch
 
 from bench.measure import arguments, report
 from bench.spike_gpu import write_sequence
-from flatout.feed import Store
+from flatout.feed import FeedConfig, Store
 from flatout.ranks.world import World
 from flatout.spike.config import DataConfig, LoaderConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips
-from flatout.spike.input import ClipFeed, FeedSettings, open_store, open_training_feed, plan_loader, training_plan
+from flatout.spike.input import ClipFeed, LoaderPlan, open_store, open_training_feed, training_plan
 from flatout.spike.step import plan_steps
 
 GPUS = 3
@@ -67,12 +67,12 @@ def share_of(
 ) -> GpuShare:
     """Measure the feed of one GPU after its first epoch."""
     loader = LoaderConfig(TOTAL_WORKERS=total, TRAIN_PREFETCH_FACTOR=prefetch)
-    plan = plan_loader(loader, gpus=GPUS, batch=1, val_batch=1, sample_bytes=0, cache_bytes=0)
-    settings = FeedSettings(batch=1, workers=plan.workers.train, slots=plan.slots, device=torch.device("cpu"))
+    plan = LoaderPlan(config=loader, gpus=GPUS, batch=1, val_batch=1, sample_bytes=0, cache_bytes=0)
+    workers = FeedConfig(workers=plan.workers.train, slots=plan.slots, epochs=10**6, on_error="substitute")
     steps = plan_steps(len(clips), world=1, batch=1, accumulation=1)
-    order = training_plan(clips, settings, steps=steps, seed=1, world=World())
+    order = training_plan(clips, 1, steps=steps, seed=1, world=World())
     before = _memory_bytes()
-    with open_training_feed(clips, data, settings, order, epochs=10**6, store=store) as feed:
+    with open_training_feed(clips, data, workers, order, torch.device("cpu"), store) as feed:
         _take_epoch(feed, 0)
         began, num_clips, epochs = time.perf_counter(), 0, count(1)
         while time.perf_counter() - began < seconds:

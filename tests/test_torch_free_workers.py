@@ -17,14 +17,13 @@ import torch
 from flatout.defect.data.items import Strips
 from flatout.defect.input import open_input
 from flatout.defect.train import input_config, sample_recipe, training_images
-from flatout.feed import Source
+from flatout.feed import FeedConfig, Source
 from flatout.feed.background_fill import ItemBytes
 from flatout.ranks.world import World
 from flatout.spike.config import load_config
 from flatout.spike.data.clip_set import ClipSet, open_training
 from flatout.spike.data.frames import FrameItems
 from flatout.spike.input import (
-    FeedSettings,
     open_resident_feed,
     open_scoring_feed,
     open_store,
@@ -129,7 +128,7 @@ def clips_of(yaml: Path, *overrides: str) -> tuple[Any, ClipSet, ClipSet]:
     return config.DATA, training, validation
 
 
-SETTINGS = FeedSettings(batch=2, workers=0, device=torch.device("cpu"))
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("opener", [open_training_feed, open_resident_feed])
@@ -139,16 +138,17 @@ def test_a_training_source_of_spike_needs_no_torch(opener: Any, cache: str, clip
     store = open_store(clips, config, budget_bytes=10**8, workers=0)
     assert (store is not None) == (cache == "true")
     steps = plan_steps(len(clips), world=1, batch=2, accumulation=1)
-    plan = training_plan(clips, SETTINGS, steps=steps, seed=1, world=World())
-    opened = opener(clips, config, SETTINGS, plan, epochs=1, store=store)
-    check_is_light(stack.enter_context(opened).feed.source)
+    plan = training_plan(clips, 2, steps=steps, seed=1, world=World())
+    opened = opener(clips, config, FeedConfig(workers=0, epochs=1), plan, CPU, store)
+    check_is_light(stack.enter_context(opened).batches.feed.source)
 
 
 @pytest.mark.parametrize("cache", ["true", "false"])
 def test_a_validation_source_of_spike_needs_no_torch(cache: str, clips_yaml: Path, stack: ExitStack):
     config, _, clips = clips_of(clips_yaml, f"DATA.USE_RAM_CACHE={cache}")
     store = open_store(clips, config, budget_bytes=10**8, workers=0)
-    check_is_light(stack.enter_context(open_scoring_feed(clips, config, SETTINGS, store)).feed.source)
+    opened = open_scoring_feed(clips, config, FeedConfig(workers=0), 2, CPU, store)
+    check_is_light(stack.enter_context(opened).batches.feed.source)
 
 
 def test_frames_that_spike_decodes_for_its_store_need_no_torch(clips_yaml: Path):

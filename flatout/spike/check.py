@@ -8,12 +8,13 @@ Dimension key:  N clips   L frames of a clip
 import csv
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from flatout.spike.config import SpikeConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips, sequence_files, validation_split
 from flatout.spike.data.decode import decode
 from flatout.spike.data.frames import Frames, Part, read_frame
-from flatout.spike.data.source import ClipSource, representation_of
+from flatout.spike.data.source import ClipSource
 from flatout.spike.data.stream_files import stream_bytes
 from flatout.spike.data.stream_layout import Orientation, compare_with_frame, grey_at
 from flatout.spike.data.tree import ordered
@@ -48,16 +49,9 @@ ORIENTATION_FILES = 3
 # Exposure times from align logs: CSV lines `frame_idx,t0,t1,event_count,seq`
 
 
-class Exposure(NamedTuple):
-    """Start and end of the exposure of a frame; both 0 if no log has them."""
-
-    t0: float = 0.0
-    t1: float = 0.0
-
-
-def read_align_logs(paths: Iterable[str]) -> dict[tuple[str, int], Exposure]:
-    """Exposures by (sequence, frame number); a missing log is skipped with a warning."""
-    found: dict[tuple[str, int], Exposure] = {}
+def read_align_logs(paths: Iterable[str]) -> dict[tuple[str, int], tuple[float, float]]:
+    """Start and end of exposures by (sequence, frame number); a missing log is skipped with a warning."""
+    found: dict[tuple[str, int], tuple[float, float]] = {}
     for path in map(Path, paths):
         if not path.is_file():
             logger.warning("ALIGN_LOG_PATHS: %s does not exist; exposure times stay 0.", path)
@@ -65,7 +59,7 @@ def read_align_logs(paths: Iterable[str]) -> dict[tuple[str, int], Exposure]:
         with path.open(newline="") as file:
             for number, row in enumerate(csv.DictReader(file), 2):
                 try:
-                    found[row["seq"], int(row["frame_idx"])] = Exposure(float(row["t0"]), float(row["t1"]))
+                    found[row["seq"], int(row["frame_idx"])] = float(row["t0"]), float(row["t1"])
                 except (KeyError, TypeError, ValueError):
                     raise DataError(
                         f"{path}:{number}: not a valid line of an align log, whose columns are "
@@ -86,13 +80,20 @@ def as_text(finding: Finding) -> str:
 def examine(config: SpikeConfig, *, gpus: int = 1) -> Iterator[Finding]:
     """Run all checks in order, for a training with this many GPUs; one that fails does not stop the others."""
     open_once = cache(lambda: open_clips(config.DATA, config.DATA.TRAIN_SPLIT, scored=False))
-    yield _run_check("packages", lambda: tuple(f"{name} {_version(name)}" for name in PACKAGES))
-    yield _run_check("data tree", lambda: _tree(config, open_once()))
-    yield _run_check("configuration and loader plan", lambda: _plan(config, open_once(), gpus))
-    yield _run_check("spike format", lambda: _format(config, open_once()))
-    yield _run_check("one sample, live", lambda: _sample(config, open_once()))
-    yield _run_check("training loader", lambda: _loader(config, open_once()))
-    yield _run_check("network", lambda: _network(config))
+    checks: dict[str, Callable[[], Iterable[str]]] = {
+        "packages": lambda: (f"{name} {_version(name)}" for name in PACKAGES),
+        "data tree": lambda: _tree(config, open_once()),
+        "configuration and loader plan": lambda: _plan(config, open_once(), gpus),
+        "spike format": lambda: _format(config, open_once()),
+        "one sample, live": lambda: _sample(config, open_once()),
+        "training loader": lambda: _loader(config, open_once()),
+        "network": lambda: _network(config),
+    }
+    for name, check in checks.items():
+        try:
+            yield Finding(name, "\n".join(check()), "ok")
+        except (FlatoutError, CheckFailed, OSError) as error:
+            yield Finding(name, str(error), "bad")
 
 
 def orientation_of(clips: ClipSet, frame: int, *, part: Part = "blur") -> Orientation:
@@ -127,13 +128,6 @@ class CheckFailed(Exception):
     """A check found a problem; the text describes it."""
 
 
-def _run_check(name: str, check: Callable[[], tuple[str, ...]]) -> Finding:
-    try:
-        return Finding(name, "\n".join(check()), "ok")
-    except (FlatoutError, CheckFailed, OSError) as error:
-        return Finding(name, str(error), "bad")
-
-
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
@@ -141,17 +135,16 @@ def _version(package: str) -> str:
         return "not installed under this name"
 
 
-def _tree(config: SpikeConfig, train: ClipSet) -> tuple[str, ...]:
-    lines = [f"root {config.DATA.ROOT}"]
+def _tree(config: SpikeConfig, train: ClipSet) -> Iterator[str]:
+    yield f"root {config.DATA.ROOT}"
     for split in filter(None, (config.DATA.TRAIN_SPLIT, validation_split(config.DATA))):
         clips = train if split == config.DATA.TRAIN_SPLIT else open_clips(config.DATA, split, scored=True)
         first = sequence_files(config.DATA, split)[0]
         parts = ", ".join(
             f"{len(files)} {name}" for name, files in zip(("blur", "sharp", "spike"), first[2:], strict=True)
         )
-        lines.append(f"{split}: {len(clips.sequences)} sequences, {len(clips.frames)} frames, {len(clips)} clips")
-        lines.append(f"  first sequence {first.name}: {parts}, from {ordered(first.blur)[0]}")
-    return tuple(lines)
+        yield f"{split}: {len(clips.sequences)} sequences, {len(clips.frames)} frames, {len(clips)} clips"
+        yield f"  first sequence {first.name}: {parts}, from {ordered(first.blur)[0]}"
 
 
 def _plan(config: SpikeConfig, clips: ClipSet, gpus: int) -> tuple[str, ...]:
@@ -166,7 +159,7 @@ def _plan(config: SpikeConfig, clips: ClipSet, gpus: int) -> tuple[str, ...]:
     )
 
 
-def _format(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
+def _format(config: SpikeConfig, clips: ClipSet) -> Sequence[str]:
     """How spike files are read, and whether they match their frames."""
     if config.DATA.USE_PRECOMPUTED_VOXELS:
         return ("precomputed voxels: there is no format to decide",)
@@ -174,23 +167,21 @@ def _format(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
     lines = [
         f"{layout.format} {layout.height} x {layout.width}, {layout.frames} spike frames, flipped: {layout.flipud}"
     ]
-    problems = []
-    for frame, found in orientations_of(clips).items():
+    compared = orientations_of(clips)
+    for frame, found in compared.items():
         listed = ", ".join(f"{orientation} {value:.2f}" for orientation, value in found.correlation.items())
         usual = "" if TYPICAL_RATE[0] <= found.mean_rate <= TYPICAL_RATE[1] else " (unusual: 0.05 to 0.45 is typical)"
         lines.append(
             f"frame {clips.frames[frame].stem}: rate {found.mean_rate:.3f}{usual}, gain {found.gain:.2f}, {listed}"
         )
-        problems += [found.problem] if found.problem else []
-    if problems:
-        raise CheckFailed("\n       ".join([problems[0], *lines]))
-    return tuple(lines)
+    if problem := next(filter(None, (found.problem for found in compared.values())), ""):
+        raise CheckFailed("\n       ".join([problem, *lines]))
+    return lines
 
 
 def _sample(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
     """Shapes and ranges of the first clip, with whole frames."""
-    representation = representation_of(config.DATA)
-    source = ClipSource(clips, Frames(clips, representation), representation, crop=None)
+    source = ClipSource(Frames(clips, config.DATA), crop=None)
     one = Plan(num_samples=len(clips), batch_size=1, order=np.zeros(1, np.int64), shapes=lambda e, s: source.shapes(0))
     with Feed(source, one, FeedConfig(workers=0)) as feed:
         batch = next(iter(feed))
@@ -204,7 +195,7 @@ def _exposure(config: SpikeConfig, clips: ClipSet) -> str:
     first = clips.frames[int(clips.windows_NL[0, 0])]
     logged = read_align_logs(config.DATA.ALIGN_LOG_PATHS)
     found = logged.get((clips.sequences[first.sequence].name, int(first.stem))) if first.stem.isdigit() else None
-    return f", exposed from {found.t0:g} to {found.t1:g}" if found is not None else ""
+    return ", exposed from {:g} to {:g}".format(*found) if found is not None else ""
 
 
 def _describe(batch: "Batch") -> Iterator[str]:
@@ -242,15 +233,11 @@ def _loader(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
     workers = plan_for(config, clips, gpus=1, batch=batch_size).workers
     plan = Plan(num_samples=len(source), batch_size=batch_size, seed=config.SEED)
     with Feed(source, plan, FeedConfig(workers=workers.train)) as feed:
-        lines: list[str] = []
-        began, num_loaded = time.perf_counter(), 0
-        for batch in feed:
+        began = time.perf_counter()
+        for batch in islice(feed, BATCHES):
             lines = list(_describe(batch))
             _check_voxels(batch, config)
-            num_loaded += 1
-            if num_loaded == BATCHES:
-                break
-        speed = num_loaded * batch_size / (time.perf_counter() - began)
+        speed = min(BATCHES, len(feed)) * batch_size / (time.perf_counter() - began)
         return (f"{len(source)} samples, {len(feed)} batches per epoch, {speed:.1f} samples/s at the start", *lines)
 
 

@@ -1,5 +1,6 @@
 """Deblurring in Python: train, evaluate and predict as methods of one object."""
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,12 @@ class Deblurrer:
             raise ConfigError(
                 f"{self.weights}: a weights file cannot be trained. To train, load the YAML config instead."
             )
-        config = load_config(self.config, [f"{key}={value}" for key, value in (overrides or {}).items()])
+        # Texts may be YAML, as for `--set`; JSON is YAML, too.
+        texts = {
+            key: value if isinstance(value, str) else json.dumps(value, default=str)
+            for key, value in (overrides or {}).items()
+        }
+        config = load_config(self.config, [f"{key}={text}" for key, text in texts.items()])
         values = {"device": self._device, **options}
         result = train(config, build_config(values, TrainOptions, where="train()"), callbacks)
         files = [result.folder / "ckpts" / name for name in ("best.pt", "last.pt")]

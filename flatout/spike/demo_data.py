@@ -16,6 +16,7 @@ import numpy as np
 from flatout.demo_folder import draw_set
 from flatout.errors import ConfigError
 from flatout.spike.data.decode import pack
+from flatout.spike.data.geometry import write_geometry
 from flatout.spike.visuals import write_image
 from flatout.yaml_strict import quoted
 
@@ -99,7 +100,7 @@ def write_demo_data(folder: Path, config: DemoConfig) -> Path:
     """Simulate a data set in a folder, unless the same one exists there; returns its training YAML."""
 
     def generate() -> None:
-        (folder / "config.yaml").write_text(f"spike_h: {config.height // 2}\nspike_w: {config.width // 2}\n")
+        write_geometry(folder, (config.height // 2, config.width // 2))
         for split, count in (("train", config.train), ("test", config.test)):
             for number in range(count):
                 seed = (config.seed, split == "test", number)

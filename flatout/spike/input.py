@@ -11,9 +11,10 @@ Dimension key:  N clips   L frames of a clip   C bins   S side of a crop   P pix
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +39,8 @@ from flatout.feed import (
 from flatout.ranks import World
 from flatout.spike.config import DataConfig, LoaderConfig, SpikeConfig
 from flatout.spike.data.clip_set import ClipSet
-from flatout.spike.data.frames import FrameItems, Frames, SpikeRepresentation
-from flatout.spike.data.source import ClipParameterSource, ClipSource, representation_of
+from flatout.spike.data.frames import FrameItems, Frames
+from flatout.spike.data.source import ClipParameterSource, ClipSource
 from flatout.spike.data.voxels import bin_edges
 from flatout.spike.step import StepPlan
 
@@ -59,18 +60,32 @@ HIGH_MS, LOW_MS = 50.0, 20.0
 class LoaderPlan:
     """The loaders of one rank, on a machine with `gpus` ranks."""
 
-    workers: WorkerPlan
-    cores: int
+    config: LoaderConfig
     gpus: int
     batch: int
     val_batch: int
-    slots: int
-    val_slots: int
-    persistent: bool
     sample_bytes: int
     """Size of a training clip in a slot."""
     cache_bytes: int
     """Size of the cache, for the whole machine; 0 without a cache."""
+
+    @cached_property
+    def workers(self) -> WorkerPlan:
+        config = self.config
+        total, train, val = config.TOTAL_WORKERS, config.TRAIN_WORKERS, config.VAL_WORKERS
+        return plan_workers(total, cores=config.CPU_CORES, gpus=self.gpus, train=train, val=val)
+
+    @property
+    def cores(self) -> int:
+        return self.config.CPU_CORES or machine.cores().usable
+
+    @property
+    def slots(self) -> int:
+        return max(choose_slots(self.batch, self.workers.train), self.config.TRAIN_PREFETCH_FACTOR + 2)
+
+    @property
+    def val_slots(self) -> int:
+        return max(choose_slots(self.val_batch, self.workers.val), self.config.VAL_PREFETCH_FACTOR + 2)
 
     @property
     def prefetch_bytes(self) -> int:
@@ -78,36 +93,11 @@ class LoaderPlan:
         return self.gpus * self.slots * self.batch * self.sample_bytes
 
 
-def plan_loader(
-    config: LoaderConfig, *, gpus: int, batch: int, val_batch: int, sample_bytes: int, cache_bytes: int
-) -> LoaderPlan:
-    """Compute the plan; nothing is started."""
-    workers = plan_workers(
-        config.TOTAL_WORKERS,
-        cores=config.CPU_CORES,
-        gpus=gpus,
-        train=config.TRAIN_WORKERS,
-        val=config.VAL_WORKERS,
-    )
-    return LoaderPlan(
-        workers=workers,
-        cores=config.CPU_CORES or machine.cores().usable,
-        gpus=max(1, gpus),
-        batch=batch,
-        val_batch=val_batch,
-        slots=max(choose_slots(batch, workers.train), config.TRAIN_PREFETCH_FACTOR + 2),
-        val_slots=max(choose_slots(val_batch, workers.val), config.VAL_PREFETCH_FACTOR + 2),
-        persistent=config.PERSISTENT_WORKERS,
-        sample_bytes=sample_bytes,
-        cache_bytes=cache_bytes,
-    )
-
-
 def plan_for(config: SpikeConfig, clips: ClipSet, *, gpus: int, batch: int) -> LoaderPlan:
-    """The plan of a training on these clips, with `batch` clips per micro-batch of a rank."""
-    return plan_loader(
-        config.loader,
-        gpus=gpus,
+    """The plan of a training on these clips, with `batch` clips per micro-batch of a rank; nothing is started."""
+    return LoaderPlan(
+        config=config.loader,
+        gpus=gpus or 1,
         batch=batch,
         val_batch=config.TRAIN.VAL_BATCH_SIZE,
         sample_bytes=sum(field.sample_bytes for field in training_source(clips, config.DATA).fields.values()),
@@ -132,22 +122,11 @@ def check_memory(plan: LoaderPlan, free_bytes: int | None = None) -> None:
         )
 
 
-def loading_summary(plan: LoaderPlan, lang: Literal["en", "zh"]) -> Iterator[str]:
-    """The lines logged at the start about data loading; in Chinese with the labels of the original guide."""
-    workers = plan.workers
-    labels = _LABELS[lang]
-    yield f"[train] ===== {labels['title']} ====="
-    yield f"[train] {labels['cores']}: {plan.cores}"
-    yield f"[train] {labels['total']}: {workers.total} ({labels['advice'].format(gpus=plan.gpus)})"
-    yield f"[train] {labels['train']}:"
-    yield f"[train]   - num_workers: {workers.train} ({labels['each']})"
-    yield f"[train]   - batch_size: {plan.batch}, slots: {plan.slots}, persistent_workers: {plan.persistent}"
-    yield f"[train] {labels['val']}:"
-    yield f"[train]   - num_workers: {workers.val} ({labels['each']})"
-    yield f"[train]   - batch_size: {plan.val_batch}, slots: {plan.val_slots}"
-    yield f"[train] {labels['sum'].format(sum=workers.train_sum)}"
+def loading_summary(plan: LoaderPlan, lang: Literal["en", "zh"]) -> list[str]:
+    """The lines logged at the start about data loading."""
     prefetch, cache = plan.prefetch_bytes / GIB, plan.cache_bytes / GIB
-    yield f"[train] {labels['memory']}: {prefetch:.2f} GB prefetch + {cache:.2f} GB cache"
+    text = _SUMMARIES[lang].format(plan=plan, workers=plan.workers, prefetch=prefetch, cache=cache)
+    return [f"[train] {line}" for line in text.splitlines()]
 
 
 def hint(wait_ms: float, step_ms: float) -> str:
@@ -161,29 +140,33 @@ def hint(wait_ms: float, step_ms: float) -> str:
     return f"{text}."
 
 
-_LABELS = {
-    "en": {
-        "title": "data loading",
-        "cores": "CPU cores",
-        "total": "workers in total",
-        "advice": "suggested, for all {gpus} GPUs",
-        "train": "training loader",
-        "val": "validation loader",
-        "each": "per GPU",
-        "sum": "together: {sum} training workers",
-        "memory": "memory",
-    },
-    "zh": {
-        "title": "数据加载配置",
-        "cores": "CPU核心数",
-        "total": "总worker数",
-        "advice": "建议值，用于所有{gpus}个GPU",  # noqa: RUF001
-        "train": "训练DataLoader",
-        "val": "验证DataLoader",
-        "each": "每GPU",
-        "sum": "总计: {sum} 个训练workers 利用CPU资源",
-        "memory": "内存",
-    },
+_SUMMARIES = {
+    "en": """\
+===== data loading =====
+CPU cores: {plan.cores}
+workers in total: {workers.total} (suggested, for all {plan.gpus} GPUs)
+training loader:
+  - num_workers: {workers.train} (per GPU)
+  - batch_size: {plan.batch}, slots: {plan.slots}, persistent_workers: {plan.config.PERSISTENT_WORKERS}
+validation loader:
+  - num_workers: {workers.val} (per GPU)
+  - batch_size: {plan.val_batch}, slots: {plan.val_slots}
+together: {workers.train_sum} training workers
+memory: {prefetch:.2f} GB prefetch + {cache:.2f} GB cache
+""",
+    "zh": """\
+===== 数据加载配置 =====
+CPU核心数: {plan.cores}
+总worker数: {workers.total} (建议值，用于所有{plan.gpus}个GPU)
+训练DataLoader:
+  - num_workers: {workers.train} (每GPU)
+  - batch_size: {plan.batch}, slots: {plan.slots}, persistent_workers: {plan.config.PERSISTENT_WORKERS}
+验证DataLoader:
+  - num_workers: {workers.val} (每GPU)
+  - batch_size: {plan.val_batch}, slots: {plan.val_slots}
+总计: {workers.train_sum} 个训练workers 利用CPU资源
+内存: {prefetch:.2f} GB prefetch + {cache:.2f} GB cache
+""",  # noqa: RUF001
 }
 """The Chinese labels are exactly those of the original guide, because scripts search for them."""
 
@@ -194,32 +177,12 @@ DEVICE_WORKERS = 2
 """Maximum number of workers if the device renders: they only draw parameters, and two are enough for any GPU."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeedSettings:
-    """Settings of a feed of clips."""
+class ClipFeed(NamedTuple):
+    """An open feed of clips, and the store that it reads from and that is closed with it."""
 
-    batch: int
-    workers: int
-    slots: int | None = None
-    persistent: bool = True
-    device: torch.device
-
-
-class ClipFeed(AbstractContextManager["ClipFeed"]):
-    """An open feed of clips; `close()` may be called twice."""
-
-    def __init__(self, clips: ClipSet, batches: DeviceBatches, store: Store | None, stack: ExitStack) -> None:
-        self.clips, self.batches, self.store = clips, batches, store
-        self.feed = batches.feed
-        self._stack = stack
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.feed.log_replaced()
-        self.feed.close()
-        self._stack.close()
+    clips: ClipSet
+    batches: DeviceBatches
+    store: Store | None
 
 
 def open_store(clips: ClipSet, config: DataConfig, *, budget_bytes: int, workers: int) -> Store | None:
@@ -239,19 +202,19 @@ def open_store(clips: ClipSet, config: DataConfig, *, budget_bytes: int, workers
 
 def training_source(clips: ClipSet, config: DataConfig, store: Store | None = None) -> ClipSource:
     """The source of training clips: random crops."""
-    representation = representation_of(config)
-    _check_one_size(clips, config)
-    return ClipSource(
-        clips, Frames(clips, representation, store), representation, crop=config.CROP_SIZE, augment=config.AUGMENT
-    )
+    if config.CROP_SIZE is None and not _are_of_one_size(clips):
+        raise ConfigError(
+            f"CROP_SIZE: null uses whole frames, but the sequences of {clips.where} differ in size. Set CROP_SIZE."
+        )
+    return ClipSource(Frames(clips, config, store), crop=config.CROP_SIZE, augment=config.AUGMENT)
 
 
-def training_plan(clips: ClipSet, settings: FeedSettings, *, steps: StepPlan, seed: int, world: World) -> Plan:
+def training_plan(clips: ClipSet, batch: int, *, steps: StepPlan, seed: int, world: World) -> Plan:
     """Which clips this rank trains on, in which order: shuffled, without those that do not fill an optimizer step."""
     num_trained = steps.steps_per_epoch * steps.samples_per_step
     return Plan(
         num_samples=len(clips),
-        batch_size=settings.batch,
+        batch_size=batch,
         seed=seed,
         order=lambda epoch: shuffled_order(len(clips), seed=seed, epoch=epoch)[:num_trained],
         rank=world.rank,
@@ -259,78 +222,62 @@ def training_plan(clips: ClipSet, settings: FeedSettings, *, steps: StepPlan, se
     )
 
 
+@contextmanager
 def open_training_feed(
-    clips: ClipSet, config: DataConfig, settings: FeedSettings, plan: Plan, *, epochs: int, store: Store | None
-) -> ClipFeed:
-    """Open the training feed of this rank, in the order of `training_plan`: shuffled crops, made by workers."""
-    with ExitStack() as stack:
-        if store is not None:
-            stack.enter_context(store)
-        feed = Feed(training_source(clips, config, store), plan, _feed_config(settings, epochs=epochs))
-        return ClipFeed(clips, DeviceBatches(feed, settings.device), store, stack.pop_all())
-    raise AssertionError
+    clips: ClipSet, config: DataConfig, feed: FeedConfig, plan: Plan, device: torch.device, store: Store | None
+) -> Iterator[ClipFeed]:
+    """The training feed of this rank, in the order of `training_plan`: shuffled crops, made by workers."""
+    with store or nullcontext(), _closing(Feed(training_source(clips, config, store), plan, feed)) as opened:
+        yield ClipFeed(clips, DeviceBatches(opened, device), store)
 
 
+@contextmanager
 def open_scoring_feed(
-    clips: ClipSet, config: DataConfig, settings: FeedSettings, store: Store | None = None
-) -> ClipFeed:
-    """Open a feed for an evaluation: whole frames in order, every clip once."""
-    representation = representation_of(config)
-    source = ClipSource(clips, Frames(clips, representation, store), representation, crop=None)
-    same_size = len({each.rgb_hw for each in clips.sequences}) == 1
-    with ExitStack() as stack:
-        if store is not None:
-            stack.enter_context(store)
-        plan = Plan(
-            num_samples=len(clips),
-            batch_size=settings.batch if same_size else 1,
-            shuffle=False,
-            last="short",
-            shapes=None if same_size else source.shapes_of_step,
-        )
-        feed = Feed(source, plan, _feed_config(settings, epochs=None))
-        return ClipFeed(clips, DeviceBatches(feed, settings.device), store, stack.pop_all())
-    raise AssertionError
+    clips: ClipSet, config: DataConfig, feed: FeedConfig, batch: int, device: torch.device, store: Store | None = None
+) -> Iterator[ClipFeed]:
+    """A feed for an evaluation: whole frames in order, every clip once."""
+    source = ClipSource(Frames(clips, config, store), crop=None)
+    same_size = _are_of_one_size(clips)
+    plan = Plan(
+        num_samples=len(clips),
+        batch_size=batch if same_size else 1,
+        shuffle=False,
+        last="short",
+        shapes=None if same_size else lambda epoch, step: source.shapes(step),
+    )
+    with store or nullcontext(), _closing(Feed(source, plan, feed)) as opened:
+        yield ClipFeed(clips, DeviceBatches(opened, device), store)
 
 
+@contextmanager
 def open_resident_feed(
-    clips: ClipSet, config: DataConfig, settings: FeedSettings, plan: Plan, *, epochs: int, store: Store | None
-) -> ClipFeed:
+    clips: ClipSet, config: DataConfig, feed: FeedConfig, plan: Plan, device: torch.device, store: Store | None
+) -> Iterator[ClipFeed]:
     """As `open_training_feed`, with the same clips, but rendered on the device from frames and streams kept there."""
     from flatout.feed import DeviceFeed, DeviceStore
 
     if config.CROP_SIZE is None:
         raise ConfigError("DEVICE_RESIDENT crops on the device: set CROP_SIZE.")
-    representation = representation_of(config)
-    render = ClipRenderer(clips, training_source(clips, config), representation, crop=config.CROP_SIZE)
-    with ExitStack() as stack:
-        items = store or Store.open(FrameItems(clips), StoreConfig(place="off"))
-        stack.enter_context(items)
-        resident = DeviceStore(items, settings.device, batch_items=3 * clips.clip_length * settings.batch)
-        numbers = ClipParameterSource(
-            clips, Frames(clips, representation), representation, crop=config.CROP_SIZE, augment=config.AUGMENT
-        )
-        few = replace(settings, workers=min(settings.workers, DEVICE_WORKERS))
-        feed = Feed(numbers, plan, _feed_config(few, epochs=epochs), unreadable=resident.unreadable)
-        return ClipFeed(clips, DeviceFeed(feed, resident, render, render.outputs), store, stack.pop_all())
-    raise AssertionError
+    render = ClipRenderer(training_source(clips, config), crop=config.CROP_SIZE)
+    numbers = ClipParameterSource(Frames(clips, config), crop=config.CROP_SIZE, augment=config.AUGMENT)
+    few = replace(feed, workers=min(feed.num_workers, DEVICE_WORKERS))
+    with store or Store.open(FrameItems(clips), StoreConfig(place="off")) as items:
+        resident = DeviceStore(items, device, batch_items=3 * clips.clip_length * plan.batch_size)
+        with _closing(Feed(numbers, plan, few, unreadable=resident.unreadable)) as opened:
+            yield ClipFeed(clips, DeviceFeed(opened, resident, render, render.outputs), store)
 
 
-def _feed_config(settings: FeedSettings, *, epochs: int | None) -> FeedConfig:
-    return FeedConfig(
-        workers=settings.workers,
-        slots=settings.slots,
-        persistent_workers=settings.persistent,
-        epochs=epochs,
-        on_error="substitute" if epochs else "raise",
-    )
+@contextmanager
+def _closing(feed: Feed) -> Iterator[Feed]:
+    try:
+        yield feed
+    finally:
+        feed.log_replaced()
+        feed.close()
 
 
-def _check_one_size(clips: ClipSet, config: DataConfig) -> None:
-    if config.CROP_SIZE is None and len({each.rgb_hw for each in clips.sequences}) > 1:
-        raise ConfigError(
-            f"CROP_SIZE: null uses whole frames, but the sequences of {clips.where} differ in size. Set CROP_SIZE."
-        )
+def _are_of_one_size(clips: ClipSet) -> bool:
+    return len({each.rgb_hw for each in clips.sequences}) == 1
 
 
 # Rendering on the device, which keeps frames and packed spikes: crop, flip, unpack and count
@@ -344,9 +291,8 @@ def _check_one_size(clips: ClipSet, config: DataConfig) -> None:
 class ClipRenderer:
     """Fills `blur`, `sharp` and `spikes` of a batch from frames and streams on the device."""
 
-    def __init__(
-        self, clips: ClipSet, clip_source: ClipSource, representation: SpikeRepresentation, *, crop: int
-    ) -> None:
+    def __init__(self, source: ClipSource, *, crop: int) -> None:
+        clips, representation, fields = source.frames.clips, source.frames.representation, source.fields
         first = clips.sequences[0]
         if clips.precomputed or representation.kind != "voxel" or first.layout.format == "bytes":
             raise ConfigError(
@@ -360,7 +306,6 @@ class ClipRenderer:
         self._crop, self._layout, self._length = crop, first.layout, clips.clip_length
         longest = max(each.num_spike_frames for each in clips.frames) - sum(representation.trim)
         self._most_per_bin = int(np.diff(bin_edges(longest, representation.channels)).max())
-        fields = clip_source.fields
         if fields["spikes"].dtype != np.uint8:
             raise ConfigError(
                 "DEVICE_RESIDENT counts in bytes: use a larger NUM_VOXEL_BINS for streams of this length."

@@ -14,7 +14,6 @@ import re
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.errors import CheckpointError, DataError
@@ -48,16 +47,14 @@ class Lpips(nn.Module):
         """Which network the file holds: alex or vgg."""
         layers = _alexnet() if self.network == "alex" else vgg16()
         self._taps = TAPS[self.network]
-        self._layers = nn.Sequential(*list(layers)[: self._taps[-1] + 1])
-        expected = {f"features.{key}": value for key, value in self._layers.state_dict().items()}
-        widths = [int(expected[f"features.{tap - 1}.weight"].shape[0]) for tap in self._taps]
-        expected |= {f"lin{number}.weight": torch.zeros(1, width, 1, 1) for number, width in enumerate(widths)}
+        self.features = nn.Sequential(*list(layers)[: self._taps[-1] + 1])
+        for number, tap in enumerate(self._taps):
+            width = len(self.features.get_parameter(f"{tap - 1}.weight"))
+            self.add_module(f"lin{number}", nn.Conv2d(width, 1, 1, bias=False))
+        expected = self.state_dict()
         if missing := [key for key, value in expected.items() if key not in state or state[key].shape != value.shape]:
             raise CheckpointError(f"{path}: {missing[0]} of LPIPS ({self.network}) is missing or has another shape.")
-        features = {key: state[key].float() for key in expected if key.startswith("features.")}
-        self._layers.load_state_dict({key.removeprefix("features."): value for key, value in features.items()})
-        for number in range(len(widths)):
-            self.register_buffer(f"_weight{number}", state[f"lin{number}.weight"].float(), persistent=False)
+        self.load_state_dict({key: state[key] for key in expected})
         self.register_buffer("_shift", torch.tensor(SHIFT).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("_scale", torch.tensor(SCALE).view(1, 3, 1, 1), persistent=False)
         self.requires_grad_(False).eval()
@@ -68,12 +65,12 @@ class Lpips(nn.Module):
         shift, scale = self.get_buffer("_shift"), self.get_buffer("_scale")
         first, second = ((2 * each.float() - 1 - shift) / scale for each in (first_N3HW, second_N3HW))
         total_N = torch.zeros(len(first), device=first.device)
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.features):
             first, second = layer(first), layer(second)
             if index in self._taps:
-                weight = self.get_buffer(f"_weight{self._taps.index(index)}")
+                weighted_sum = self.get_submodule(f"lin{self._taps.index(index)}")
                 difference = (_unit_length(first) - _unit_length(second)).square()
-                total_N = total_N + F.conv2d(difference, weight).mean(dim=(1, 2, 3))
+                total_N = total_N + weighted_sum(difference).mean(dim=(1, 2, 3))
         return total_N
 
 

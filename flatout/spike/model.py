@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.config import build_config
-from flatout.spike.config import ModelConfig
+from flatout.spike.config import ModelConfig, plain_values
 
 
 class ChannelNorm(nn.Module):
@@ -150,8 +150,8 @@ class DeblurNet(nn.Module):
             short = nn.Conv2d(width, 3 * scale**2, 3, padding=1)
             _zero_init(short)
             self.short_way = nn.Sequential(short, nn.PixelShuffle(scale))
-        if config.TEMPORAL:
-            self.time_mixes = nn.ModuleDict({"1": TimeMix(widths[1]), str(self._num_levels): TimeMix(widths[-1])})
+        mixed_levels = (1, self._num_levels) if config.TEMPORAL else ()
+        self.time_mixes = nn.ModuleDict({str(level): TimeMix(widths[level]) for level in mixed_levels})
 
     def forward(self, clip: Clip) -> Tensor:
         blur, spikes = clip
@@ -197,9 +197,7 @@ class DeblurNet(nn.Module):
         return padded(inputs, (like_NCHW.shape[2], like_NCHW.shape[3]))
 
     def _mixed(self, x: Tensor, level: int, length: int) -> Tensor:
-        if not hasattr(self, "time_mixes") or str(level) not in self.time_mixes:
-            return x
-        return self.time_mixes[str(level)](x, length)  # type: ignore[no-any-return]
+        return self.time_mixes[str(level)](x, length) if str(level) in self.time_mixes else x
 
 
 def network_from(spec: Mapping[str, Any]) -> DeblurNet:
@@ -212,8 +210,7 @@ NETWORK_KEYS = ("KIND", "USE_SPIKE", "WIDTH", "ENC_BLOCKS", "MIDDLE_BLOCKS", "DE
 
 
 def _model_values(config: ModelConfig) -> dict[str, Any]:
-    values = {key: getattr(config, key) for key in NETWORK_KEYS}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    return {key: plain_values(getattr(config, key)) for key in NETWORK_KEYS}
 
 
 def _zero_init(layer: nn.Conv2d) -> None:

@@ -8,14 +8,18 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from flatout.engine import DTYPES, default_amp
 from flatout.errors import CheckpointError, ConfigError, DataError
+from flatout.feed import FeedConfig
 from flatout.ranks import choose_device
 from flatout.spike.check import warn_of_mismatch
 from flatout.spike.config import SpikeConfig, config_from
@@ -23,8 +27,8 @@ from flatout.spike.data.clip_set import ClipFrame, ClipSet, clips_of, open_clips
 from flatout.spike.data.frames import read_frame
 from flatout.spike.data.stream_files import STREAM_EXTS
 from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, files_by_stem, ordered
-from flatout.spike.evaluate import DeblurEvaluation, RestoredBatch, Restorer, evaluate
-from flatout.spike.input import FeedSettings, open_scoring_feed
+from flatout.spike.evaluate import BatchObserver, DeblurEvaluation, RestoredBatch, Restorer, evaluate
+from flatout.spike.input import ClipFeed, open_scoring_feed
 from flatout.spike.lpips import Lpips, LpipsMeter
 from flatout.spike.step import ToClip
 from flatout.spike.visuals import (
@@ -82,14 +86,9 @@ class SplitScores(DeblurEvaluation):
 
 
 def load_predictor(
-    weights: Path,
-    device: str,
-    config: SpikeConfig | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    tiles: Mapping[str, int] | None = None,
+    weights: Path, device: str, config: SpikeConfig | None = None, *, overrides: Sequence[str] = ()
 ) -> DeblurPredictor:
-    """Load weights. `config` replaces the config in the file, except for the network; `tiles` replaces keys of TEST.
+    """Load weights. `config` replaces the config in the file, except for the network.
 
     `overrides`, in the form that `--set` takes, replace keys of the config in the file; `config` has them already.
     """
@@ -106,7 +105,6 @@ def load_predictor(
     chosen = choose_device(device)
     if config.MODEL.CHANNELS_LAST:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    config = replace(config, TEST=replace(config.TEST, **(tiles or {})))
     restorer = Restorer(network.to(chosen), ToClip(config.DATA), config.TEST, DTYPES[default_amp(chosen)])
     return DeblurPredictor(config, restorer, chosen)
 
@@ -127,13 +125,16 @@ def score_split(
         raise DataError("There is no split to score: name one with --split.")
     clips = open_clips(data, split, scored=True)
     warn_of_mismatch(clips)
-    writer = _FrameWriter(folder / "visuals", clips, compare=True) if folder is not None else None
-    with open_scoring_feed(clips, data, _feed_settings(predictor)) as feed:
-        scores = evaluate(predictor.restorer, feed, [each for each in (writer, meter) if each is not None])
-    distances = meter.means() if meter is not None else {}
-    found = SplitScores(
-        **asdict(scores), lpips=distances.get("lpips"), blurry_lpips=distances.get("blurry_lpips")
-    )  # fmt: skip
+
+    def write(batch: RestoredBatch) -> None:
+        assert folder is not None
+        for _, name, *frames in _scored(clips, batch):
+            write_image(folder / "visuals" / name, side_by_side([as_bytes(each) for each in frames]))
+
+    observers: list[BatchObserver] = [*([write] if folder else []), *([meter] if meter else [])]
+    with _open_feed(predictor, clips) as feed:
+        scores = evaluate(predictor.restorer, feed, observers)
+    found = SplitScores(**asdict(scores) | (meter.means() if meter else {}))
     if folder is not None:
         _write_summary(folder, found.as_dict() | {"split": split})
     return found
@@ -158,64 +159,39 @@ def predict_folder(
     if any(os.path.realpath(output / f"{each.stem}.png") == os.path.realpath(each.blur) for each in clips.frames):
         raise ConfigError(f"{output}: restored frames would replace the blurry ones. Choose another folder for them.")
     warn_of_mismatch(clips)
-    writer = _FrameWriter(output, clips, compare=False)
+    written: list[BeforeAfter] = []
     start = time.perf_counter()
-    with open_scoring_feed(clips, predictor.config.DATA, _feed_settings(predictor)) as feed:
-        for restored in predictor.restorer.restore_all(feed):
-            writer(restored)
-            if compare:
-                writer.compare_into(output / "side_by_side", restored)
-    seconds = time.perf_counter() - start
-    count = writer.count
+    with _open_feed(predictor, clips) as feed:
+        for batch in predictor.restorer.restore_all(feed):
+            for files, name, blurry, restored, _ in _scored(clips, batch):
+                frame = as_bytes(restored)
+                write_image(output / name, frame)
+                written.append(BeforeAfter(files.stem, Path(files.blur), output / name))
+                if compare:
+                    write_image(output / "side_by_side" / name, side_by_side((as_bytes(blurry), frame)))
+    seconds, count = time.perf_counter() - start, len(written)
     peak = torch.cuda.max_memory_allocated() / 1e6 if predictor.device.type == "cuda" else 0.0
     _write_summary(output, {"frames": count, "seconds": seconds, "fps": count / seconds, "peak_mem_mb": peak})
     # From the files again: a long sequence would not fit into memory.
-    restored_frames = (read_frame(str(each.after)) for each in writer.written)
+    restored_frames = (read_frame(str(each.after)) for each in written)
     path = (
         output / "restored.avi" if video and count and write_video(output / "restored.avi", restored_frames) else None
     )
     page_path = output / "before_after.html" if page and count else None
     if page_path is not None:
         title = f"{Path(os.path.abspath(blur)).parent.name}/{blur.name}: blurry and restored"
-        write_slider_page(page_path, writer.written, title=title)
+        write_slider_page(page_path, written, title=title)
     return PredictedFolder(output, count, seconds, path, page_path)
 
 
-class _FrameWriter:
-    """Writes every scored frame under its own name; `compare`: between the blurry and the sharp frame."""
-
-    def __init__(self, folder: Path, clips: ClipSet, *, compare: bool) -> None:
-        self._folder, self._clips, self._compare = folder, clips, compare
-        self.count = 0
-        """Number of frames written."""
-        self.written: list[BeforeAfter] = []
-        """The files, in order: blurry frames, and what was written."""
-
-    def __call__(self, restored: RestoredBatch) -> None:
-        for row, position, each, name in self._scored(restored):
-            frame = as_bytes(restored.predicted[row, position])
-            if self._compare:
-                others = (as_bytes(restored.blur[row, position]), as_bytes(restored.sharp[row, position]))
-                frame = side_by_side((others[0], frame, others[1]))
-            write_image(self._folder / name, frame)
-            self.count += 1
-            self.written.append(BeforeAfter(each.stem, Path(each.blur), self._folder / name))
-
-    def compare_into(self, folder: Path, restored: RestoredBatch) -> None:
-        """Write images with the blurry and the restored frame to another folder."""
-        for row, position, _, name in self._scored(restored):
-            frames = (restored.blur[row, position], restored.predicted[row, position])
-            write_image(folder / name, side_by_side([as_bytes(each) for each in frames]))
-
-    def _scored(self, restored: RestoredBatch) -> Iterator[tuple[int, int, ClipFrame, str]]:
-        """Row, position in the clip, files and name of every scored frame."""
-        for row, index in enumerate(restored.indices):
-            for position, is_scored in enumerate(self._clips.score_NL[index].tolist()):
-                if is_scored:
-                    each = self._clips.frames[int(self._clips.windows_NL[index, position])]
-                    sequence = self._clips.sequences[each.sequence].name
-                    folder = f"{sequence}/" if len(self._clips.sequences) > 1 else ""
-                    yield row, position, each, f"{folder}{each.stem}.png"
+def _scored(clips: ClipSet, batch: RestoredBatch) -> Iterator[tuple[ClipFrame, str, Tensor, Tensor, Tensor]]:
+    """Files and name of every scored frame, and the frame blurry, restored and sharp."""
+    for row, index in enumerate(batch.indices):
+        for position in np.flatnonzero(clips.score_NL[index]).tolist():
+            files = clips.frames[int(clips.windows_NL[index, position])]
+            folder = f"{clips.sequences[files.sequence].name}/" if len(clips.sequences) > 1 else ""
+            blurry, restored, sharp = (each[row, position] for each in (batch.blur, batch.predicted, batch.sharp))
+            yield files, f"{folder}{files.stem}.png", blurry, restored, sharp
 
 
 def _clips_of(config: SpikeConfig, blur: Path, spikes: Path) -> ClipSet:
@@ -250,9 +226,10 @@ def _no_common_name(blur: Path, spikes: Path, frames: Mapping[str, Path], stream
     return f"No frame has a spike file of the same name: {found[0]}, {found[1]}. So there is nothing to deblur."
 
 
-def _feed_settings(predictor: DeblurPredictor) -> FeedSettings:
-    test = predictor.config.TEST
-    return FeedSettings(batch=test.BATCH_SIZE, workers=test.NUM_WORKERS, persistent=False, device=predictor.device)
+def _open_feed(predictor: DeblurPredictor, clips: ClipSet) -> AbstractContextManager[ClipFeed]:
+    test, data = predictor.config.TEST, predictor.config.DATA
+    workers = FeedConfig(workers=test.NUM_WORKERS, persistent_workers=False)
+    return open_scoring_feed(clips, data, workers, test.BATCH_SIZE, predictor.device)
 
 
 def _write_summary(folder: Path, values: dict[str, object]) -> None:

@@ -36,19 +36,19 @@ class SpikeTraining(ProfiledTraining):
 
         config, found = self.config, dict[str, Switch]()
         if not config.MODEL.CHANNELS_LAST:
-            found["channels_last"] = _set(**{"MODEL.CHANNELS_LAST": "true"})
+            found["channels_last"] = _set("MODEL.CHANNELS_LAST")
         if torch.cuda.is_available() and config.TRAIN.AMP == "off":
-            found["half precision"] = _set(**{"TRAIN.AMP": "auto"})
+            found["half precision"] = _set("TRAIN.AMP", "auto")
         return found
 
     def own_switch(self, switch: Mapping[str, Any]) -> Switch | None:
         config = self.config
         if "workers" in switch:
-            return _set(**{"DATALOADER.TRAIN_WORKERS": switch["workers"]})
+            return _set("DATALOADER.TRAIN_WORKERS", switch["workers"])
         if "cache_images" in switch and not config.DATA.USE_RAM_CACHE:
-            return _set(**{"DATA.USE_RAM_CACHE": "true"})
+            return _set("DATA.USE_RAM_CACHE")
         if "device_augment" in switch and not config.TRAIN.DEVICE_RESIDENT:
-            return _set(**{"TRAIN.DEVICE_RESIDENT": "true"})
+            return _set("TRAIN.DEVICE_RESIDENT")
         return None
 
     def own_flags(self) -> Mapping[str, str]:
@@ -68,5 +68,5 @@ class SpikeTraining(ProfiledTraining):
         )  # fmt: skip
 
 
-def _set(**keys: Any) -> Switch:
-    return Switch(" ".join(f"--set {key}={value}" for key, value in keys.items()), keys)
+def _set(key: str, value: object = "true") -> Switch:
+    return Switch(f"--set {key}={value}", {key: value})

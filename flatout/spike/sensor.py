@@ -11,7 +11,7 @@ Dimension key:  H W frame   h w spike frame   T spike frames
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -112,7 +112,6 @@ class Between:
 
     def __init__(self, before_HW3: np.ndarray, after_HW3: np.ndarray, method: Interpolation) -> None:
         self._frames, self._method = (before_HW3, after_HW3), method
-        self._flows: tuple[np.ndarray, np.ndarray] | None = None
 
     def at(self, share: float) -> np.ndarray:
         """The frame at a share of the time from the first frame (0) to the second (1), uint8 RGB [H, W, 3]."""
@@ -122,26 +121,24 @@ class Between:
         if share in (0, 1):
             return after if share else before
         if self._method == "flow":
-            forth_HW2, back_HW2 = self._flow()
+            forth_HW2, back_HW2 = self._flows
             before, after = _moved(before, forth_HW2, share), _moved(after, back_HW2, 1 - share)
         return np.asarray(cv2.addWeighted(before, 1 - share, after, share, 0))
 
-    def _flow(self) -> tuple[np.ndarray, np.ndarray]:
-        """Optical flow from the first frame to the second, and back; computed once."""
+    @cached_property
+    def _flows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Optical flow from the first frame to the second, and back."""
         import cv2
 
-        if self._flows is None:
-            before, after = (cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY) for frame in self._frames)
-            flow = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
-            # Flow at half resolution for small frames, at a quarter for large ones, where a pixel is less of the scene.
-            flow.setFinestScale(1 if before.shape[1] <= SMALL_WIDTH else 2)
-            # The flow of OpenCV needs a few pixels; smaller frames are for tests and icons.
-            if min(before.shape) < 16:
-                zero = np.zeros((*before.shape, 2), np.float32)
-                self._flows = (zero, zero)
-            else:
-                self._flows = (flow.calc(before, after, None), flow.calc(after, before, None))  # type: ignore[call-overload]
-        return self._flows
+        before, after = (cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY) for frame in self._frames)
+        # The flow of OpenCV needs a few pixels; smaller frames are for tests and icons.
+        if min(before.shape) < 16:
+            zero = np.zeros((*before.shape, 2), np.float32)
+            return zero, zero
+        flow = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
+        # Flow at half resolution for small frames, at a quarter for large ones, where a pixel is less of the scene.
+        flow.setFinestScale(1 if before.shape[1] <= SMALL_WIDTH else 2)
+        return flow.calc(before, after, None), flow.calc(after, before, None)  # type: ignore[call-overload]
 
 
 def _moved(frame_HW3: np.ndarray, flow_HW2: np.ndarray, share: float) -> np.ndarray:

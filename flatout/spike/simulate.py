@@ -335,12 +335,10 @@ def plan_sequences(sources: Sequence[tuple[str, int]], config: SimulateConfig) -
         starts = {"test" if number in chosen else "train": range(count - num_tested)}
         if num_tested > 0:
             starts["test"] = range(count - num_tested, count)
-        part = 0
-        for split, numbers in starts.items():
-            for block in _blocks(numbers, config.sequence_length):
-                first = config.reach + block.start * (config.stride or config.exposure)
-                plan.append(PlannedSequence(split, f"{name}_{part:03d}", number, first, len(block)))
-                part += 1
+        blocks = [(split, each) for split, range_ in starts.items() for each in _blocks(range_, config.sequence_length)]
+        for part, (split, block) in enumerate(blocks):
+            first = config.reach + block.start * (config.stride or config.exposure)
+            plan.append(PlannedSequence(split, f"{name}_{part:03d}", number, first, len(block)))
     return plan
 
 
@@ -387,15 +385,17 @@ def exposures(frames: Iterator[np.ndarray], sensor: SpikeSensor, config: Simulat
     stride, light = config.stride or config.exposure, LinearLight(config.gamma)
     kept: dict[int, np.ndarray] = {}
     pairs: dict[int, Between] = {}
-    centre = config.reach
+    centre = reach = config.reach
     for number, frame in enumerate(frames):
+        if number < centre - reach:
+            continue  # between two exposures
         kept[number] = frame
-        if number < centre + config.reach:
+        if number < centre + reach:
             continue
         yield _expose(kept, pairs, centre, sensor, light, config)
         centre += stride
         # The last pair is kept: its flow may be needed again.
-        for each in [each for each in kept if each < centre - config.reach]:
+        for each in [each for each in kept if each < centre - reach]:
             del kept[each]
             pairs.pop(each, None)
 

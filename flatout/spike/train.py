@@ -30,7 +30,7 @@ from flatout.engine import (
     default_amp,
 )
 from flatout.errors import ConfigError
-from flatout.feed import DeviceBatches
+from flatout.feed import DeviceBatches, FeedConfig
 from flatout.ranks import World
 from flatout.runs import (
     CONFIG_NAME,
@@ -56,8 +56,6 @@ from flatout.runs import (
 from flatout.spike.check import warn_of_mismatch
 from flatout.spike.config import (
     DataConfig,
-    LossConfig,
-    ModelConfig,
     OptimConfig,
     SpikeConfig,
     TrainConfig,
@@ -68,7 +66,6 @@ from flatout.spike.data.clip_set import ClipSet, open_training
 from flatout.spike.evaluate import DeblurEvaluation, RestoredBatch, Restorer, evaluate
 from flatout.spike.input import (
     ClipFeed,
-    FeedSettings,
     LoaderPlan,
     check_memory,
     hint,
@@ -190,15 +187,11 @@ class SpikeRecipe(Recipe):
         return default_amp(self.device) if self.config.TRAIN.AMP == "auto" else self.config.TRAIN.AMP
 
     def identity(self) -> Identity:
-        values = plain_values(self.config)
-        train = {key: value for key, value in values["TRAIN"].items() if key not in _NOT_COMPARED}
-        kept = {key: values[key] for key in ("DATA", "MODEL", "LOSS", "SEED")}
-        flags = config_of(self.options)
-        config = json.loads(json.dumps({"epochs": self._epochs()} | flags | kept | {"TRAIN": train}))
+        config = {"epochs": self._epochs()} | config_of(self.options) | _compared(self.config)
         changes = {**changes_of(TrainOptions), **CHANGES}
         if self.config.TRAIN.EPOCHS is None:
             changes["epochs"] = "exact"  # with TOTAL_STEPS it depends on the number of ranks
-        return Identity(config, _in_effect, changes)
+        return Identity(json.loads(json.dumps(config)), _in_effect, changes)
 
     def write_config(self, folder: Path) -> None:
         write_yaml(folder / CONFIG_NAME, plain_values(self.config))
@@ -252,16 +245,16 @@ class SpikeRecipe(Recipe):
         # The first rank decodes the frames into the store, the others attach to it.
         with self.world.first_rank_first():
             store = open_store(clips, data, budget_bytes=plan.cache_bytes, workers=plan.workers.train)
-        settings = FeedSettings(
-            batch=plan.batch,
+        workers = FeedConfig(
             workers=plan.workers.train,
             slots=plan.slots,
-            persistent=plan.persistent,
-            device=self.device,
+            persistent_workers=plan.config.PERSISTENT_WORKERS,
+            epochs=model.epochs,
+            on_error="substitute",
         )
         open_feed = open_resident_feed if self.config.TRAIN.DEVICE_RESIDENT else open_training_feed
-        order = training_plan(clips, settings, steps=self._steps, seed=self.seed, world=self.world)
-        feed = self._run.stack.enter_context(open_feed(clips, data, settings, order, epochs=model.epochs, store=store))
+        order = training_plan(clips, plan.batch, steps=self._steps, seed=self.seed, world=self.world)
+        feed = self._run.stack.enter_context(open_feed(clips, data, workers, order, self.device, store))
         self._validation_feed = self._open_validation_feed(feed) if self.validates and self.world.is_first else None
         return feed.batches
 
@@ -397,14 +390,10 @@ class SpikeRecipe(Recipe):
         assert clips is not None
         used = training.store.statistics().nbytes if training.store is not None else 0
         store = open_store(clips, config.DATA, budget_bytes=plan.cache_bytes - used, workers=plan.workers.val)
-        settings = FeedSettings(
-            batch=plan.val_batch,
-            workers=plan.workers.val,
-            slots=plan.val_slots,
-            persistent=False,  # they would be idle for a whole epoch
-            device=self.device,
-        )
-        return self._run.stack.enter_context(open_scoring_feed(clips, config.DATA, settings, store))
+        # Workers that persist would be idle for a whole epoch.
+        workers = FeedConfig(workers=plan.workers.val, slots=plan.val_slots, persistent_workers=False)
+        opened = open_scoring_feed(clips, config.DATA, workers, plan.val_batch, self.device, store)
+        return self._run.stack.enter_context(opened)
 
     def _write_visuals(self, restored: RestoredBatch) -> None:
         """Write the first frame of the first clips as blur | restored | sharp; replaces earlier ones."""
@@ -423,21 +412,18 @@ class SpikeRecipe(Recipe):
             (folder / name).write_text(json.dumps(values, indent=1))
 
 
-def _defaults() -> dict[str, Any]:
-    """Default values of all settings, for records of older versions that lack some."""
-    train = plain_values(TrainConfig(OPTIM=OptimConfig(LR=0.0), EPOCHS=1))
-    sections = {
-        "DATA": plain_values(DataConfig(ROOT="")),
-        "MODEL": plain_values(ModelConfig()),
-        "LOSS": plain_values(LossConfig()),
-    }
-    compared = {"TRAIN": {key: value for key, value in train.items() if key not in _NOT_COMPARED}}
-    return flat(config_of(TrainOptions()) | sections | compared)
+def _compared(config: SpikeConfig) -> dict[str, Any]:
+    """The keys of a config that identify a training."""
+    values = plain_values(config)
+    train = {key: value for key, value in values["TRAIN"].items() if key not in _NOT_COMPARED}
+    return {key: values[key] for key in ("DATA", "MODEL", "LOSS", "SEED")} | {"TRAIN": train}
 
 
 def _in_effect(config: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a training by their dotted keys, from a config of this or an older version."""
-    values = _defaults() | flat(config)
+    # Records of older versions lack some settings.
+    default = SpikeConfig(DATA=DataConfig(ROOT=""), TRAIN=TrainConfig(OPTIM=OptimConfig(LR=0.0), EPOCHS=1))
+    values = flat(config_of(TrainOptions()) | _compared(default)) | flat(config)
     if values.pop("TRAIN.COMPILE_MODEL", False):  # recorded by older versions, instead of --compile
         values["compile"] = "on"
     return values

@@ -8,7 +8,7 @@ Dimension key:  H W spike frame
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -24,7 +24,6 @@ from flatout.spike.data.voxels import bin_edges
 from flatout.spike.visuals import VIDEO_EXTS, sheet, write_image, write_video
 
 Representation = Literal["tfp", "tfi", "raw", "voxel"]
-REPRESENTATIONS: tuple[Representation, ...] = ("tfp", "tfi", "raw", "voxel")
 IMAGE_EXTS = (".png", ".jpg", ".jpeg", ".bmp")
 SHEET_IMAGES = 12
 """Images of a sheet, unless `every` says otherwise."""
@@ -105,7 +104,8 @@ def view_stream(stream: SpikeStream, output: Path, config: ViewConfig) -> Writte
     images = images_at(stream, frames, gain, config)
     output.parent.mkdir(parents=True, exist_ok=True)
     if ending in VIDEO_EXTS:
-        _write_video_or_fail(output, images, config.fps)
+        if not write_video(output, (_rgb(each.image_HW) for each in images), config.fps):
+            raise ResourceError(f"{output} could not be written: this OpenCV lacks the codec. Write images instead.")
         return Written(output, len(frames), gain)
     shown = list(images)
     labels = [f"{config.show} {each.frame}" for each in shown]
@@ -135,17 +135,13 @@ def reconstruct(
             stream = open_stream(path, geometry=geometry, stored_as=stored_as, flipud=flipud)
             gain = gain or _gain(stream, config)
             if video:
-                frames = moments_of(len(stream), config, most=VIDEO_IMAGES)
-                output.mkdir(parents=True, exist_ok=True)
-                _write_video_or_fail(
-                    output / f"{path.stem}{video}", images_at(stream, frames, gain, config), config.fps
-                )
+                count += view_stream(stream, output / f"{path.stem}{video}", replace(config, gain=gain)).images
             else:
                 frames = moments_of(len(stream), config, most=1)
-                name = f"{path.stem}/{{:06d}}.png" if config.every else f"{path.stem}.png"
                 for each in images_at(stream, frames, gain, config):
-                    write_image(output / name.format(each.frame), _rgb(each.image_HW))
-            count += len(frames)
+                    name = f"{path.stem}/{each.frame:06d}.png" if config.every else f"{path.stem}.png"
+                    write_image(output / name, _rgb(each.image_HW))
+                count += len(frames)
             advance(number, count * stream.layout.height * stream.layout.width)
     return Written(output, count, gain or 1.0)
 
@@ -220,8 +216,3 @@ def _gain(stream: SpikeStream, config: ViewConfig) -> float:
 
 def _rgb(image_HW: np.ndarray) -> np.ndarray:
     return np.repeat(image_HW[..., None], 3, axis=2)
-
-
-def _write_video_or_fail(path: Path, images: Iterator[Moment], fps: float) -> None:
-    if not write_video(path, (_rgb(each.image_HW) for each in images), fps):
-        raise ResourceError(f"{path} could not be written: this OpenCV lacks the codec. Write images instead.")

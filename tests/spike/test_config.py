@@ -10,7 +10,7 @@ import pytest
 
 from flatout.errors import ConfigError, ResourceError
 from flatout.spike.config import SpikeConfig, load_config, plain_values
-from flatout.spike.input import check_memory, hint, loading_summary, plan_loader
+from flatout.spike.input import LoaderPlan, check_memory, hint, loading_summary
 from tests.spike.config_table import rows
 
 ROOT = Path(__file__).parents[2]
@@ -132,8 +132,8 @@ def test_every_key_is_explained():
 def plan_of(gpus: int = 3, batch: int = 1, sample_bytes: int = 2**20, cache_bytes: int = 0, **keys):
     from flatout.spike.config import LoaderConfig
 
-    return plan_loader(
-        LoaderConfig(CPU_CORES=40, **keys), gpus=gpus, batch=batch, val_batch=1, sample_bytes=sample_bytes,
+    return LoaderPlan(
+        config=LoaderConfig(CPU_CORES=40, **keys), gpus=gpus, batch=batch, val_batch=1, sample_bytes=sample_bytes,
         cache_bytes=cache_bytes,
     )  # fmt: skip
 

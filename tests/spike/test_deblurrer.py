@@ -76,3 +76,16 @@ def test_weights_of_the_early_code_are_refused_by_name(demo, tmp_path):
     overrides = {"TRAIN.RESUME_FROM_CHECKPOINT": True, "TRAIN.CHECKPOINT_PATH": str(path)}
     with pytest.raises(CheckpointError, match=r"best\.pth: .*VRT.*best\.pt"):
         flatout.spike.load(demo).train(overrides)
+
+
+def test_overrides_may_be_any_values_of_python(demo, tmp_path):
+    (tmp_path / "best.pth").write_bytes(b"refused, once the config has been read")
+    overrides = {"TRAIN.RESUME_FROM_CHECKPOINT": True, "TRAIN.CHECKPOINT_PATH": tmp_path / "best.pth"}
+    overrides |= {
+        "DATA.CROP_SIZE": None,
+        "DATA.SPIKE_TRIM": (1, 2),
+        "TRAIN.OPTIM.LR": 1e-5,
+        "MODEL.ENC_BLOCKS": "[1, 1]",
+    }
+    with pytest.raises(CheckpointError, match=r"best\.pth: .*VRT"):
+        flatout.spike.load(demo).train(overrides)

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from flatout.errors import ConfigError
+from flatout.feed import FeedConfig
 from flatout.ranks.world import World
 from flatout.spike.config import AugmentConfig, DataConfig
 from flatout.spike.data.clip_set import open_clips
 from flatout.spike.data.decode import decode, map_stream
-from flatout.spike.input import FeedSettings, open_resident_feed, open_store, open_training_feed, training_plan
+from flatout.spike.input import open_resident_feed, open_store, open_training_feed, training_plan
 from flatout.spike.step import plan_steps
 from tests.spike.test_source import damaged_tree
 
@@ -24,18 +25,18 @@ def feeds(config: DataConfig, device: str, *, cached: bool = False):
     """Two feeds of the same batches: made by workers, and rendered on the device."""
     clips = open_clips(config, "train", scored=False)
     steps = plan_steps(len(clips), world=1, batch=3, accumulation=1)
-    settings = FeedSettings(batch=3, workers=0, device=torch.device(device))
-    plan = training_plan(clips, settings, steps=steps, seed=5, world=World())
+    plan = training_plan(clips, 3, steps=steps, seed=5, world=World())
+    workers = FeedConfig(workers=0, epochs=2, on_error="substitute")
     for open_feed in (open_training_feed, open_resident_feed):
         store = (
             open_store(clips, replace(config, USE_RAM_CACHE=True), budget_bytes=10**8, workers=0) if cached else None
         )
-        yield open_feed(clips, config, settings, plan, epochs=2, store=store)
+        yield open_feed(clips, config, workers, plan, torch.device(device), store)
 
 
 def check_equal(config: DataConfig, device: str, **keys) -> None:
-    workers, resident = feeds(config, device, **keys)
-    with workers, resident:
+    by_workers, on_device = feeds(config, device, **keys)
+    with by_workers as workers, on_device as resident:
         for epoch in range(2):
             for ours, theirs in zip(resident.batches.epoch(epoch), workers.batches.epoch(epoch), strict=True):
                 assert ours.indices.tolist() == theirs.indices.tolist()
@@ -80,4 +81,4 @@ def test_what_the_device_cannot_render_is_refused(demo: Path):
         ({"CROP_SIZE": None}, "CROP_SIZE"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            list(feeds(replace(config, **changes), "cpu"))
+            check_equal(replace(config, **changes), "cpu")

@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import shutil
+import weakref
 from pathlib import Path
 
 import cv2
@@ -148,6 +149,21 @@ def test_no_exposure_needs_a_frame_that_does_not_exist(exposure, interpolate, nu
     if count:
         assert config.reach + offsets[0] >= 0 and math.ceil(last + offsets[-1]) <= num_frames - 1
     assert math.ceil(last + (stride or exposure) + offsets[-1]) > num_frames - 1  # one more would not fit
+
+
+def test_frames_between_two_exposures_are_not_kept():
+    config = SimulateConfig(exposure=3, stride=40, interpolate=2, hold=1, interpolation="blend")
+    made: list[weakref.ref[np.ndarray]] = []
+
+    def frames():
+        for frame in video_of(31).repeat(6, axis=0):
+            made.append(weakref.ref(own := frame.copy()))
+            yield own
+            del own
+            assert sum(each() is not None for each in made) <= 2 * config.reach + 3
+
+    found = sum(1 for _ in exposures(frames(), sensor_for(8, 16), config))
+    assert found == num_exposures(186, config) == 5
 
 
 # The plan

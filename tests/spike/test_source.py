@@ -16,7 +16,7 @@ from flatout.spike.data.clip_set import ClipFrame, ClipSet, SequenceFacts, open_
 from flatout.spike.data.decode import pack
 from flatout.spike.data.frames import Frames
 from flatout.spike.data.precompute import write_voxels
-from flatout.spike.data.source import ClipSource, ClipTransform, flip_and_rotate, representation_of
+from flatout.spike.data.source import ClipSource, ClipTransform, flip_and_rotate
 from flatout.spike.data.stream_layout import Layout
 from flatout.spike.input import open_store, training_source
 from flatout.spike.step import to_float_frames
@@ -53,8 +53,7 @@ def test_samples_match_the_golden_arrays(case, tmp_path):
         listed.append(ClipFrame(0, str(number), *paths, frames))
     facts = SequenceFacts("a", (height, width), Layout("packed", frames, spike_h, spike_w, True))
     clips = ClipSet("here", [facts], listed, np.arange(length)[None], np.ones((1, length), bool), False)
-    shown = representation_of(DataConfig(ROOT="", NUM_VOXEL_BINS=bins))
-    source = ClipSource(clips, Frames(clips, shown), shown, crop=size)
+    source = ClipSource(Frames(clips, DataConfig(ROOT="", NUM_VOXEL_BINS=bins)), crop=size)
     out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
     *transform, name = key.split("/")
     source._read_clip(0, [top, left], TRANSFORMS[transform[0]] if transform else ClipTransform(), Out(out), 0)
@@ -132,9 +131,8 @@ def test_crops_whose_spikes_are_not_square_are_flipped_but_not_rotated(tmp_path,
     Path(paths[2]).write_bytes(pack(spikes).tobytes())
     facts = SequenceFacts("a", (32, 64), Layout("packed", 8, *spike_hw, True))
     clips = ClipSet("", [facts], [ClipFrame(0, "a", *paths, 8)], np.zeros((1, 1), int), np.ones((1, 1), bool), False)
-    shown = representation_of(DataConfig(ROOT="", NUM_VOXEL_BINS=2))
     augment = AugmentConfig(HFLIP=1, VFLIP=0, ROT90=1)
-    source = ClipSource(clips, Frames(clips, shown), shown, crop=32, augment=augment)
+    source = ClipSource(Frames(clips, DataConfig(ROOT="", NUM_VOXEL_BINS=2)), crop=32, augment=augment)
     with Feed(source, Plan(num_samples=1, batch_size=1, seed=0), FeedConfig(workers=0)) as feed:
         (batch,) = [{name: np.array(values) for name, values in batch.fields.items()} for batch in feed]
     assert ("so ROT90 is not applied" in caplog.text) == (not is_rotated)

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 import flatout.spike
 from flatout.__main__ import main
 from flatout.errors import ConfigError, DataError, MissingFileError, ResourceError
+from flatout.feed import FeedConfig
 from flatout.spike.config import DataConfig
 from flatout.spike.data.clip_set import open_training
 from flatout.spike.data.decode import pack
 from flatout.spike.data.geometry import find_geometry, geometry_beside, geometry_name, parse_geometry, write_geometry
 from flatout.spike.data.stream_layout import KNOWN_HW, StreamError
-from flatout.spike.input import FeedSettings, open_scoring_feed
+from flatout.spike.input import open_scoring_feed
 
 
 def spikes_of(num: int, height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -184,6 +185,10 @@ def test_arrays_that_are_no_spikes_are_refused(tmp_path):
     np.save(tmp_path / "c.npy", np.array([[[{}]]], object), allow_pickle=True)
     with pytest.raises(StreamError, match="is not a file of arrays"):
         flatout.spike.open_stream(tmp_path / "c.npy")
+    for name, other in (("one.npy", "two.npz"), ("three.npz", "four.npy")):
+        write_array(tmp_path / name, np.zeros((2, 8, 8))).rename(tmp_path / other)
+        with pytest.raises(StreamError, match="is not a file of arrays"):
+            flatout.spike.open_stream(tmp_path / other)
     with pytest.raises(StreamError, match=r"of 8x8, but the configuration says 2 of 4x16.*SPIKE_H"):
         flatout.spike.open_stream(write_array(tmp_path / "d.npy", np.zeros((2, 8, 8))), geometry="4x16")
     with pytest.raises(StreamError, match="holds no spike frames"):
@@ -219,9 +224,8 @@ def test_a_data_set_of_arrays_gives_the_clips_of_its_dat_files(demo, tmp_path, c
         config = DataConfig(ROOT=str(root), CLIP_LEN=3, USE_RAM_CACHE=cache)
         _, clips = open_training(config)
         assert clips is not None
-        settings = FeedSettings(batch=1, workers=0, device=torch.device("cpu"))
-        with open_scoring_feed(clips, config, settings) as feed:
-            return [np.array(batch["spikes"]) for batch in feed.feed]
+        with open_scoring_feed(clips, config, FeedConfig(workers=0), 1, torch.device("cpu")) as feed:
+            return [np.array(batch["spikes"]) for batch in feed.batches.feed]
 
     arrays = batches(tmp_path / "arrays")
     assert len(arrays) == 2
@@ -395,6 +399,14 @@ def test_reconstruct_writes_one_image_per_stream_or_many_or_videos(disc, tmp_pat
     assert main(["spike", "reconstruct", str(disc), str(tmp_path / "video"), "--video", "avi", "--every", "32"]) == 0
     assert len(read_images(tmp_path / "video/disc.avi")) == 4
     assert "4 images in" in capsys.readouterr().out
+
+
+def test_voxels_that_cannot_be_written_are_the_users_to_fix(demo, tmp_path, capsys):
+    shutil.copytree(demo.parent, tmp_path / "tree")
+    (in_the_way := tmp_path / "tree/train/scene_00/voxels").write_text("a file")
+    keys = ("--set", f"DATA.ROOT={tmp_path / 'tree'}", "--set", "DATA.VOXEL_CACHE_DIRNAME=voxels")
+    assert main(["spike", "cache", "--config", str(demo), *keys, "--splits", "train"]) == 5
+    assert f"flatout: {in_the_way}: cannot be written: File exists. Choose" in capsys.readouterr().err
 
 
 def test_an_output_that_cannot_be_written_is_the_users_to_fix(disc, tmp_path, capsys):

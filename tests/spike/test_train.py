@@ -187,6 +187,11 @@ def test_predict_takes_a_geometry_and_arrays_of_spikes(demo, trained, tmp_path, 
     assert "Cannot reshape spike data" in error and "--geometry WxH" in error and "SPIKE_H" not in error
     assert main([*words, str(tmp_path / "dat"), "--output", str(tmp_path / "a"), "--geometry", "32x16"]) == 0
     assert main([*words, str(tmp_path / "npz"), "--output", str(tmp_path / "b")]) == 0
+    capsys.readouterr()
+    # No geometry helps against a damaged file.
+    (tmp_path / "npz/000001.npz").write_bytes(b"PK\x03\x04 nothing")
+    assert main([*words, str(tmp_path / "npz"), "--output", str(tmp_path / "c")]) == 3
+    assert capsys.readouterr().err.rstrip().endswith("Copy or create it again.")
     for path in (tmp_path / "a").glob("*.png"):
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
 

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from flatout.feed import FeedConfig
 from flatout.ranks.world import World
 from flatout.spike.config import DataConfig, LossConfig, ModelConfig, load_config
 from flatout.spike.data.clip_set import open_clips
-from flatout.spike.input import FeedSettings, open_resident_feed, training_plan
+from flatout.spike.input import open_resident_feed, training_plan
 from flatout.spike.model import DeblurNet
 from flatout.spike.step import DeblurLoss, ToClip, plan_steps, to_float_frames
 from flatout.spike.train import TrainOptions, train
@@ -34,11 +35,11 @@ def test_input_and_step_do_not_wait_for_the_device(demo: Path):
     config = DataConfig(ROOT=str(demo.parent), CROP_SIZE=16, CLIP_LEN=2, NUM_VOXEL_BINS=4, VOXEL_NORM="rate")
     clips = open_clips(config, "train", scored=False)
     steps = plan_steps(len(clips), world=1, batch=1, accumulation=1)
-    settings = FeedSettings(batch=1, workers=0, device=torch.device("cuda", 0))
     network = DeblurNet(ModelConfig(WIDTH=4, ENC_BLOCKS=(1, 1), DEC_BLOCKS=(1, 1)), channels=4).cuda()
     loss, to_clip = DeblurLoss(LossConfig()).cuda(), ToClip(config)
-    plan = training_plan(clips, settings, steps=steps, seed=1, world=World())
-    with open_resident_feed(clips, config, settings, plan, epochs=2, store=None) as feed:
+    plan = training_plan(clips, 1, steps=steps, seed=1, world=World())
+    workers = FeedConfig(workers=0, epochs=2, on_error="substitute")
+    with open_resident_feed(clips, config, workers, plan, torch.device("cuda", 0), None) as feed:
         batches = feed.batches.epoch(0)
 
         def step() -> None:

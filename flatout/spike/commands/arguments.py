@@ -5,11 +5,12 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli import value
-from flatout.errors import DataError, FlatoutError, ResourceError
+from flatout.errors import FlatoutError, ResourceError
 
 if TYPE_CHECKING:
     from flatout.spike.view import ViewConfig
@@ -115,11 +116,8 @@ def advising_geometry(flags: str) -> Iterator[None]:
     try:
         yield
     except StreamError as error:
-        if error.kind != "reshape":
-            raise
-        raise DataError(
-            f"{error.what} Give the size of spike frames with {flags}, or as spike_h and spike_w in a config.yaml "
-            "beside the spikes."
+        raise error.advising(
+            f"Give the size of spike frames with {flags}, or as spike_h and spike_w in a config.yaml beside the spikes."
         ) from None
 
 
@@ -149,5 +147,4 @@ def view_settings(args: argparse.Namespace) -> "ViewConfig":
     """What to show, from the flags of RANGE."""
     from flatout.spike.view import ViewConfig
 
-    keys = ("show", "begin", "end", "window", "every", "gain", "fps", "bins")
-    return ViewConfig(**{key: getattr(args, key) for key in keys if hasattr(args, key)})
+    return ViewConfig(**{each.name: getattr(args, each.name) for each in fields(ViewConfig) if each.name in args})

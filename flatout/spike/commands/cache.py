@@ -1,7 +1,9 @@
 """flatout spike cache: write voxels as files."""
 
+from pathlib import Path
+
 from flatout.cli import parser_of, show_log, value
-from flatout.spike.commands.arguments import CONFIG
+from flatout.spike.commands.arguments import CONFIG, writing_to
 
 DESCRIPTION = """\
 Write the voxels of every frame to the folder VOXEL_CACHE_DIRNAME of its sequence: uint8 counts at spike resolution,
@@ -29,7 +31,8 @@ def main(argv: list[str]) -> int:
 
     data = load_config(args.config, args.set).DATA
     for split in args.splits or filter(None, (data.TRAIN_SPLIT, validation_split(data))):
-        paths = list(write_voxels(data, split))
+        with writing_to(Path(data.ROOT)):
+            paths = list(write_voxels(data, split))
         size = sum(path.stat().st_size for path in paths)
         print(f"{split}: {len(paths)} voxels, {size / 1e6:.1f} MB")
     return 0

@@ -45,9 +45,7 @@ def main(argv: list[str]) -> int:
     # Imported here so that help and argument errors do not load NumPy.
     from flatout.spike.demo_data import DemoConfig, write_demo_data
 
-    config = DemoConfig(
-        train=args.train, test=args.test, frames=args.frames, width=args.width, height=args.height, seed=args.seed
-    )
+    config = DemoConfig(**{key: value for key, value in vars(args).items() if key != "folder"})
     path = write_demo_data(args.folder, config)
     print(f"{path}: {config.train} sequences for training, {config.test} for testing, {config.frames} frames each")
     return 0

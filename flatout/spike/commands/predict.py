@@ -58,7 +58,6 @@ FLAGS = (
 def main(argv: list[str]) -> int:
     """Deblur; returns the exit code."""
     args = parser_of("flatout spike predict", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
-    tiles = {"TILE_SIZE": 0 if args.disable_tiling else args.tile_size, "TILE_OVERLAP": args.tile_overlap}
     show_log()
     # Imported here so that help and argument errors do not load torch.
     from flatout.spike.config import load_config
@@ -66,10 +65,12 @@ def main(argv: list[str]) -> int:
     from flatout.spike.predict import load_predictor, predict_folder
 
     height, width = parse_geometry(args.geometry) if args.geometry else (None, None)
-    overrides = [*args.set, *([f"DATA.SPIKE_H={height}", f"DATA.SPIKE_W={width}"] if args.geometry else [])]
+    tile = 0 if args.disable_tiling else args.tile_size
+    flags = {"DATA.SPIKE_H": height, "DATA.SPIKE_W": width}
+    flags |= {"TEST.TILE_SIZE": tile, "TEST.TILE_OVERLAP": args.tile_overlap}
+    overrides = [*args.set, *(f"{key}={value}" for key, value in flags.items() if value is not None)]
     config = load_config(args.config, overrides) if args.config else None
-    given = {key: value for key, value in tiles.items() if value is not None}
-    predictor = load_predictor(args.weights, args.device, config, overrides=overrides, tiles=given)
+    predictor = load_predictor(args.weights, args.device, config, overrides=overrides)
     with advising_geometry("--geometry WxH"), writing_to(args.output):
         done = predict_folder(
             predictor, args.input_blur, args.input_spike, args.output,

@@ -127,16 +127,14 @@ def main(argv: list[str]) -> int:
     import os
     import shlex
     import time
+    from dataclasses import fields
 
     from flatout.spike.sensor import SensorConfig
     from flatout.spike.simulate import SimulateConfig, simulate_set
 
-    values = vars(args)
-    sensor = SensorConfig(**{key: values[key] for key in ("threshold", "reset", "noise", "mismatch", "dark")})
-    keys = ("exposure", "stride", "interpolate", "interpolation", "hold", "gamma", "size", "spike_scale")
-    config = SimulateConfig(
-        sensor=sensor, **{key: values[key] for key in (*keys, "sequence_length", "test_share", "max_frames", "seed")}
-    )
+    sensor = SensorConfig(**{each.name: getattr(args, each.name) for each in fields(SensorConfig)})
+    keys = [each.name for each in fields(SimulateConfig) if each.name != "sensor"]
+    config = SimulateConfig(sensor=sensor, **{key: getattr(args, key) for key in keys})
     start = time.perf_counter()
     with writing_to(args.output):
         done = simulate_set(args.source, args.output, config, workers=args.workers or len(os.sched_getaffinity(0)))

@@ -49,12 +49,12 @@ def exact_step(rgb: int, spike: int) -> int:
     return rgb // math.gcd(rgb, spike)
 
 
-def num_origins(rgb: int, spike: int, size: int) -> int:
-    """Number of possible crop origins along an axis."""
+def num_origins(rgb: int, spike: int, size: int, where: str = "") -> int:
+    """Number of possible crop origins along an axis; `where` begins the ConfigError if there are none."""
     if size > rgb:
         raise ConfigError(
-            f"CROP_SIZE={size} is larger than a side of the frames, which has {rgb} px. Use a smaller one, or null "
-            "for whole frames."
+            f"{where}CROP_SIZE={size} is larger than a side of the frames, which has {rgb} px. Use a smaller one, or "
+            "null for whole frames."
         )
     return (rgb - size) // exact_step(rgb, spike) + 1
 

@@ -42,7 +42,6 @@ def map_stream(path: str | Path, layout: Layout) -> np.ndarray:
             raise StreamError(
                 f"{path} has {size} bytes where {layout.nbytes} were found when the data set was opened. "
                 "The file has changed since: run the command again.",
-                kind="reshape",
             )
         # All pages at once: read-ahead would load them anyway, and 88 page faults cost more than loading all the pages.
         memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
@@ -67,7 +66,7 @@ class StoredRows:
         top, bottom = box.top, box.bottom
         if layout.flipud:
             top, bottom = layout.height - box.bottom, layout.height - box.top
-        self._height, self._width = bottom - top, layout.width
+        height, width = bottom - top, layout.width
         self.skip = box.left
         """Columns before the crop in each row."""
         self._straddles = 0
@@ -79,20 +78,21 @@ class StoredRows:
             first, last = box.left // 8, -(-box.right // 8)
             cut = stream_TF.reshape(-1, layout.height, layout.width // 8)[:, top:bottom, first:last]
             self._cut = np.ascontiguousarray(cut).reshape(len(cut), -1)
-            self.skip, self._width = box.left - 8 * first, 8 * (last - first)
+            self.skip, width = box.left - 8 * first, 8 * (last - first)
         else:
             begin, end = top * layout.width, bottom * layout.width
             self._cut = np.ascontiguousarray(stream_TF[:, begin // 8 : -(-end // 8)])
             self._straddles = begin % 8
+        self.shape = len(stream_TF), height, width
 
     def __getitem__(self, frames: slice) -> np.ndarray:
         cut = self._cut[frames]
         if not self._is_packed:
             return cut
+        _, height, width = self.shape
         # Unpacked as one row, because NumPy unpacks short rows at half the speed.
         bits_TK = np.unpackbits(cut.reshape(-1), bitorder="little").reshape(len(cut), -1)
-        bits_TK = bits_TK[:, self._straddles :][:, : self._height * self._width]
-        return bits_TK.reshape(len(cut), self._height, self._width)
+        return bits_TK[:, self._straddles :][:, : height * width].reshape(len(cut), height, width)
 
 
 def oriented(rows: np.ndarray, skip: int, layout: Layout, box: Box) -> np.ndarray:
@@ -116,7 +116,7 @@ def content_of(path: str | Path) -> Content:
 def pack(spikes_THW: np.ndarray, *, flipud: bool = True) -> np.ndarray:
     """The bytes of a packed file, uint8 [T * F]; the inverse of `decode`."""
     if spikes_THW.shape[1] * spikes_THW.shape[2] % 8:
-        raise StreamError(f"{spikes_THW.shape[1:]} pixels do not fill whole bytes ({BEGIN}).", kind="reshape")
+        raise StreamError(f"{spikes_THW.shape[1:]} pixels do not fill whole bytes ({BEGIN}).")
     rows = spikes_THW[:, ::-1] if flipud else spikes_THW
     flat_TK = np.ascontiguousarray(rows, np.uint8).reshape(len(rows), -1)
     return np.packbits(flat_TK, axis=1, bitorder="little").reshape(-1)

@@ -14,6 +14,7 @@ from flatout.clock import clock
 from flatout.errors import DataError
 from flatout.feed import DecodeError, Store
 from flatout.images import read_image
+from flatout.spike.config import DataConfig
 from flatout.spike.data.decode import Box, decode
 from flatout.spike.data.stream_files import stream_bytes
 from flatout.spike.data.stream_layout import Layout, StreamError
@@ -63,6 +64,12 @@ class SpikeRepresentation(NamedTuple):
         return frames_per_bin(num_spike_frames - sum(self.trim), self.channels).astype(np.float32)
 
 
+def representation_of(config: DataConfig) -> SpikeRepresentation:
+    """The spike representation of a config; precomputed voxels are already trimmed."""
+    trim = (0, 0) if config.USE_PRECOMPUTED_VOXELS else config.SPIKE_TRIM
+    return SpikeRepresentation(config.SPIKE_REPR, config.channels, trim, config.TFP_HALF_WINDOW)
+
+
 class FrameItems:
     """The files of a clip set as the items of a store: all blurry frames, then sharp ones, then streams."""
 
@@ -100,20 +107,20 @@ class FrameItems:
 class Frames:
     """Reads the frames and spikes of a clip set, from a store if there is one, else from files."""
 
-    def __init__(self, clips: "ClipSet", representation: SpikeRepresentation, store: Store | None = None) -> None:
-        self._clips, self._representation, self._store = clips, representation, store
-        self._files = FrameItems(clips)
+    def __init__(self, clips: "ClipSet", config: DataConfig, store: Store | None = None) -> None:
+        self.clips, self.representation, self._store = clips, representation_of(config), store
+        self.files = FrameItems(clips)
 
     def image(self, frame: int, part: Part) -> np.ndarray:
         """A frame, uint8 RGB [H, W, 3]; may be read-only."""
-        number = PARTS.index(part) * len(self._clips.frames) + frame
+        number = PARTS.index(part) * len(self.clips.frames) + frame
         # A store records the stage "decode" itself when it has to decode.
         with clock.stage("frames" if self._store is not None else "decode"):
-            image = self._store[number] if self._store is not None else read_frame(self._files.path(number))
-        expected = self._clips.sequences[self._clips.frames[frame].sequence].rgb_hw
+            image = self._store[number] if self._store is not None else read_frame(self.files.path(number))
+        expected = self.clips.sequences[self.clips.frames[frame].sequence].rgb_hw
         if image.shape[:2] != expected:
             raise DecodeError(
-                f"{self._files.path(number)} has {image.shape[0]} x {image.shape[1]} pixels, but the first frame of "
+                f"{self.files.path(number)} has {image.shape[0]} x {image.shape[1]} pixels, but the first frame of "
                 f"its sequence has {expected[0]} x {expected[1]}."
             )
         return image
@@ -121,28 +128,28 @@ class Frames:
     def spikes(self, frame: int, box: Box, dtype: np.dtype) -> np.ndarray:
         """Channels of a crop [C, h, w]."""
         with clock.stage("spikes"):
-            if self._clips.precomputed:
+            if self.clips.precomputed:
                 voxel = self._stored(frame)
-                voxel = open_voxel(self._clips.frames[frame].spike) if voxel is None else voxel
+                voxel = open_voxel(self.clips.frames[frame].spike) if voxel is None else voxel
                 return np.asarray(voxel[:, box.top : box.bottom, box.left : box.right], dtype)
-            layout = self._clips.layout_of(frame)
+            layout = self.clips.layout_of(frame)
             stream = self._stored(frame)
             stream_TF = self._mapped(frame, layout) if stream is None else stream.reshape(layout.frames, -1)
-            return self._representation.channels_of(stream_TF, layout, box, dtype)
+            return self.representation.channels_of(stream_TF, layout, box, dtype)
 
     def _stored(self, frame: int) -> np.ndarray | None:
-        number = 2 * len(self._clips.frames) + frame
+        number = 2 * len(self.clips.frames) + frame
         if self._store is None or not self._store.is_resident(number):
             return None
         return self._store[number]
 
     def _mapped(self, frame: int, layout: Layout) -> np.ndarray:
-        each = self._clips.frames[frame]
+        each = self.clips.frames[frame]
         try:
             return stream_bytes(each.spike, layout)
         except FileNotFoundError as error:
             raise MissingSpikes(
-                f"{each.spike}: the spike file of sequence {self._clips.sequences[each.sequence].name}, frame "
+                f"{each.spike}: the spike file of sequence {self.clips.sequences[each.sequence].name}, frame "
                 f"{each.stem}, has been removed since the data set was opened. Restore it, or start again without the "
                 "frame."
             ) from error

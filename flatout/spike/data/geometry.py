@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flatout.errors import ConfigError
 from flatout.spike.data.stream_layout import KNOWN_HW
-from flatout.yaml_strict import Yaml, load_yaml
+from flatout.yaml_strict import load_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -73,23 +73,16 @@ def write_geometry(folder: Path, shape_hw: tuple[int, int]) -> None:
 
 
 def _geometry_in(path: Path) -> tuple[int, int] | None:
+    """(height, width) from a sidecar; None if it has none, with a warning if it cannot be read."""
+    where = ""  # errors of YAML name the file themselves
     try:
         values = load_yaml(path)  # JSON is YAML too
+        where = f"{path}: "
+        match values:
+            case {"spike_h": height, "spike_w": width} | {"height": height, "width": width}:
+                return parse_geometry(f"{width}x{height}")
+            case {"geometry": str(name)}:
+                return parse_geometry(name)
     except ConfigError as error:
-        logger.warning("%s This file is ignored.", error)
-        return None
-    try:
-        return geometry_of(values)
-    except ConfigError as error:
-        logger.warning("%s: %s This file is ignored.", path, error)
-        return None
-
-
-def geometry_of(values: Yaml) -> tuple[int, int] | None:
-    """(height, width) from the content of a sidecar; None if it has none, ConfigError if it cannot be one."""
-    match values:
-        case {"spike_h": height, "spike_w": width} | {"height": height, "width": width}:
-            return parse_geometry(f"{width}x{height}")
-        case {"geometry": str(name)}:
-            return parse_geometry(name)
+        logger.warning("%s%s This file is ignored.", where, error)
     return None

@@ -15,7 +15,7 @@ from flatout.spike.data.decode import content_of
 from flatout.spike.data.frames import open_voxel
 from flatout.spike.data.geometry import geometry_beside
 from flatout.spike.data.stream_files import ARRAY_EXTS, array_layout
-from flatout.spike.data.stream_layout import Content, Layout, StreamSettings, decide_layout, highest_content
+from flatout.spike.data.stream_layout import Layout, decide_layout, highest_content
 from flatout.spike.data.tree import SequenceFiles
 from flatout.spike.data.voxels import centre_window, tfp_centres, trimmed
 
@@ -36,30 +36,27 @@ class SequenceFrames(NamedTuple):
 
 def stream_layouts(config: DataConfig, kept: Sequence[SequenceFrames]) -> dict[Path, Layout]:
     """The layout of every stream, all decided alike for the split."""
-    all_paths = [each.spike[stem] for each, stems in kept for stem in stems]
-    paths = [path for path in all_paths if path.suffix.lower() not in ARRAY_EXTS]
+    streams = [[each.spike[stem] for stem in stems] for each, stems in kept]
+    paths = [path for sequence in streams for path in sequence if path.suffix.lower() not in ARRAY_EXTS]
     numbers = np.unique(np.linspace(0, len(paths) - 1, FILES_EXAMINED).astype(int)) if paths else ()
     content = highest_content([content_of(paths[number]) for number in numbers])
-    # From the files themselves: `predict` is given frames and spikes in unrelated folders.
-    sidecars = {each.folder: geometry_beside(each.spike[stems[0]]) for each, stems in kept}
-    layouts = {
-        each.spike[stem]: _layout_of(each.spike[stem], content, config.stream_settings, sidecars[each.folder])
-        for each, stems in kept
-        for stem in stems
-    }
+    settings, layouts = config.stream_settings, {}
+    for sequence in streams:
+        # From the files themselves: `predict` is given frames and spikes in unrelated folders.
+        sidecar_hw = geometry_beside(sequence[0])
+        for path in sequence:
+            if path.suffix.lower() in ARRAY_EXTS:
+                layouts[path] = array_layout(path, settings)
+            else:
+                size = os.stat(path).st_size
+                layouts[path] = decide_layout(size, content, settings, sidecar_hw, where=str(path))
     _log_layouts(config, layouts, f"content: {content}" if paths else "arrays")
-    if len(paths) < len(all_paths) and not config.USE_RAM_CACHE:
+    if len(paths) < len(layouts) and not config.USE_RAM_CACHE:
         logger.warning(
             "Spikes in .npz, .npy and .h5 files are read and packed whole for every crop. USE_RAM_CACHE: true does so "
             "only once."
         )
     return layouts
-
-
-def _layout_of(path: Path, content: Content, settings: StreamSettings, sidecar_hw: tuple[int, int] | None) -> Layout:
-    if path.suffix.lower() in ARRAY_EXTS:
-        return array_layout(path, settings)
-    return decide_layout(os.stat(path).st_size, content, settings, sidecar_hw, where=str(path))
 
 
 def _log_layouts(config: DataConfig, layouts: Mapping[Path, Layout], files: str) -> None:

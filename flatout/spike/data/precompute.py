@@ -8,18 +8,19 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
 from flatout.errors import ConfigError
 from flatout.spike.config import DataConfig
-from flatout.spike.data.clip_set import ClipSet, open_clips
+from flatout.spike.data.clip_set import open_clips
 from flatout.spike.data.decode import whole_frame
+from flatout.spike.data.frames import representation_of
 from flatout.spike.data.layouts import VOXEL_METADATA_NAME
-from flatout.spike.data.source import representation_of, spike_dtype
+from flatout.spike.data.source import spike_dtype
 from flatout.spike.data.stream_files import stream_bytes
-from flatout.spike.data.voxels import trimmed
 
 logger = logging.getLogger(__name__)
 
@@ -29,37 +30,30 @@ def write_voxels(config: DataConfig, split: str) -> Iterator[Path]:
     if config.SPIKE_REPR != "voxel":
         raise ConfigError(f"SPIKE_REPR: {config.SPIKE_REPR} cannot be written to files, only voxel can.")
     live = replace(config, USE_PRECOMPUTED_VOXELS=False, CLIP_LEN=1)
-    clips = open_clips(live, split, scored=True)
-    for number, facts in enumerate(clips.sequences):
-        folder = Path(config.ROOT) / split / facts.name / config.VOXEL_CACHE_DIRNAME
+    clips, representation = open_clips(live, split, scored=True), representation_of(live)
+    dtype = spike_dtype(clips, representation)
+    for sequence, frames in groupby(range(len(clips.frames)), key=lambda frame: clips.frames[frame].sequence):
+        folder = Path(config.ROOT) / split / clips.sequences[sequence].name / config.VOXEL_CACHE_DIRNAME
         folder.mkdir(exist_ok=True)
-        frames = [index for index, each in enumerate(clips.frames) if each.sequence == number]
+        counts = {}
         for frame in frames:
-            yield _write_one(clips, live, frame, folder)
-        counts = {
-            clips.frames[frame].stem: len(range(clips.frames[frame].num_spike_frames)[_kept(clips, live, frame)])
-            for frame in frames
-        }
+            files, layout = clips.frames[frame], clips.layout_of(frame)
+            stream_TF = stream_bytes(files.spike, layout)
+            voxel = representation.channels_of(stream_TF, layout, whole_frame(layout), dtype)
+            _save(folder / f"{files.stem}.npy", np.ascontiguousarray(voxel))
+            counts[files.stem] = files.num_spike_frames - sum(config.SPIKE_TRIM)
+            yield folder / f"{files.stem}.npy"
         content = {"bins": config.channels, "kind": "counts", "frames": counts}
         (folder / VOXEL_METADATA_NAME).write_text(json.dumps(content, indent=1))
 
 
-def _kept(clips: ClipSet, config: DataConfig, frame: int) -> slice:
-    return trimmed(clips.frames[frame].num_spike_frames, config.SPIKE_TRIM)
-
-
-def _write_one(clips: ClipSet, config: DataConfig, frame: int, folder: Path) -> Path:
-    representation, layout = representation_of(config), clips.layout_of(frame)
-    stream_TF = stream_bytes(clips.frames[frame].spike, layout)
-    voxel = representation.channels_of(stream_TF, layout, whole_frame(layout), spike_dtype(clips, representation))
-    path = folder / f"{clips.frames[frame].stem}.npy"
+def _save(path: Path, voxel: np.ndarray) -> None:
+    """Write a voxel completely or not at all."""
     part = path.with_suffix(".part")
     try:
         with part.open("wb") as file:
-            np.save(file, np.ascontiguousarray(voxel))
+            np.save(file, voxel)
         part.replace(path)
-    except BaseException:  # broad, because the incomplete file is removed on Ctrl-C too
+    finally:
         with suppress(OSError):
-            part.unlink()
-        raise
-    return path
+            part.unlink(missing_ok=True)

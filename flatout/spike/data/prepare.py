@@ -13,7 +13,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -101,17 +101,35 @@ def prepare(config: PrepareConfig) -> Prepared:
 
 def _place_folders(config: PrepareConfig, split: str, done: Prepared) -> None:
     """Link or copy whole folders, for the layouts A to C."""
-    for sequence, reason, parts in sequences_of(RawTree(config.blur_root, config.spike_root, config.blur_dir), split):
-        if reason:
-            _skip(done, split, sequence, reason)
+    layout = next((each for each in RAW_LAYOUTS if (config.blur_root / each.mark.format(split=split)).is_dir()), None)
+    streams = config.spike_root / (layout.streams if layout else "{split}").format(split=split)
+    if not streams.is_dir() or layout is None:
+        _skip(done, split, None, "no_gopro_split" if streams.is_dir() else "no_spike_split")
+        return
+    for name in sorted(path.name for path in streams.iterdir() if path.is_dir()):
+        names = {"split": split, "name": name, "blur_dir": config.blur_dir}
+        blur, sharp = (config.blur_root / each.format(**names) for each in (layout.blur, layout.sharp))
+        parts = {"blur": blur, "sharp": sharp, "spike": streams / layout.spike.format(**names)}
+        if reason := _missing(parts, config.blur_root / split / name):
+            _skip(done, split, name, reason)
             continue
-        assert sequence is not None
+        target = config.output / split / name
         for part, source in parts.items():
-            _place(source, config.output / split / sequence / part, link=config.use_symlinks, copy=shutil.copytree)
+            _place(source, target / part, link=config.use_symlinks)
         # Beside the links or copies: the raw data set's own config.yaml is above a folder that may not be linked.
         if shape_hw := config.spike_hw or find_geometry(parts["spike"]):
-            write_geometry(config.output / split / sequence, shape_hw)
-        done.created.setdefault(split, {})[sequence] = _count(config.output / split / sequence)
+            write_geometry(target, shape_hw)
+        done.created.setdefault(split, {})[name] = _count(target)
+
+
+def _missing(parts: Mapping[str, Path], sequence: Path) -> str:
+    """Why a sequence is skipped, a key of REASONS; empty if it is complete. `sequence`: its folder, in layout A."""
+    has_blur, has_sharp, has_spike = (folder.is_dir() for folder in parts.values())
+    if not (has_blur or has_sharp or sequence.is_dir()):
+        return "no_gopro_sequence"
+    if not (has_blur and has_sharp):
+        return "no_blur_or_sharp"
+    return "" if has_spike else "no_spike_dir"
 
 
 def _blur_from_spikes(config: PrepareConfig, split: str, pairs: Sequence["GtSequence"], done: Prepared) -> None:
@@ -121,7 +139,7 @@ def _blur_from_spikes(config: PrepareConfig, split: str, pairs: Sequence["GtSequ
     for each in pairs:
         target = config.output / split / each.name
         for part, source in (("sharp", each.gt), ("spike", each.spike)):
-            _place(source, target / part, link=config.use_symlinks, copy=shutil.copytree)
+            _place(source, target / part, link=config.use_symlinks)
         with progress(f"{split}/{each.name}", len(each.pairs)) as advance:
             for number, (sharp, stream) in enumerate(each.pairs, 1):
                 pair = open_pair(sharp, stream, config)
@@ -147,7 +165,7 @@ def _cut_streams(config: PrepareConfig, split: str, done: Prepared) -> None:
             name = f"{frame.number:06d}"
             for part, source in (("blur", frame.blur), ("sharp", frame.sharp)):
                 path = target / part / f"{name}{source.suffix}"
-                _place(source, path, link=config.use_symlinks, copy=shutil.copyfile)
+                _place(source, path, link=config.use_symlinks)
             (target / "spike" / f"{name}.dat").write_bytes(cut(clip, frame, layout, config.exposure).tobytes())
         # The geometry differs between the splits of this data set, so it is stored with the spikes.
         write_geometry(target, (layout.height, layout.width))
@@ -172,16 +190,16 @@ def make_validation(output: Path, *, ratio: float, seed: int, train: str = "trai
     names = [path.name for path in (output / train).iterdir() if path.is_dir()]
     chosen = validation_names(names, ratio=ratio, seed=seed)
     for name in chosen:
-        _place(output / train / name, output / "val" / name, link=True, copy=shutil.copytree)
+        _place(output / train / name, output / "val" / name, link=True)
     return chosen
 
 
-def _place(source: Path, target: Path, *, link: bool, copy: Callable[[Path, Path], object]) -> None:
+def _place(source: Path, target: Path, *, link: bool) -> None:
     """Link or copy a folder or file; an existing copy is kept."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if not link:
         if not target.exists():
-            copy(source, target)
+            (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
         return
     if target.is_symlink():
         target.unlink()
@@ -199,13 +217,8 @@ def _count(sequence: Path) -> FrameCounts:
     return FrameCounts(len(blur), len(blur.keys() & sharp.keys() & spikes.keys()))
 
 
-# Layouts of raw data sets: where the parts of a sequence are
-#
-#     A  GoPro-Spike   <rgb>/{train,test}/<seq>/{blur,blur_gamma,sharp}/     <spikes>/{train,test}/<seq>/spike/
-#     B  regrouped     <rgb>/{train,test}_GT_blurred/<seq>/, {train,test}_GT/<seq>/     spikes as in A
-#     C  S-SDM         <rgb>/{train,test}/{blur_data,sharp_data}/<seq>/      <spikes>/{train,test}/spike_data/<seq>/
+# Layouts of raw data sets that have blurry frames, A to C: where the parts of a sequence are
 
-PARTS = ("blur", "sharp", "spike")
 REASONS = {
     "no_spike_split": "there is no such split below --spike_root",
     "no_gopro_split": "there is no such split below --blur_root",
@@ -216,81 +229,30 @@ REASONS = {
 """Why a split or sequence is skipped, in the order in which this is checked."""
 
 
-class RawTree(NamedTuple):
-    """The roots of a raw data set."""
+class RawLayout(NamedTuple):
+    """Folders of a raw data set; those of a split, then those of the parts of a sequence."""
 
-    rgb: Path
-    spikes: Path
-    blur_dir: str = "blur"
-    """Folder of blurry frames in layout A: `blur` or `blur_gamma`."""
-
-
-class RawSequence(NamedTuple):
-    """A sequence of a raw data set, or a split or sequence that cannot be used."""
-
-    sequence: str | None
-    """None for a whole split that cannot be used."""
-    reason: str
-    """A key of REASONS; empty if the sequence is complete."""
-    parts: dict[str, Path]
-    """Folders by PARTS; empty if there is a reason."""
+    mark: str
+    """The folder below --blur_root by which the layout is recognized."""
+    streams: str
+    """The folder below --spike_root that has a folder for every sequence."""
+    blur: str
+    sharp: str
+    spike: str
+    """Below `streams`."""
 
 
-class _PartFolders(NamedTuple):
-    """Folders of one sequence, whether they exist or not."""
-
-    sequence: Path | None
-    """The folder that holds blur and sharp; None if they have no common folder."""
-    blur: Path
-    sharp: Path
-    spike: Path
-
-
-def sequences_of(tree: RawTree, split: str) -> Iterator[RawSequence]:
-    """The sequences that have spikes, by name, each with its folders or with the reason why it cannot be used."""
-    spikes = tree.spikes / split / "spike_data" if _is_grouped(tree, split) else tree.spikes / split
-    if not spikes.is_dir():
-        yield RawSequence(None, "no_spike_split", {})
-        return
-    part_folders = _layout(tree, split)
-    if part_folders is None:
-        yield RawSequence(None, "no_gopro_split", {})
-        return
-    for folder in sorted(path for path in spikes.iterdir() if path.is_dir()):
-        yield _check_parts(folder.name, part_folders(folder))
-
-
-def _layout(tree: RawTree, split: str) -> Callable[[Path], _PartFolders] | None:
-    """The function from the spike folder of a sequence to the folders of its parts; None if there is no such split."""
-    rgb = tree.rgb / split
-    if _is_grouped(tree, split):
-        return lambda spikes: _PartFolders(
-            None, rgb / "blur_data" / spikes.name, rgb / "sharp_data" / spikes.name, spikes
-        )  # fmt: skip
-    if rgb.is_dir():
-        return lambda spikes: _PartFolders(
-            rgb / spikes.name, rgb / spikes.name / tree.blur_dir, rgb / spikes.name / "sharp", spikes / "spike"
-        )
-    if (tree.rgb / f"{split}_GT").is_dir():
-        blurred, sharp = tree.rgb / f"{split}_GT_blurred", tree.rgb / f"{split}_GT"
-        return lambda spikes: _PartFolders(None, blurred / spikes.name, sharp / spikes.name, spikes / "spike")
-    return None
-
-
-def _is_grouped(tree: RawTree, split: str) -> bool:
-    """Whether it is layout C, in which each part has a folder of all sequences."""
-    return (tree.rgb / split / "blur_data").is_dir()
-
-
-def _check_parts(name: str, where: _PartFolders) -> RawSequence:
-    is_known = where.sequence.is_dir() if where.sequence else where.blur.is_dir() or where.sharp.is_dir()
-    if not is_known:
-        return RawSequence(name, "no_gopro_sequence", {})
-    if not (where.blur.is_dir() and where.sharp.is_dir()):
-        return RawSequence(name, "no_blur_or_sharp", {})
-    if not where.spike.is_dir():
-        return RawSequence(name, "no_spike_dir", {})
-    return RawSequence(name, "", dict(zip(PARTS, (where.blur, where.sharp, where.spike), strict=True)))
+RAW_LAYOUTS = (
+    # C, S-SDM
+    RawLayout(
+        "{split}/blur_data", "{split}/spike_data", "{split}/blur_data/{name}", "{split}/sharp_data/{name}", "{name}"
+    ),
+    # A, GoPro-Spike; there are blur and blur_gamma
+    RawLayout("{split}", "{split}", "{split}/{name}/{blur_dir}", "{split}/{name}/sharp", "{name}/spike"),
+    # B, the same regrouped
+    RawLayout("{split}_GT", "{split}", "{split}_GT_blurred/{name}", "{split}_GT/{name}", "{name}/spike"),
+)
+"""The first one whose mark exists counts."""
 
 
 # X4K1000FPS-Spike (layout D): one stream per clip, which is cut into one file per blurry frame

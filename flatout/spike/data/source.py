@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.errors import ConfigError
 from flatout.feed import Field, Out, Substituted, Unreadable, keyed_uniform
-from flatout.spike.config import AugmentConfig, DataConfig
+from flatout.spike.config import AugmentConfig
 from flatout.spike.data.clip_set import ClipSet, SequenceFacts, num_origins, spike_span
 from flatout.spike.data.decode import Box
-from flatout.spike.data.frames import PARTS, FrameItems, Frames, SpikeRepresentation
+from flatout.spike.data.frames import PARTS, Frames, SpikeRepresentation
 from flatout.spike.data.voxels import bin_edges, count_dtype
 
 logger = logging.getLogger(__name__)
@@ -46,12 +45,6 @@ def flip_and_rotate(array: np.ndarray, transform: ClipTransform, *, rows: int) -
     return np.rot90(array, axes=(rows, rows + 1)) if transform.rot90 else array
 
 
-def representation_of(config: DataConfig) -> SpikeRepresentation:
-    """The spike representation of a config; precomputed voxels are already trimmed."""
-    trim = (0, 0) if config.USE_PRECOMPUTED_VOXELS else config.SPIKE_TRIM
-    return SpikeRepresentation(config.SPIKE_REPR, config.channels, trim, config.TFP_HALF_WINDOW)
-
-
 def spike_dtype(clips: ClipSet, representation: SpikeRepresentation) -> np.dtype:
     """The smallest type that holds every channel of every clip."""
     if clips.precomputed:
@@ -66,29 +59,20 @@ def spike_dtype(clips: ClipSet, representation: SpikeRepresentation) -> np.dtype
 class ClipSource:
     """Source of finished clips: random crops of side `crop`, or whole frames if it is None."""
 
-    def __init__(
-        self,
-        clips: ClipSet,
-        frames: Frames,
-        representation: SpikeRepresentation,
-        *,
-        crop: int | None,
-        augment: AugmentConfig | None = None,
-    ) -> None:
-        self._clips, self._frames, self._representation = clips, frames, representation
-        self._files = FrameItems(clips)
-        self._crop = crop
-        self._dtype = spike_dtype(clips, representation)
+    def __init__(self, frames: Frames, *, crop: int | None, augment: AugmentConfig | None = None) -> None:
+        self.frames, self._crop = frames, crop
+        self._clips, self._files, self._representation = frames.clips, frames.files, frames.representation
+        self._dtype = spike_dtype(self._clips, self._representation)
         augment = augment or AugmentConfig(HFLIP=0, VFLIP=0, ROT90=0)
-        largest = max(clips.sequences, key=lambda each: each.rgb_hw)
+        largest = max(self._clips.sequences, key=lambda each: each.rgb_hw)
         if crop is not None:
-            self._num_origins_S2 = np.array([_num_origins(each, crop) for each in clips.sequences])
+            self._num_origins_S2 = np.array([_num_origins(each, crop) for each in self._clips.sequences])
         rot90 = augment.ROT90
         if rot90 and (why := _not_square(largest, crop)):
             logger.warning("%s, so ROT90 is not applied.", why)
             rot90 = 0.0
         self._probabilities_4 = np.array([augment.REVERSE, augment.HFLIP, augment.VFLIP, rot90])
-        self._sequence_N = np.array([clips.frames[first].sequence for first in clips.windows_NL[:, 0]])
+        self._sequence_N = np.array([self._clips.frames[first].sequence for first in self._clips.windows_NL[:, 0]])
         self.fields = self._fields(largest)
 
     def __len__(self) -> int:
@@ -100,10 +84,6 @@ class ClipSource:
     def shapes(self, clip: int) -> dict[str, tuple[int, ...]]:
         """Shapes, for a clip, of the fields whose size depends on the sequence."""
         return {name: self._fields(self._clips.sequence_of(clip))[name].shape for name in (*PARTS, "spikes")}
-
-    def shapes_of_step(self, epoch: int, step: int) -> dict[str, tuple[int, ...]]:
-        """The same for steps of one clip, in order."""
-        return self.shapes(step)
 
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         """`clip` int64 [M], `origin` int64 [M, 2] in RGB pixels, `transform` bool [M, 4]."""
@@ -144,11 +124,11 @@ class ClipSource:
         for position, frame in enumerate(reversed(frames) if transform.reverse else frames):
             *images, stream = self._files.of_frames(np.array([frame])).tolist()
             for part, file in zip(PARTS, images, strict=True):
-                image = out.fetch(file, partial(self._frames.image, frame, part))
+                image = out.fetch(file, partial(self.frames.image, frame, part))
                 if image is not None:
                     crop = image[rgb.top : rgb.bottom, rgb.left : rgb.right]
                     out[part][row, position] = flip_and_rotate(crop, transform, rows=0)
-            spikes = out.fetch(stream, partial(self._frames.spikes, frame, spike, self._dtype))
+            spikes = out.fetch(stream, partial(self.frames.spikes, frame, spike, self._dtype))
             if spikes is None:
                 continue
             channels = flip_and_rotate(spikes, transform, rows=1)
@@ -204,10 +184,7 @@ def _num_origins(facts: SequenceFacts, crop: int) -> tuple[int, int]:
             "%s: CROP_SIZE=%d does not correspond to whole spike pixels (multiples of %d do), so the nearest ones are "
             "used.", facts.name, crop, max(step for _, _, step in sizes),
         )  # fmt: skip
-    try:
-        rows, columns = (num_origins(rgb, spike, crop) for rgb, spike, _ in sizes)
-    except ConfigError as error:
-        raise ConfigError(f"{facts.name}: {error}") from None
+    rows, columns = (num_origins(rgb, spike, crop, f"{facts.name}: ") for rgb, spike, _ in sizes)
     return rows, columns
 
 
@@ -217,11 +194,9 @@ def _num_origins(facts: SequenceFacts, crop: int) -> tuple[int, int]:
 class ClipParameterSource(ClipSource):
     """Source of the parameters from which the device renders clips; draws exactly as `ClipSource` does."""
 
-    def __init__(
-        self, clips: ClipSet, frames: Frames, representation: SpikeRepresentation, *, crop: int, augment: AugmentConfig
-    ) -> None:
-        super().__init__(clips, frames, representation, crop=crop, augment=augment)
-        length, channels = clips.clip_length, representation.channels
+    def __init__(self, frames: Frames, *, crop: int, augment: AugmentConfig) -> None:
+        super().__init__(frames, crop=crop, augment=augment)
+        length, channels = frames.clips.clip_length, frames.representation.channels
         self.fields = {
             "items": Field((3 * length,), np.int64),
             "corner": Field((4,), np.int64),

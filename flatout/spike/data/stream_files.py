@@ -11,8 +11,8 @@ Dimension key:  T spike frames   H W spike frame   F bytes of a spike frame
 
 import logging
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
@@ -23,7 +23,6 @@ from flatout.errors import DataError, MissingFileError, ResourceError
 from flatout.spike.data.decode import Box, content_of, decode, map_stream, pack
 from flatout.spike.data.geometry import geometry_beside, geometry_name, parse_geometry
 from flatout.spike.data.stream_layout import (
-    BEGIN,
     DEFAULT_HW,
     Format,
     Layout,
@@ -96,12 +95,7 @@ def open_stream(
     try:
         layout = decide_layout(size, content_of(path), settings, sidecar_hw, where=str(path))
     except StreamError as error:
-        raise StreamError(
-            error.what.removeprefix(f"{BEGIN}: "),
-            kind=error.kind,
-            hints=error.hints,
-            remedy=_geometry_advice(error) if error.kind == "reshape" else "",
-        ) from None
+        raise error.advising(_geometry_advice(error)) from None
     if not geometry and sidecar_hw is None:
         _warn_of_other_geometries(path.parent, size, layout)
     return SpikeStream(path, layout)
@@ -136,13 +130,12 @@ def stream_bytes(path: str | Path, layout: Layout) -> np.ndarray:
     """
     if Path(path).suffix.lower() not in ARRAY_EXTS:
         return map_stream(path, layout)
-    with _opened(Path(path)) as arrays:
-        spikes_THW = np.asarray(arrays[_name_in(Path(path), arrays)])
+    with _opened(Path(path)) as (_, read):
+        spikes_THW = read()
     if spikes_THW.shape != (layout.frames, layout.height, layout.width):
         raise StreamError(
             f"{path} has shape {spikes_THW.shape} where {(layout.frames, layout.height, layout.width)} was found when "
             "the data set was opened. The file has changed since: run the command again.",
-            kind="reshape",
         )
     is_spike = spikes_THW != 0
     if spikes_THW.dtype != bool and not np.array_equal(spikes_THW, is_spike):
@@ -159,15 +152,14 @@ def stream_bytes(path: str | Path, layout: Layout) -> np.ndarray:
 
 def array_layout(path: Path, settings: StreamSettings) -> Layout:
     """The layout of an array of spikes once it is packed; only its header is read. StreamError if it does not fit."""
-    with _opened(path) as arrays:
-        num_frames, height, width = arrays.shape(_name_in(path, arrays))
+    with _opened(path) as (shape, _):
+        num_frames, height, width = shape
     configured = (settings.height or height, settings.width or width, settings.frames or num_frames)
     if configured != (height, width, num_frames):
         raise StreamError(
             f"{path} holds {num_frames} spike frames of {geometry_name((height, width))}, but the configuration says "
             f"{configured[2]} of {geometry_name((configured[0], configured[1]))}. This file states its size: omit "
             "--geometry, or SPIKE_H, SPIKE_W and SPIKE_T.",
-            kind="reshape",
         )
     if num_frames == 0:
         raise StreamError(f"{path} holds no spike frames. Copy or create it again.", kind="empty")
@@ -176,61 +168,41 @@ def array_layout(path: Path, settings: StreamSettings) -> Layout:
     return Layout(kind, num_frames, height, width, bool(settings.flipud))
 
 
-class _Arrays:
-    """The arrays of a file by name, and their shapes without reading them."""
-
-    def __init__(self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._values, self._shapes = values, shapes
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name][()]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
-
-    @property
-    def streams(self) -> list[str]:
-        """Names of the arrays of three dimensions."""
-        return [name for name, shape in self._shapes.items() if len(shape) == 3]
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name or 'array'} {shape}" for name, shape in self._shapes.items()) or "none"
-
-
-def _name_in(path: Path, arrays: _Arrays) -> str:
-    streams = arrays.streams
-    if len(streams) == 1:
-        return streams[0]
-    for known in ARRAY_NAMES:
-        for name in streams:
-            if name.rpartition("/")[2] == known:
-                return name
-    raise StreamError(
-        f"{path} needs one array of spikes [frames, height, width], alone or under the name {ARRAY_NAMES[0]}. Its "
-        f"arrays: {arrays}.",
-        kind="reshape",
-    )
-
-
 @contextmanager
-def _opened(path: Path) -> Iterator[_Arrays]:
-    ending = path.suffix.lower()
+def _opened(path: Path) -> Iterator[tuple[tuple[int, ...], Callable[[], np.ndarray]]]:
+    """The shape of the array of spikes in a file, and a function that reads it."""
     try:
-        if ending in (".h5", ".hdf5"):
-            with _open_h5(path) as found:
-                yield found
-        elif ending == ".npy":
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            yield _Arrays({"": array}, {"": array.shape})
-        else:
-            with np.load(path, allow_pickle=False) as archive:
-                yield _Arrays(archive, _shapes_in(path))
+        with ExitStack() as stack:
+            values: Mapping[str, Any]
+            if path.suffix.lower() in (".h5", ".hdf5"):
+                values = stack.enter_context(_open_h5(path))
+                shapes = {name: item.shape for name, item in values.items()}
+            elif path.suffix.lower() == ".npy":
+                values = {"": np.load(path, mmap_mode="r", allow_pickle=False)}
+                shapes = {"": values[""].shape}
+            else:
+                values = stack.enter_context(np.load(path, allow_pickle=False))
+                shapes = _shapes_in(path)
+            name = _name_in(path, shapes)
+            yield shapes[name], lambda: np.asarray(values[name][()])
     except StreamError:
         raise
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    # The last two: one kind of file under the ending of the other.
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise StreamError(f"{path} is not a file of arrays: {error}. Copy or create it again.") from None
+
+
+def _name_in(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The name of the array of spikes; StreamError if it is not certain."""
+    streams = [name for name, shape in shapes.items() if len(shape) == 3]
+    known = [name for each in ARRAY_NAMES for name in streams if name.rpartition("/")[2] == each]
+    if len(streams) != 1 and not known:
+        listed = ", ".join(f"{name or 'array'} {shape}" for name, shape in shapes.items()) or "none"
         raise StreamError(
-            f"{path} is not a file of arrays: {error}. Copy or create it again.", kind="reshape"
-        ) from None
+            f"{path} needs one array of spikes [frames, height, width], alone or under the name {ARRAY_NAMES[0]}. Its "
+            f"arrays: {listed}."
+        )
+    return (known or streams)[0]
 
 
 def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
@@ -246,7 +218,7 @@ def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 @contextmanager
-def _open_h5(path: Path) -> Iterator[_Arrays]:
+def _open_h5(path: Path) -> Iterator[dict[str, Any]]:
     try:
         import h5py
     except ImportError:
@@ -255,8 +227,8 @@ def _open_h5(path: Path) -> Iterator[_Arrays]:
         # Without locks, which network file systems refuse; files are only read.
         file = h5py.File(path, "r", locking=False)
     except OSError as error:
-        raise StreamError(f"{path} is not an HDF5 file: {error}. Copy or create it again.", kind="reshape") from None
+        raise StreamError(f"{path} is not an HDF5 file: {error}. Copy or create it again.") from None
     with file:
         found: dict[str, Any] = {}
         file.visititems(lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None)
-        yield _Arrays(found, {name: item.shape for name, item in found.items()})
+        yield found

@@ -7,6 +7,7 @@ certain, an error lists what would fit; nothing is guessed.
 Dimension key:  H W spike frame
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -84,13 +85,18 @@ class Layout:
 class StreamError(DataError):
     """A spike file that does not fit the expected layout. `kind`: empty, reshape or not_binary."""
 
-    def __init__(self, text: str, *, kind: str, hints: Sequence[tuple[int, int, int]] = (), remedy: str = "") -> None:
-        super().__init__(f"{BEGIN}: {text}{f' {remedy}' if remedy else ''}")
-        self.kind = kind
-        self.what = f"{BEGIN}: {text}"
-        """The message without the keys of a config to set, for commands that have flags instead."""
+    def __init__(
+        self, text: str, *, kind: str = "reshape", hints: Sequence[tuple[int, int, int]] = (), remedy: str = ""
+    ) -> None:
+        """`remedy`: the keys of a config to set, if that helps."""
+        super().__init__(f"{BEGIN}: {text} {remedy}".rstrip())
+        self.text, self.kind, self.remedy = text, kind, remedy
         self.hints = list(hints)
         """(height, width, frames) of known geometries that would fit as bit-packed data."""
+
+    def advising(self, remedy: str) -> "StreamError":
+        """The same error for commands that have flags instead of a config, with another remedy if there is one."""
+        return StreamError(self.text, kind=self.kind, hints=self.hints, remedy=self.remedy and remedy)
 
 
 def decide_layout(
@@ -105,15 +111,14 @@ def decide_layout(
     if size == 0:
         raise StreamError(f"{where} is empty (0 bytes). Copy or create it again.", kind="empty")
     explicit_hw = (settings.height, settings.width) if settings.height and settings.width else sidecar_hw
-    height, width = explicit_hw or DEFAULT_HW
+    shape_hw = explicit_hw or DEFAULT_HW
     if settings.format == "uint8" and content == "bytes":
-        raise StreamError(_not_binary(where, size, _packed(size, height, width, settings)), kind="not_binary")
-    for layout in _candidates(size, content, settings, explicit_hw):
-        if layout is not None:
-            return layout
+        packed = _fitting("packed", size, shape_hw, settings)
+        raise StreamError(_not_binary(where, size, packed), kind="not_binary")
+    if layout := _chosen(size, content, settings, explicit_hw):
+        return layout
     raise StreamError(
-        _unfit(where, size, settings, height, width),
-        kind="reshape",
+        _unfit(where, size, settings, *shape_hw),
         hints=fitting_geometries(size),
         remedy="Set DATA.SPIKE_H, SPIKE_W and SPIKE_FORMAT (and omit SPIKE_T unless you are sure).",
     )
@@ -131,53 +136,44 @@ def fitting_geometries(size: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def _candidates(
+def _chosen(
     size: int, content: Content, settings: StreamSettings, explicit_hw: tuple[int, int] | None
-) -> Sequence[Layout | None]:
-    """Possible layouts, most likely first; None for those that do not fit."""
-    packed = _packed(size, *(explicit_hw or DEFAULT_HW), settings)
-    plain = _plain(size, *(explicit_hw or DEFAULT_HW), settings, implicit=explicit_hw is None)
-    if settings.format == "packed":
-        return (packed,)
-    if settings.format in ("uint8", "bytes"):
-        return (plain,)
-    if content == "bytes":
-        legacy = explicit_hw == MISREAD_HW.get(size) and explicit_hw and settings.frames in (None, MISREAD_FRAMES)
-        misread = (
-            _layout("packed", size * 8 // (360 * 640), DEFAULT_HW, settings, "legacy_geometry") if legacy else None
-        )
-        return (misread, packed)
-    if content == "binary":
-        return (plain, packed)
-    return tuple(layout and replace(layout, warning="all_zero") for layout in (packed, plain))
-
-
-def _packed(size: int, height: int, width: int, settings: StreamSettings) -> Layout | None:
-    frame_bytes, rest = divmod(height * width, 8)
-    if rest or size % frame_bytes or settings.frames not in (None, size // frame_bytes):
-        return None
-    return _layout("packed", size // frame_bytes, (height, width), settings)
-
-
-def _plain(size: int, height: int, width: int, settings: StreamSettings, *, implicit: bool) -> Layout | None:
-    """The layout with one byte per pixel, as uint8 or as bytes; None if the size does not fit."""
+) -> Layout | None:
+    """The most likely of the layouts that fit; None if none does."""
+    shape_hw, misread_hw = explicit_hw or DEFAULT_HW, MISREAD_HW.get(size)
+    packed = _fitting("packed", size, shape_hw, settings)
     kind: Literal["uint8", "bytes"] = "bytes" if settings.format == "bytes" else "uint8"
-    if implicit and size in MISREAD_HW and settings.frames in (None, MISREAD_FRAMES):
-        return _layout(kind, MISREAD_FRAMES, MISREAD_HW[size], settings)
-    if size % (height * width) or settings.frames not in (None, size // (height * width)):
-        return None
-    return _layout(kind, size // (height * width), (height, width), settings)
+    plain = _fitting(kind, size, shape_hw, settings)
+    if misread_hw and not explicit_hw:
+        plain = _fitting(kind, size, misread_hw, settings) or plain
+    match settings.format, content:
+        case "packed", _:
+            return packed
+        case "uint8" | "bytes", _:
+            return plain
+        case _, "bytes":
+            if misread_hw and explicit_hw == misread_hw and settings.frames in (None, MISREAD_FRAMES):
+                return _fitting("packed", size, DEFAULT_HW, replace(settings, frames=None), "legacy_geometry")
+            return packed
+        case _, "binary":
+            return plain or packed
+    found = packed or plain
+    return found and replace(found, warning="all_zero")
 
 
-def _layout(
+def _fitting(
     kind: Literal["packed", "uint8", "bytes"],
-    frames: int,
+    size: int,
     shape_hw: tuple[int, int],
     settings: StreamSettings,
     warning: str = "",
-) -> Layout:
+) -> Layout | None:
+    """The layout with frames of this kind and shape; None if the size does not fit."""
+    frame_bytes, rest = divmod(math.prod(shape_hw), 8 if kind == "packed" else 1)
+    if rest or size % frame_bytes or settings.frames not in (None, size // frame_bytes):
+        return None
     flipud = settings.flipud if settings.flipud is not None else kind == "packed"
-    return Layout(kind, frames, *shape_hw, flipud, warning)
+    return Layout(kind, size // frame_bytes, *shape_hw, flipud, warning)
 
 
 def _unfit(where: str, size: int, settings: StreamSettings, height: int, width: int) -> str:
@@ -215,7 +211,6 @@ def _not_binary(where: str, size: int, packed: Layout | None) -> str:
 MIN_CORRELATION = 0.5
 MIN_LEAD = 0.05
 """Margin by which the stored orientation must correlate better than all others."""
-ORIENTATIONS = ("identity", "flipud", "fliplr", "rot180")
 
 
 class Orientation(NamedTuple):
@@ -279,8 +274,10 @@ def compare_with_frame(rate_HW: np.ndarray, blur_HW: np.ndarray, *, flipud: bool
 
     `flipud`: whether the rows of the stream were read bottom-up, for the advice.
     """
-    oriented = (rate_HW, rate_HW[::-1], rate_HW[:, ::-1], rate_HW[::-1, ::-1])
-    correlation = {name: _pearson(rate, blur_HW) for name, rate in zip(ORIENTATIONS, oriented, strict=True)}
+    oriented = {
+        "identity": rate_HW, "flipud": rate_HW[::-1], "fliplr": rate_HW[:, ::-1], "rot180": rate_HW[::-1, ::-1],
+    }  # fmt: skip
+    correlation = {name: _pearson(rate, blur_HW) for name, rate in oriented.items()}
     return Orientation(correlation, float(rate_HW.mean()), float(blur_HW.mean()), flipud)
 
 

@@ -48,17 +48,12 @@ def training_windows(run_length: int, clip_length: int) -> range:
 
 def scored_windows(run_length: int, clip_length: int) -> list[ScoredWindow]:
     """Clips side by side; frames left over at the end are scored by a clip that is shifted back."""
-    if run_length < clip_length:
-        return []
-    firsts = list(range(0, run_length - clip_length + 1, clip_length))
-    if firsts[-1] + clip_length < run_length:
-        firsts.append(run_length - clip_length)
-    scored = 0
-    windows = []
-    for first in firsts:
-        windows.append(ScoredWindow(first, tuple(first + offset >= scored for offset in range(clip_length))))
-        scored = first + clip_length
-    return windows
+    last = run_length - clip_length
+    firsts = [*range(0, last, clip_length), last] if last >= 0 else []
+    return [
+        ScoredWindow(first, tuple(first + offset >= number * clip_length for offset in range(clip_length)))
+        for number, first in enumerate(firsts)
+    ]
 
 
 def _are_numbers(stems: Collection[str]) -> bool:

@@ -25,12 +25,14 @@ def frames_per_bin(num_frames: int, num_bins: int) -> np.ndarray:
     return np.diff(bin_edges(num_frames, num_bins))
 
 
-def voxel_counts(spikes_THW: np.ndarray, num_bins: int, dtype: np.dtype | None = None) -> np.ndarray:
+def voxel_counts(spikes_THW: np.ndarray | StoredRows, num_bins: int, dtype: np.dtype | None = None) -> np.ndarray:
     """Spike counts per bin [B, H, W], of `dtype` or of the type that `count_dtype` chooses."""
-    dtype = dtype or count_dtype(len(spikes_THW), num_bins)
-    counts = np.empty((num_bins, *spikes_THW.shape[1:]), dtype)
-    for bin_, (begin, end) in enumerate(pairwise(bin_edges(len(spikes_THW), num_bins).tolist())):
-        np.add.reduce(spikes_THW[begin:end], axis=0, dtype=dtype, out=counts[bin_])
+    num_frames, height, width = spikes_THW.shape
+    dtype = dtype or count_dtype(num_frames, num_bins)
+    counts = np.zeros((num_bins, height, width), dtype)
+    for bin_, (begin, end) in enumerate(pairwise(bin_edges(num_frames, num_bins).tolist())):
+        if begin < end:
+            np.add.reduce(spikes_THW[begin:end], axis=0, dtype=dtype, out=counts[bin_])
     return counts
 
 
@@ -38,16 +40,8 @@ def crop_counts(
     stream_TF: np.ndarray, layout: Layout, box: Box, num_bins: int, dtype: np.dtype | None = None
 ) -> np.ndarray:
     """Counts of a crop [B, h, w], directly from the bytes of a stream; bench/spike_crop.py measures the speed."""
-    dtype = dtype or count_dtype(len(stream_TF), num_bins)
-    rows, counts = StoredRows(stream_TF, layout, box), None
-    for bin_, (begin, end) in enumerate(pairwise(bin_edges(len(stream_TF), num_bins).tolist())):
-        if begin < end:
-            spikes = rows[begin:end]
-            if counts is None:
-                counts = np.zeros((num_bins, *spikes.shape[1:]), dtype)
-            np.add.reduce(spikes, axis=0, dtype=dtype, out=counts[bin_])
-    assert counts is not None, "a stream has at least one frame"
-    return oriented(counts, rows.skip, layout, box)
+    rows = StoredRows(stream_TF, layout, box)
+    return oriented(voxel_counts(rows, num_bins, dtype), rows.skip, layout, box)
 
 
 def count_dtype(num_frames: int, num_bins: int, *, largest_value: int = 1) -> np.dtype:
@@ -80,12 +74,9 @@ def tfp_centres(num_frames: int, num_channels: int, half: int) -> list[int]:
 
 def texture_from_playback(spikes_THW: np.ndarray, num_channels: int, half: int) -> np.ndarray:
     """Short exposures, uint8 [C, H, W]: 255 times the mean of the frames around each centre, rounded down."""
-    num_frames = len(spikes_THW)
-    channels = []
-    for centre in tfp_centres(num_frames, num_channels, half):
-        frames = spikes_THW[centre - half : min(centre + half, num_frames - 1) + 1]
-        channels.append(np.floor(frames.mean(axis=0) * 255).astype(np.uint8))
-    return np.stack(channels)
+    centres = tfp_centres(len(spikes_THW), num_channels, half)
+    exposures = (spikes_THW[centre - half : centre + half + 1] for centre in centres)
+    return np.stack([np.floor(frames.mean(axis=0) * 255).astype(np.uint8) for frames in exposures])
 
 
 def trimmed(num_frames: int, trim: tuple[int, int]) -> slice:
