@@ -15,7 +15,7 @@ from flatout.defect import predict as prediction
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.evaluate.blobs import inspect_blobs
 from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images
-from flatout.defect.evaluate.maps import Mapped
+from flatout.defect.evaluate.maps import HostMapMaker, Mapped
 from flatout.defect.options import TestOptions
 from flatout.defect.plots import overlay
 from flatout.defect.report import MAX_CROPS, Report, crop_around
@@ -56,7 +56,9 @@ def written(folder: Path, *, threshold: float, is_labelled: bool = True, **optio
         is_good = number == 1 and is_labelled
         images.append(EvaluationImage(path, folder / "mask.tiff" if is_labelled and not number else None, is_good))
     writer = prediction._Writer(TestOptions(output_dir=str(out), **options), images, threshold=threshold)
-    writer.finish(evaluate_images(heat_of, images, threshold=threshold, observers=[writer], in_threads=writer.write))
+    writer.finish(
+        evaluate_images(HostMapMaker(heat_of), images, threshold=threshold, observers=[writer], in_threads=writer.write)
+    )
     return out
 
 

@@ -4,7 +4,7 @@ Dimension key:  V bins of rising score   N scores or pixels   n pixels of defect
                 K dead pixels, or labelled defects
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -288,15 +288,15 @@ def zero_dead_pixels(heat_HW: np.ndarray, dead_xy_K2: np.ndarray) -> None:
 
 
 def recall_at_false_positives(
-    hits: Sequence[tuple[float, int | None]], *, num_defects: int, num_images: int, per_image: float
+    hits: Sequence[tuple[float, Hashable | None]], *, num_defects: int, num_images: int, per_image: float
 ) -> float | None:
     """Recall of defects at a maximum of `per_image` false detections per image; None without defects.
 
-    `hits`: the score of each detection, and the number of the defect that it hits or None.
+    `hits`: the score of each detection, and the defect that it hits or None.
     """
     if not num_defects:
         return None
-    found: set[int] = set()
+    found: set[Hashable] = set()
     false = 0
     for _, defect in sorted(hits, key=lambda entry: -entry[0]):
         if defect is None:
@@ -349,8 +349,8 @@ class DefectEvaluation:
     images: Ranking
     rows: list[ImageRow]
     image_detections: list[ImageDetections] = field(default_factory=list)
-    hits: list[tuple[float, int | None]] = field(default_factory=list)
-    """All detections on labelled images: score, and the number of the defect that is hit or None."""
+    hits: list[tuple[float, tuple[int, int] | None]] = field(default_factory=list)
+    """All detections on labelled images: score, and the numbers of image and defect that are hit, or None."""
     num_labelled: int = 0
     """Images with a mask or boxes, or known to be good."""
     seconds: float = 0.0
