@@ -11,7 +11,6 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,6 @@ from flatout.defect.compare.align import AlignConfig
 from flatout.defect.compare.calibrate import (
     ANY_HEAT,
     LOWEST,
-    Blobs,
     Settings,
     choose_settings,
     heat_blobs,
@@ -47,7 +45,6 @@ from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, eva
 from flatout.defect.evaluate.maps import (
     HeatMapper,
     MapMaker,
-    Mapped,
     ReadImage,
     choose_map_maker,
     map_images,
@@ -62,6 +59,7 @@ from flatout.defect.weights import DefectWeights, load_network
 from flatout.engine import DTYPES
 from flatout.errors import ConfigError, DataError, ResourceError, counted
 from flatout.ranks import choose_device
+from flatout.safefiles import csv_text
 
 logger = logging.getLogger(__name__)
 
@@ -115,12 +113,10 @@ def calibrate(options: CalibrateOptions) -> Settings:
     lowest = LOWEST
     if way.method == "network":
         lowest = lowest_for(way.threshold, partial(response, way.images, way.read, way.maker))
-
-    def blobs_of(image: EvaluationImage, mapped: Mapped) -> Blobs:
-        return heat_blobs(mapped.heat_HW, image, least=lowest / 2)
-
     settings = choose_settings(
-        map_images(way.images, way.read, way.maker, blobs_of),
+        map_images(
+            way.images, way.read, way.maker, lambda image, mapped: heat_blobs(mapped.heat_HW, image, least=lowest / 2)
+        ),
         method=way.method,
         false_blobs=options.false_blobs,
         chosen_on=options.test_path,
@@ -239,15 +235,6 @@ def read_dead_pixels(path: str) -> np.ndarray:
     return np.array(rows, np.int64).reshape(-1, 2)
 
 
-class _Inspected(NamedTuple):
-    """The blobs of an image."""
-
-    found: BlobImage
-    """At the threshold."""
-    ranked: BlobImage | None
-    """All of them, if they can be ranked and the image is labelled."""
-
-
 class _Writer:
     """Writes the files of every image as it is processed, and the tables at the end."""
 
@@ -255,19 +242,18 @@ class _Writer:
         self, options: TestOptions, images: list[EvaluationImage], *, threshold: float, ranks_all: bool = False
     ) -> None:
         """`ranks_all`: heat maps are 0 outside of components, so those below the threshold can be ranked, too."""
-        self._options, self._threshold, self._ranks_all = options, threshold, ranks_all
+        self._options, self._images, self._threshold, self._ranks_all = options, images, threshold, ranks_all
         self._root = Path(os.path.commonpath([os.path.abspath(image.path.parent) for image in images]))
         """The folder that holds all images, relative to which their names are unique."""
         stems = Counter(image.path.with_suffix("") for image in images)
         self._shared_stems = {stem for stem, num in stems.items() if num > 1}
         """Paths without their endings that several images have, such as a.png and a.jpg."""
         self._folder = Path(options.output_dir)
-        self._inspected: dict[Path, _Inspected] = {}
-        """Images whose files are written, until it is their turn."""
-        self._names: list[str] = []
         self._detections: list[tuple[str, int, int, float]] = []
-        self._blobs: list[BlobImage] = []
-        self._ranked: list[BlobImage] = []
+        self._blobs: dict[Path, BlobImage] = {}
+        """The blobs of images at the threshold."""
+        self._ranked: dict[Path, BlobImage] = {}
+        """All of them, if they can be ranked and the image is labelled."""
         self._report = Report(threshold) if options.report else None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -279,8 +265,9 @@ class _Writer:
     def write(self, evaluated: EvaluatedImage) -> None:
         """Write the files of an image and find its blobs; in any thread, images in any order."""
         heat_HW, mask_HW = evaluated.heat_HW, evaluated.mask_HW
-        name = self._name(evaluated)
-        is_shared = evaluated.image.path.with_suffix("") in self._shared_stems
+        image = evaluated.image
+        name = self._name(image)
+        is_shared = image.path.with_suffix("") in self._shared_stems
         stem = self._folder / (name if is_shared else name.with_suffix(""))
         stem.parent.mkdir(parents=True, exist_ok=True)
         if self._options.save_maps:
@@ -292,50 +279,43 @@ class _Writer:
             result_png(evaluated.planes_CHW, heat_HW, mask_HW, path, threshold=self._threshold)
         if self._options.save_masks:
             grey_png((heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
-        boxes_file = evaluated.image.boxes if self._options.use_ground_truth_mask else None
-        boxes = None if boxes_file is None else read_boxes(boxes_file)
-        found = inspect_blobs(heat_HW, self._threshold, mask_HW, boxes)
-        ranks = self._ranks_all and found.is_labelled
-        self._inspected[evaluated.image.path] = _Inspected(
-            found, inspect_blobs(heat_HW, ANY_HEAT, mask_HW, boxes) if ranks else None
-        )
+        boxes = read_boxes(image.boxes) if image.boxes is not None and self._options.use_ground_truth_mask else None
+        found = self._blobs[image.path] = inspect_blobs(heat_HW, self._threshold, mask_HW, boxes)
+        if self._ranks_all and found.is_labelled:
+            self._ranked[image.path] = inspect_blobs(heat_HW, ANY_HEAT, mask_HW, boxes)
 
     def __call__(self, evaluated: EvaluatedImage) -> None:
         """Note the results of an image that was written, in the order of the images."""
-        found, ranked = self._inspected.pop(evaluated.image.path)
-        name = str(self._name(evaluated))
-        self._names.append(name)
+        name = str(self._name(evaluated.image))
         self._detections += [(name, each.y, each.x, each.score) for each in evaluated.detections]
-        self._blobs.append(found)
-        if ranked is not None:
-            self._ranked.append(ranked)
         if self._report is not None:
-            self._report.add(name, evaluated, found)
+            self._report.add(name, evaluated, self._blobs[evaluated.image.path])
 
-    def _name(self, evaluated: EvaluatedImage) -> Path:
+    def _name(self, image: EvaluationImage) -> Path:
         # Without the ".." of a table of pairs, which would lead out of the output folder.
-        return Path(os.path.abspath(evaluated.image.path)).relative_to(self._root)
+        return Path(os.path.abspath(image.path)).relative_to(self._root)
 
     def finish(self, result: DefectEvaluation) -> DefectEvaluation:
         """Write the tables and the report; returns the result with the scores of blobs."""
-        rows = [_with_blobs(row, found) for row, found in zip(result.rows, self._blobs, strict=True)]
-        result = replace(result, rows=rows, at_threshold=blob_scores(self._blobs, self._ranked))
+        names = [str(self._name(image)) for image in self._images]
+        blobs = [self._blobs[image.path] for image in self._images]
+        all_blobs = [self._ranked[image.path] for image in self._images if image.path in self._ranked]
+        rows = [_with_blobs(row, found) for row, found in zip(result.rows, blobs, strict=True)]
+        result = replace(result, rows=rows, at_threshold=blob_scores(blobs, all_blobs))
         ranked = sorted(self._detections, key=lambda row: -row[3])
         if not self._options.all_detections:
             ranked = [row for row in ranked if row[3] >= self._threshold]
-        _write_table(self._folder / "detections.csv", ("image", "y", "x", "score"), ranked)
-        pairs = [
-            (blob, name, found) for name, found in zip(self._names, self._blobs, strict=True) for blob in found.blobs
-        ]
+        (self._folder / "detections.csv").write_text(csv_text([("image", "y", "x", "score"), *ranked]))
+        pairs = [(blob, name, found) for name, found in zip(names, blobs, strict=True) for blob in found.blobs]
         boxes = [
             (name, *blob[:6], bool(blob.hits) if found.is_labelled else None)
             for blob, name, found in sorted(pairs, key=lambda pair: -pair[0].score)
         ]
         columns = ("image", "x1", "y1", "x2", "y2", "area_px", "score", "is_hit")
-        _write_table(self._folder / "blobs.csv", columns, boxes)
+        (self._folder / "blobs.csv").write_text(csv_text([columns, *boxes]))
         # Relative paths, as in detections.csv, because good and defective images may have the same file name.
-        images = [asdict(row) | {"name": name} for row, name in zip(rows, self._names, strict=True)]
-        _write_table(self._folder / "images.csv", tuple(images[0]), [tuple(row.values()) for row in images])
+        images = [asdict(row) | {"name": name} for row, name in zip(rows, names, strict=True)]
+        (self._folder / "images.csv").write_text(csv_text([images[0], *(row.values() for row in images)]))
         scores = result.scores() | {f"recall@{num}": value for num, value in result.recalls().items()}
         (self._folder / "results.json").write_text(json.dumps(scores, indent=1) + "\n")
         if self._report is not None:
@@ -352,10 +332,3 @@ def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:
         num_false_blobs=len(found.false_blobs) if found.is_labelled else None,
         area_px=sum(blob.area_px for blob in found.blobs),
     )
-
-
-def _write_table(path: Path, names: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows(rows)
