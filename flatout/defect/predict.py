@@ -132,6 +132,10 @@ class Inspection(NamedTuple):
     method: Method
     images: list[EvaluationImage]
     read: ReadImage
+    align: AlignConfig | None
+    """How references are aligned; None: they are used as they are."""
+    mapper: HeatMapper | None
+    """The network; None: the classical method."""
     maker: MapMaker
     threshold: float | None
     """From the flag, the settings file or the weights; None: none was chosen."""
@@ -167,7 +171,8 @@ def open_inspection(options: TestOptions) -> Inspection:
         )
     chosen = settings.threshold if settings is not None else None
     images = list_test_images(options)
-    align = align_config(options, are_pairs=are_pairs)
+    aligns = options.align == "on" or (options.align == "auto" and are_pairs)
+    align = AlignConfig(reach_px=options.align_px) if aligns else None
     refines = options.refine == "on" or (options.refine == "auto" and are_pairs)
     device = choose_device(options.resolved_device)
     mapper: HeatMapper | None = None
@@ -183,18 +188,8 @@ def open_inspection(options: TestOptions) -> Inspection:
         raise ConfigError(f"The threshold {threshold:g} is outside of 0..1, where all heat is.")
     find = detect_components if method == "classical" or refines else None
     maker = choose_map_maker(mapper, device, align=align, refines=refines)
-    return Inspection(method, images, reader_for(images), maker, threshold, find, device)
-
-
-def reader_for(images: list[EvaluationImage]) -> ReadImage:
-    """How the planes of an image are read, from a file or a pair; not aligned."""
-    return PairReader(images, None).stored if images[0].references else read_canonical
-
-
-def align_config(options: TestOptions, *, are_pairs: bool) -> AlignConfig | None:
-    """How references are aligned; None: not at all."""
-    aligns = options.align == "on" or (options.align == "auto" and are_pairs)
-    return AlignConfig(reach_px=options.align_px) if aligns else None
+    read = PairReader(images, None).stored if are_pairs else read_canonical
+    return Inspection(method, images, read, align, mapper, maker, threshold, find, device)
 
 
 def list_test_images(options: TestOptions) -> list[EvaluationImage]:
