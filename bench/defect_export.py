@@ -18,7 +18,7 @@ from flatout.defect.data.find import list_split
 from flatout.defect.demo_data import DemoDataConfig, generate_strip, write_demo_data
 from flatout.defect.evaluate.evaluate import evaluate_images
 from flatout.defect.evaluate.maps import HostMapMaker
-from flatout.defect.export import export_onnx, reduce_precision
+from flatout.defect.export import model_for, reduce_precision
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.train import train
@@ -76,7 +76,7 @@ def main() -> None:
         sessions: dict[Precision, Session] = {}
         for precision, path in paths.items():
             if precision == "float32":
-                export_onnx(network, grid, path)
+                model_for(network, grid).write_onnx(path)
             else:
                 reduce_precision(
                     paths["float32"], path, precision, [generate_strip(90 + n, SHAPE_HW) for n in range(8)]
