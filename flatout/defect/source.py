@@ -104,22 +104,13 @@ class _RecipeSource:
 
     def __init__(self, recipe: SampleRecipe, where_item: Callable[[int], str]) -> None:
         self._recipe, self.where_item = recipe, where_item
+        self.num_items, self.draw, self.substitute = recipe.num_items, recipe.draw, recipe.substitute
 
     def __len__(self) -> int:
         return len(self._recipe)
 
     def where(self, index: int) -> str:
         return self.where_item(index // self._recipe.grid.per_image)
-
-    @property
-    def num_items(self) -> int:
-        return self._recipe.num_items
-
-    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
-        return self._recipe.draw(seed, epoch, positions, indices)
-
-    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
-        return self._recipe.substitute(indices, draws, unreadable)
 
 
 class PatchSource(_RecipeSource):
