@@ -10,6 +10,7 @@ Dimension key:  H W image   N blobs   M pixels in blobs   K boxes
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -151,21 +152,15 @@ def blob_average_precision(images: Sequence[BlobImage]) -> float | None:
     found: set[tuple[int, int]] = set()
     num_true = num_false = 0
     area = 0.0
-    start = 0
-    while start < len(ranked):
-        # Blobs of one score enter together, since their order would be arbitrary.
-        end = start
+    # Blobs of one score enter together, since their order would be arbitrary.
+    for _, together in groupby(ranked, key=lambda one: one[0].score):
         before = len(found)
-        while end < len(ranked) and ranked[end][0].score == ranked[start][0].score:
-            blob, image = ranked[end]
+        for blob, image in together:
             new = {(image, defect) for defect in blob.hits} - found
             num_true += bool(new)
             num_false += not blob.hits
             found |= new
-            end += 1
-        if len(found) > before:
-            area += (len(found) - before) * num_true / (num_true + num_false)
-        start = end
+        area += (len(found) - before) * num_true / (num_true + num_false)
     return area / num_defects
 
 
