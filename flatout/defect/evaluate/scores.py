@@ -4,8 +4,10 @@ Dimension key:  V bins of rising score   N scores or pixels   n pixels of defect
                 K dead pixels, or labelled defects
 """
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import dist
 from typing import NamedTuple
 
 import numpy as np
@@ -257,7 +259,7 @@ def recall_at(
     if not num_defects:
         return {}
     pooled = [
-        (found.score, number, _hits(image, found, match_radius))
+        (found.score, number, image.truth_xy is not None and dist(image.truth_xy, (found.x, found.y)) <= match_radius)
         for number, image in enumerate(images)
         for found in image.detections
     ]
@@ -265,20 +267,10 @@ def recall_at(
     return {num: len({number for _, number, hit in pooled[:num] if hit}) / num_defects for num in nums}
 
 
-def _hits(image: ImageDetections, found: Detection, match_radius: float) -> bool:
-    if image.truth_xy is None:
-        return False
-    x, y = image.truth_xy
-    return bool(np.hypot(found.x - x, found.y - y) <= match_radius)
-
-
 def truth_in_name(stem: str) -> tuple[float, float] | None:
     """The position (x, y) of a defect at the end of a file stem like `strip_17#88,412`; None if there is none."""
-    _, mark, text = stem.rpartition("#")
-    parts = text.split(",")
-    if not mark or len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        return None
-    return float(parts[0]), float(parts[1])
+    found = re.search(r"#\s*(\d+)\s*,\s*(\d+)\s*$", stem)
+    return None if found is None else (float(found[1]), float(found[2]))
 
 
 def zero_dead_pixels(heat_HW: np.ndarray, dead_xy_K2: np.ndarray) -> None:
