@@ -83,12 +83,15 @@ def _checked_header(content: bytes) -> Header:
         raise DecodeError(f"it cannot be decoded: {error}.") from None
     if header.format not in READABLE:
         raise DecodeError(f"it is not a TIFF, PNG, JPEG or BMP file: {describe_format(header.format)}.")
-    nbytes = header.width * header.height * 3 * (1 if header.bits <= 8 else 2)
+    _refuse_too_large(header.width * header.height * 3 * (1 if header.bits <= 8 else 2))
+    return header
+
+
+def _refuse_too_large(nbytes: int) -> None:
     if nbytes > MAX_BYTES:
         raise DecodeError(
             f"its header states {nbytes >> 20} MiB of pixels, more than the {MAX_BYTES >> 20} MiB allowed."
         )
-    return header
 
 
 def _decode_tiff(content: bytes) -> np.ndarray:
@@ -117,10 +120,7 @@ def _stored_in(file: "tifffile.TiffFile", content: bytes) -> np.ndarray:
     if len(parts) > MAX_PAGES:
         raise DecodeError(f"it has {len(parts)} pages. Expected are three, target, ref1 and ref2, or four.")
     nbytes = sum(part.nbytes for part in parts)
-    if nbytes > MAX_BYTES:
-        raise DecodeError(
-            f"its header states {nbytes >> 20} MiB of pixels, more than the {MAX_BYTES >> 20} MiB allowed."
-        )
+    _refuse_too_large(nbytes)
     if len({part.shape for part in parts}) > 1:
         sizes = ", ".join(" x ".join(map(str, part.shape)) for part in parts)
         raise DecodeError(f"its pages have different sizes: {sizes}.")
