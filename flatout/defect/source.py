@@ -55,7 +55,7 @@ class SampleRecipe:
         self.grid, self.config, self.kernels = grid, config, kernels
         self.num_images = num_images
         self.num_hard_negatives = num_hard_negatives
-        self._block_draw = BlockDraw(self._draw_params)
+        self._block_draw = BlockDraw(partial(draw_samples, config, kernels, grid.patch_hw))
 
     def __len__(self) -> int:
         return self.num_images * self.grid.per_image
@@ -91,12 +91,6 @@ class SampleRecipe:
         first = 0 if is_bad_N[self.num_images :].all() else self.num_images
         item_M[bad] = first + unreadable.substitutes(bad, item_M[bad] - first, is_bad_N[first:])
         return Substituted(index_M, {**draws, "item": item_M.astype(np.int32)}, is_bad_M)
-
-    def _draw_params(self, seed: int, epoch: int, positions_M: np.ndarray) -> dict[str, np.ndarray]:
-        patch_hw = self.grid.patch_hw
-        return draw_samples(
-            self.config, self.kernels, patch_hw=patch_hw, seed=seed, epoch=epoch, positions_M=positions_M
-        )
 
 
 class _RecipeSource:

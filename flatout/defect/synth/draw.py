@@ -70,7 +70,6 @@ _BOX_MARGIN = 2
 def draw_samples(
     config: SynthConfig,
     kernels: Kernels,
-    *,
     patch_hw: tuple[int, int],
     seed: int,
     epoch: int,
