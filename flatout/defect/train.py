@@ -31,10 +31,10 @@ from flatout.defect.options import RENAMED_OPTIONS, TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.plots import examples_png
 from flatout.defect.source import SampleRecipe
-from flatout.defect.step import DefectJob, StepConfig, StepwiseSchedule
+from flatout.defect.step import DefectJob, StepConfig, step_settings
 from flatout.defect.synth.pool import amplitudes_of, make_kernels
 from flatout.defect.weights import load_network, weights_metadata
-from flatout.engine import DTYPES, Amp, Callback, Sections, default_amp, make_optimizer
+from flatout.engine import DTYPES, Amp, Callback, Schedule, Sections, default_amp, make_optimizer
 from flatout.errors import CheckpointError, DataError, counted
 from flatout.feed import DecodeError, DeviceBatch, DeviceBatches, Store, StoreConfig
 from flatout.runs import (
@@ -180,8 +180,8 @@ class DefectRecipe(Recipe):
     def job(self, model: Model) -> DefectJob:
         return DefectJob(StepConfig(**self.options.shared_with(StepConfig)), self._keep_examples)
 
-    def schedule(self, model: Model, steps_per_epoch: int) -> StepwiseSchedule:
-        return StepwiseSchedule(self.options.lr, self.options.epochs)
+    def schedule(self, model: Model, steps_per_epoch: int) -> Schedule:
+        return partial(step_settings, self.options.lr, self.options.epochs)
 
     def compute_settings(self) -> ComputeSettings:
         return ComputeSettings(amp=self.amp, graphs=self.options.graphs)
