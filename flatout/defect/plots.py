@@ -142,8 +142,16 @@ def _joined(panels: Sequence[np.ndarray], axis: int) -> np.ndarray:
 def _write(path: Path, plot: np.ndarray) -> None:
     import cv2
 
-    content = cv2.imencode(".png", plot)[1].tobytes()
+    write_result(path, cv2.imencode(".png", plot)[1].tobytes())
+
+
+def write_result(path: Path, content: bytes | str) -> None:
+    """Write a file of results; ResourceError if that fails."""
     try:
-        path.write_bytes(content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # File names in a table may be no UTF-8: they are written as they are.
+        path.write_bytes(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
     except OSError as error:
-        raise ResourceError(f"{path}: cannot be written: {error.strerror}.") from None
+        raise ResourceError(
+            f"{path}: cannot be written: {error.strerror}. Make room, or choose another folder."
+        ) from None

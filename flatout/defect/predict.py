@@ -7,6 +7,7 @@ Dimension key:  C planes   H W image   K dead pixels
 """
 
 import csv
+import io
 import json
 import logging
 import os
@@ -53,7 +54,7 @@ from flatout.defect.evaluate.maps import (
 from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, DefectEvaluation, ImageRow, detect_components
 from flatout.defect.options import PATCH_OF_TYPE, CalibrateOptions, Method, TestOptions
 from flatout.defect.patches import Grid, GridOver
-from flatout.defect.plots import grey_png, result_png
+from flatout.defect.plots import grey_png, result_png, write_result
 from flatout.defect.report import Report
 from flatout.defect.weights import DefectWeights, load_network
 from flatout.engine import DTYPES
@@ -264,11 +265,12 @@ class _Writer:
         name = self._name(image)
         is_shared = image.path.with_suffix("") in self._shared_stems
         stem = self._folder / (name if is_shared else name.with_suffix(""))
-        stem.parent.mkdir(parents=True, exist_ok=True)
         if self._options.save_maps:
             import tifffile
 
-            tifffile.imwrite(stem.with_name(f"{stem.name}_heat.tiff"), heat_HW)
+            tiff = io.BytesIO()
+            tifffile.imwrite(tiff, heat_HW)
+            write_result(stem.with_name(f"{stem.name}_heat.tiff"), tiff.getvalue())
         if self._options.save_pictures:
             path = stem.with_name(f"{stem.name}_result.png")
             result_png(evaluated.planes_CHW, heat_HW, mask_HW, path, threshold=self._threshold)
@@ -300,22 +302,22 @@ class _Writer:
         ranked = sorted(self._detections, key=lambda row: -row[3])
         if not self._options.all_detections:
             ranked = [row for row in ranked if row[3] >= self._threshold]
-        (self._folder / "detections.csv").write_text(csv_text([("image", "y", "x", "score"), *ranked]))
+        write_result(self._folder / "detections.csv", csv_text([("image", "y", "x", "score"), *ranked]))
         pairs = [(blob, name, found) for name, found in zip(names, blobs, strict=True) for blob in found.blobs]
         boxes = [
             (name, *blob[:6], bool(blob.hits) if found.is_labelled else None)
             for blob, name, found in sorted(pairs, key=lambda pair: -pair[0].score)
         ]
         columns = ("image", "x1", "y1", "x2", "y2", "area_px", "score", "is_hit")
-        (self._folder / "blobs.csv").write_text(csv_text([columns, *boxes]))
+        write_result(self._folder / "blobs.csv", csv_text([columns, *boxes]))
         # Relative paths, as in detections.csv, because good and defective images may have the same file name.
         images = [asdict(row) | {"name": name} for row, name in zip(rows, names, strict=True)]
-        (self._folder / "images.csv").write_text(csv_text([images[0], *(row.values() for row in images)]))
+        write_result(self._folder / "images.csv", csv_text([images[0], *(row.values() for row in images)]))
         scores = result.scores() | {f"recall@{num}": value for num, value in result.recalls().items()}
-        (self._folder / "results.json").write_text(json.dumps(scores, indent=1) + "\n")
+        write_result(self._folder / "results.json", json.dumps(scores, indent=1) + "\n")
         if self._report is not None:
             page = self._report.page(scores, title=f"Defects in {self._options.test_path}")
-            (self._folder / "report.html").write_text(page, encoding="utf-8")
+            write_result(self._folder / "report.html", page)
         return result
 
 
