@@ -123,7 +123,7 @@ def calibrate(options: CalibrateOptions) -> Settings:
         chosen_on=options.test_path,
         lowest=lowest,
     )
-    settings.write(Path(options.settings))
+    write_result(Path(options.settings), settings.as_yaml())
     return settings
 
 

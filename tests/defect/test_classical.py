@@ -239,7 +239,7 @@ def test_the_stored_threshold_is_used_and_never_taken_from_the_test_images(board
 @pytest.mark.parametrize("folder", ['12" boards', r"\\server\new", "boards: new #2", "Platinen größer", "P"])
 def test_a_settings_file_can_be_read_wherever_its_images_were(folder, tmp_path):
     chosen = Settings(method="classical", threshold=0.1 + 0.2, false_blobs=0.5, images=3, chosen_on=folder)
-    chosen.write(tmp_path / "settings.yaml")
+    (tmp_path / "settings.yaml").write_text(chosen.as_yaml(), encoding="utf-8")
     assert read_settings(tmp_path / "settings.yaml") == chosen
 
 

@@ -25,7 +25,7 @@ from flatout.defect.evaluate.blobs import inspect_blobs
 from flatout.defect.evaluate.evaluate import mask_of_image
 from flatout.defect.evaluate.maps import MapMaker, Mapped, ReadImage, map_images
 from flatout.defect.options import Method
-from flatout.errors import ConfigError, DataError, ResourceError, counted
+from flatout.errors import ConfigError, DataError, counted
 from flatout.yaml_strict import load_yaml, quoted
 
 logger = logging.getLogger(__name__)
@@ -159,15 +159,10 @@ class Settings:
     chosen_on: str
     """Their folder."""
 
-    def write(self, path: Path) -> None:
-        """Write as YAML, one name per line."""
-        values = asdict(self).items()
-        lines = [f"{name}: {quoted(value) if isinstance(value, str) else repr(value)}\n" for name, value in values]
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(lines), encoding="utf-8")
-        except OSError as error:
-            raise ResourceError(f"{path}: cannot be written: {error.strerror}.") from None
+    def as_yaml(self) -> str:
+        """The text of a settings file, one name per line."""
+        texts = {name: quoted(value) if isinstance(value, str) else value for name, value in asdict(self).items()}
+        return "".join(f"{name}: {text}\n" for name, text in texts.items())
 
 
 def read_settings(path: str | Path) -> Settings:
