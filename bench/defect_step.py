@@ -39,11 +39,11 @@ from bench.defect_trainers import LoopTrainer, PlainTrainer, Timed, compile_ahea
 from bench.measure import arguments, report
 from flatout.defect.demo_data import STRIP_HW, generate_strip, write_strip
 from flatout.defect.evaluate.maps import HeatMapper
-from flatout.defect.input import device_patch_feed, make_plan, training_images
+from flatout.defect.input import device_patch_feed, make_plan
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
-from flatout.defect.train import input_config, sample_recipe
+from flatout.defect.train import input_config, sample_recipe, training_images
 from flatout.feed.device_store import DeviceStore
 from flatout.ranks.world import World
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from flatout.defect.data.items import Strips
-from flatout.defect.input import open_input, training_images
-from flatout.defect.train import input_config, sample_recipe
+from flatout.defect.input import open_input
+from flatout.defect.train import input_config, sample_recipe, training_images
 from flatout.feed import Source
 from flatout.feed.background_fill import ItemBytes
 from flatout.ranks.world import World

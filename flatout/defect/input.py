@@ -16,10 +16,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from flatout.defect.data.find import HARD_NEGATIVES, list_images, root_of, training_folder
+from flatout.defect.data.find import HARD_NEGATIVES, ImgFormat, list_images, root_of, training_folder
 from flatout.defect.data.items import FAINT, PLANES, Strips
 from flatout.defect.data.pairs import holds_pairs, list_pair_images, read_template_planes
-from flatout.defect.options import TrainOptions
 from flatout.defect.render import renderer_for
 from flatout.defect.source import ParameterSource, PatchSource, SampleRecipe
 from flatout.errors import ConfigError
@@ -58,22 +57,27 @@ class TrainingImages:
         return len(self.strips) - self.num_images
 
 
-def training_images(options: TrainOptions) -> TrainingImages:
-    """List the files and decode the first; DataError if there are none."""
-    folder, img_format = options.training_dataset_path, options.img_format
+def find_images(
+    folder: str, img_format: ImgFormat, *, hard_negatives: bool = False, hard_negative_folder: str = ""
+) -> TrainingImages:
+    """List the files and decode the first; DataError if there are none.
+
+    `folder` is R/train/good, the root R of a data set, or pairs. Hard negatives are by default those in
+    R/train/hard_negative_samples.
+    """
     if not folder:
         raise ConfigError(
             "--training_dataset_path is missing. Give the folder of defect-free images (DATASET/train/good), or "
             "DATASET itself."
         )
     if holds_pairs(folder):
-        if options.hard_negative_ratio:
+        if hard_negatives:
             raise ConfigError("--hard_negative_ratio: hard negatives are files of three planes, which pairs are not.")
         return _templates(folder)
     images = list_images(training_folder(folder), img_format)
     hard: list[Path] = []
-    if options.hard_negative_ratio:
-        hard = list_images(options.hard_negative_dir or root_of(folder) / "train" / HARD_NEGATIVES, img_format)
+    if hard_negatives:
+        hard = list_images(hard_negative_folder or root_of(folder) / "train" / HARD_NEGATIVES, img_format)
     strips = Strips([*images, *hard])
     _warn_if_faint(strips)
     if strips.equal_planes:

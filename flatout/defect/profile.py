@@ -45,7 +45,7 @@ class DefectTraining(ProfiledTraining):
 
     def decoding(self) -> Decoding:
         from flatout.defect.data.items import read_canonical
-        from flatout.defect.input import training_images
+        from flatout.defect.train import training_images
 
         strips = training_images(self.options).strips
         files = [strips.path(index) for index in range(min(FILES, len(strips)))]

@@ -25,7 +25,7 @@ from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images,
 from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images, mask_of_image
 from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker
 from flatout.defect.evaluate.scores import DefectEvaluation, detect_components
-from flatout.defect.input import InputConfig, TrainingImages, open_input, training_images
+from flatout.defect.input import InputConfig, TrainingImages, find_images, open_input
 from flatout.defect.model import DefectNet, detection_problem
 from flatout.defect.options import RENAMED_OPTIONS, TrainOptions
 from flatout.defect.patches import Grid
@@ -348,6 +348,15 @@ class DefectRecipe(Recipe):
         strips = Strips([image.path for image in images], shape_hw=self._samples.grid.shape_hw, read=reader)
         config = StoreConfig(progress=False, workers=self.options.num_workers)
         return self._run.stack.enter_context(Store.open(strips, config))
+
+
+def training_images(options: TrainOptions) -> TrainingImages:
+    return find_images(
+        options.training_dataset_path,
+        options.img_format,
+        hard_negatives=bool(options.hard_negative_ratio),
+        hard_negative_folder=options.hard_negative_dir,
+    )
 
 
 def sample_recipe(options: TrainOptions, images: TrainingImages) -> SampleRecipe:

@@ -30,7 +30,7 @@ from flatout.defect.data.pairs import PairReader, list_pair_images, read_boxes, 
 from flatout.defect.evaluate.blobs import inspect_blobs
 from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker
 from flatout.defect.evaluate.scores import detect_components
-from flatout.defect.input import training_images
+from flatout.defect.input import find_images
 from flatout.defect.model import DefectNet
 from flatout.defect.options import CalibrateOptions, TrainOptions
 from flatout.defect.predict import calibrate
@@ -551,7 +551,7 @@ def test_values_in_0_to_1_are_named_by_every_command(tmp_path, caplog):
     assert main(["defect", "predict", "--test_path", str(boards), "--output_dir", str(tmp_path / "out")]) == 0
     assert text in caplog.text
     caplog.clear()
-    training_images(TrainOptions(training_dataset_path=str(boards)))
+    find_images(str(boards), "tiff")
     assert text in caplog.text
     lines = "\n".join(check_data_set(str(boards), "tiff", patch=64).lines())
     assert text in lines and "its template" in lines and "second reference" not in lines

@@ -23,12 +23,12 @@ from flatout.defect import step as job
 from flatout.defect.data.items import Strips
 from flatout.defect.demo_data import generate_strip, write_strip
 from flatout.defect.evaluate.scores import rank_scores
-from flatout.defect.input import grouped_order, open_input, training_images
+from flatout.defect.input import grouped_order, open_input
 from flatout.defect.model import DefectNet, detection_problem
 from flatout.defect.options import TrainOptions
 from flatout.defect.source import PatchSource
 from flatout.defect.step import focal_loss
-from flatout.defect.train import input_config, sample_recipe, train
+from flatout.defect.train import input_config, sample_recipe, train, training_images
 from flatout.defect.weights import load_network
 from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted, ResourceError
 from flatout.feed import Plan

@@ -5,9 +5,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from flatout.defect.input import open_input, training_images
+from flatout.defect.input import open_input
 from flatout.defect.options import TrainOptions
-from flatout.defect.train import input_config, sample_recipe, train
+from flatout.defect.train import input_config, sample_recipe, train, training_images
 from flatout.ranks.world import World
 from tests.defect.small_runs import small_data, small_options
 
