@@ -30,7 +30,7 @@ from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import read_canonical
 from flatout.defect.data.pairs import list_pair_images, read_planes, read_template_planes
 from flatout.defect.evaluate.evaluate import evaluate_images
-from flatout.defect.evaluate.maps import HeatMapper, MakeMap
+from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker, MakeMap
 from flatout.defect.evaluate.scores import DefectEvaluation
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
@@ -130,7 +130,7 @@ def _trained(data: Path, root: Path, options: argparse.Namespace) -> tuple[Path,
 
 def _evaluate(make_map: MakeMap, images: list[EvaluationImage], threshold: float | None) -> DefectEvaluation:
     with torch.inference_mode():
-        return evaluate_images(make_map, images, threshold=threshold)
+        return evaluate_images(HostMapMaker(make_map), images, threshold=threshold)
 
 
 def _floor(planes_CHW: np.ndarray) -> np.ndarray:

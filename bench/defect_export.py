@@ -17,7 +17,8 @@ from bench.measure import arguments, report
 from flatout.defect.data.find import list_split
 from flatout.defect.demo_data import DemoDataConfig, generate_strip, write_demo_data
 from flatout.defect.evaluate.evaluate import evaluate_images
-from flatout.defect.export import export_onnx, reduce_precision
+from flatout.defect.evaluate.maps import HostMapMaker
+from flatout.defect.export import model_for, reduce_precision
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.train import train
@@ -75,7 +76,7 @@ def main() -> None:
         sessions: dict[Precision, Session] = {}
         for precision, path in paths.items():
             if precision == "float32":
-                export_onnx(network, grid, path)
+                model_for(network, grid).write_onnx(path)
             else:
                 reduce_precision(
                     paths["float32"], path, precision, [generate_strip(90 + n, SHAPE_HW) for n in range(8)]
@@ -83,7 +84,7 @@ def main() -> None:
             sessions[precision] = Session(path)
         ms = timed_in_turns(sessions, 3 if options.quick else 30)
         for precision, session in sessions.items():
-            ap, mib = evaluate_images(session, images).fitness, paths[precision].stat().st_size / 2**20
+            ap, mib = evaluate_images(HostMapMaker(session), images).fitness, paths[precision].stat().st_size / 2**20
             faster = median(a / b for a, b in zip(ms["float32"], ms[precision], strict=True))
             numbers[precision] = {"AP": ap, "ms": ms[precision], "MiB": mib}
             lines.append(

@@ -56,7 +56,7 @@ from flatout.defect.data.pairs import COLUMNS, aligned_planes, list_pair_images,
 from flatout.defect.evaluate.evaluate import mask_of_image
 from flatout.defect.evaluate.maps import HeatMapper, HostMapMaker, MakeMap
 from flatout.defect.evaluate.scores import PixelCounts
-from flatout.defect.export import export_onnx, reduce_precision
+from flatout.defect.export import model_for, reduce_precision
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
@@ -425,7 +425,7 @@ def _network_speeds(boards: list[np.ndarray]) -> tuple[dict[str, Timing], dict[s
     with tempfile.TemporaryDirectory() as name:
         for patch in (128, 640):
             paths: dict[Precision, Path] = {each: Path(name, f"{patch}.{each}.onnx") for each in ("float32", "int8")}
-            export_onnx(network, Grid.over(BOARD_HW, patch), paths["float32"])
+            model_for(network, Grid.over(BOARD_HW, patch)).write_onnx(paths["float32"])
             calibration = [board_CHW.astype(np.float32) for board_CHW in boards[:4]]
             reduce_precision(paths["float32"], paths["int8"], "int8", calibration)
             for precision, path in paths.items():

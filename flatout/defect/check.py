@@ -115,12 +115,11 @@ def _check_pairs(path: str, patch: int) -> CheckReport:
     images, checker = list_pair_images(path), _Checker(patch)
     findings = [finding for image in images for finding in checker.pair(image)]
     findings += [
-        _finding("warning", "label unused", str(label), "no test image has its name, so it is not used")
+        _finding("warning", "label unused", label, "no test image has its name, so it is not used")
         for label in labels_without_image(path, images)
     ]
     findings += [
-        _finding("warning", "mask missing", str(path), f"it has {UNLABELLED}")
-        for path in unlabelled_among_labelled(images)
+        _finding("warning", "mask missing", path, f"it has {UNLABELLED}") for path in unlabelled_among_labelled(images)
     ]
     return _report(findings, len(images), checker.shape_hw)
 
@@ -130,8 +129,8 @@ def _report(findings: list[Finding], num_images: int, shape_hw: tuple[int, int] 
     return CheckReport(findings, num_images, shape_hw)
 
 
-def _finding(severity: Severity, kind: str, where: str, text: str) -> Finding:
-    return Finding(kind, text, LEVEL_OF[severity], where=where)
+def _finding(severity: Severity, kind: str, where: object, text: str) -> Finding:
+    return Finding(kind, text, LEVEL_OF[severity], where=str(where))
 
 
 class _Checker:
@@ -148,28 +147,24 @@ class _Checker:
                 stored = read_stored(path)
             planes_CHW = canonical(stored)
         except (OSError, DecodeError) as error:
-            yield _finding("error", "cannot be used", str(path), " ".join([str(error), *messages[:1]]))
+            yield _finding("error", "cannot be used", path, " ".join([str(error), *messages[:1]]))
             return
         yield from self._size(path, (planes_CHW.shape[1], planes_CHW.shape[2]))
         yield from _values(path, stored, planes_CHW)
         if _is_flat(planes_CHW).any():
             return
         if are_equal(planes_CHW):
-            yield _finding("warning", "equal planes", str(path), EQUAL_PLANES)
+            yield _finding("warning", "equal planes", path, EQUAL_PLANES)
             return
         for plane, name in ((1, "ref1"), (2, "ref2")):
             if np.array_equal(planes_CHW[0], planes_CHW[plane]):
-                yield _finding(
-                    "note",
-                    "copied plane",
-                    str(path),
-                    f"{name} is identical to target, so nothing can be learned from it",
-                )
+                text = f"{name} is identical to target, so nothing can be learned from it"
+                yield _finding("note", "copied plane", path, text)
                 continue
             dx, dy = displacement(planes_CHW[0], planes_CHW[plane])
             if max(abs(dx), abs(dy)) >= SHIFT_PX:
                 text = f"{name} is shifted by {dx:+.0f} px in x and {dy:+.0f} px in y: align it, or set shift_px"
-                yield _finding("warning", "misregistered", str(path), text)
+                yield _finding("warning", "misregistered", path, text)
 
     def pair(self, image: EvaluationImage) -> Iterator[Finding]:
         """The findings of the inspected image of a pair, of its references and of its labels."""
@@ -204,16 +199,15 @@ class _Checker:
     ) -> Iterator[Finding]:
         """The findings of a mask. `shape_hw`: the size of its image; None: that of the first image."""
         if mask is None:
-            yield _finding(
-                "warning", "mask missing", str(image), f"there is no {image.stem}_mask.* in the ground truth"
-            )
+            text = f"there is no {image.stem}_mask.* in the ground truth"
+            yield _finding("warning", "mask missing", image, text)
             return
         messages: list[str] = []
         try:
             with decoder_messages() as messages:
                 mask_HW = mask_of(read_stored(mask))
         except (OSError, DecodeError) as error:
-            yield _finding("error", "cannot be used", str(mask), " ".join([str(error), *messages[:1]]))
+            yield _finding("error", "cannot be used", mask, " ".join([str(error), *messages[:1]]))
             return
         of, shape_hw = ("its image", shape_hw) if shape_hw is not None else ("the first image", self.shape_hw)
         if shape_hw is not None and mask_HW.shape != shape_hw:
@@ -221,17 +215,17 @@ class _Checker:
                 f"the mask is {size_text(mask_HW.shape)} px (width x height), {of} {size_text(shape_hw)}: save it at "
                 "the size of its image"
             )
-            yield _finding("error", "size", str(mask), text)
+            yield _finding("error", "size", mask, text)
         elif not mask_HW.any():
             if is_pair:
-                yield _finding("note", "mask empty", str(mask), "it marks no pixel: its image counts as good")
+                yield _finding("note", "mask empty", mask, "it marks no pixel: its image counts as good")
             else:
                 yield _finding(
-                    "warning", "mask empty", str(mask), "it marks no pixel, although its image is a defective one"
+                    "warning", "mask empty", mask, "it marks no pixel, although its image is a defective one"
                 )
         elif (share := float(mask_HW.mean())) > MOSTLY:
             text = f"it marks {share:.0%} of the pixels; every value above 0 is a defect. Is it inverted?"
-            yield _finding("warning", "mask inverted", str(mask), text)
+            yield _finding("warning", "mask inverted", mask, text)
 
     def _size(self, path: Path, shape_hw: tuple[int, int]) -> Iterator[Finding]:
         if self.shape_hw is None:
@@ -239,20 +233,20 @@ class _Checker:
             try:
                 Grid.over(shape_hw, self._patch)
             except ConfigError as error:
-                yield _finding("error", "size", str(path), str(error))
+                yield _finding("error", "size", path, str(error))
         elif shape_hw != self.shape_hw:
             text = (
                 f"it has {size_text(shape_hw)} pixels (width x height), the first image {size_text(self.shape_hw)}: "
                 "a training needs images of one size; test, predict and calibrate do not"
             )
-            yield _finding("error", "size", str(path), text)
+            yield _finding("error", "size", path, text)
 
 
 def _boxes(path: Path, shape_hw: tuple[int, int]) -> Iterator[Finding]:
     try:
         boxes = read_boxes(path)
     except DataError as error:
-        yield _finding("error", "cannot be used", str(path), str(error).removeprefix(f"{path}:").strip())
+        yield _finding("error", "cannot be used", path, str(error).removeprefix(f"{path}:").strip())
         return
     height, width = shape_hw
     x1_K, y1_K, x2_K, y2_K = boxes.xyxy_K4.T
@@ -260,24 +254,23 @@ def _boxes(path: Path, shape_hw: tuple[int, int]) -> Iterator[Finding]:
     if outside_K.any():
         box = " ".join(f"{value:g}" for value in boxes.xyxy_K4[outside_K][0])
         text = f"the box {box} is outside of its image of {size_text(shape_hw)} (width x height)"
-        yield _finding("warning", "box outside", str(path), text)
+        yield _finding("warning", "box outside", path, text)
     if len(boxes.class_K) and boxes.xyxy_K4.max() <= 1:
         text = "all its boxes lie within one pixel: coordinates are pixels, not shares of the size"
-        yield _finding("warning", "box outside", str(path), text)
+        yield _finding("warning", "box outside", path, text)
 
 
 def _values(path: Path, stored: np.ndarray, planes_CHW: np.ndarray) -> Iterator[Finding]:
     kept = planes_first(stored)
     low, high = float(kept.min()), float(kept.max())
     if low < 0 or high > MAX_GREY:
-        yield _finding(
-            "note", "range", str(path), f"values {low:g} to {high:g} are rescaled to 0..255, all planes together"
-        )
+        text = f"values {low:g} to {high:g} are rescaled to 0..255, all planes together"
+        yield _finding("note", "range", path, text)
     advice = f": {FAINT}" if is_faint(planes_CHW) else ""
     for plane in np.flatnonzero(_is_flat(planes_CHW)):
         name = ("target", "ref1", "ref2")[plane]
         shade = "black" if planes_CHW[plane].max() == 0 else "of one grey level"
-        yield _finding("error", "no content", str(path), f"{name} is entirely {shade}{advice}")
+        yield _finding("error", "no content", path, f"{name} is entirely {shade}{advice}")
 
 
 def _is_flat(planes_CHW: np.ndarray) -> np.ndarray:

@@ -108,8 +108,7 @@ def export_file(
         raise DataError(str(error)) from None
     network, weights = load_network(model_path)
     grid = Grid.over(size_hw, patch_size or weights.patch or PATCH_OF_TYPE["strip"])
-    facts = _facts(network, grid, weights.threshold)
-    model = model_for(network, grid, facts)
+    model = model_for(network, grid, weights.threshold)
     done = model.write_onnx(Path(output or model_path.with_suffix(".onnx")))
     if openvino:
         done = model.write_openvino(done)
@@ -117,7 +116,7 @@ def export_file(
         smaller = done.path.with_suffix(f".{precision}.onnx")
         reduce_precision(done.path, smaller, precision, images)
         done = replace(done, smaller=smaller)
-    return replace(done, card=_write_card(done, facts, grid))
+    return replace(done, card=_write_card(done, model.facts, grid))
 
 
 def _write_card(done: Exported, facts: Mapping[str, str], grid: Grid) -> Path:
@@ -168,21 +167,28 @@ def _calibration_images(path: Path, img_format: ImgFormat, size_hw: tuple[int, i
     return images
 
 
-def export_onnx(network: DefectNet, grid: Grid, path: Path) -> Exported:
-    """Write the network for images of the grid's size; if ONNX Runtime is installed, its results are compared first."""
-    return model_for(network, grid, _facts(network, grid)).write_onnx(path)
+def model_for(network: DefectNet, grid: Grid, threshold: float | None = None) -> ComparedModel:
+    """The network for images of the grid's size, with two images of noise to compare it on.
 
-
-def model_for(network: DefectNet, grid: Grid, facts: Mapping[str, str]) -> ComparedModel:
-    """The network for images of the grid's size, with two images of noise to compare it on."""
+    `threshold`: that of the weights; None: they have none.
+    """
     whole = WholeImage(network.eval().cpu().float(), grid).eval()
     noise = np.random.default_rng(0).uniform(0, MAX_GREY, (1, PLANES, *grid.shape_hw)).astype(np.float32)
     examples = {"input": np.concatenate((noise, MAX_GREY - noise))}
+    facts = {
+        "input_range": INPUT_RANGE,
+        "input_planes": "target, ref1, ref2",
+        "output_planes": "probability of a defect, 0, 0",
+        "network": network.version,
+        "patches": f"{len(grid.ys)} x {len(grid.xs)} of {grid.patch_hw[0]} px, stitched by owner",
+    }
+    if threshold is not None:
+        facts["threshold"] = f"{threshold:.6g}"
     return ComparedModel(whole, examples, "output", "batch", facts)
 
 
 def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequence[np.ndarray]) -> None:
-    """Write a smaller version of a file that `export_onnx` wrote. Its accuracy is not checked: measure it.
+    """Write a smaller version of the file of a `model_for`. Its accuracy is not checked: measure it.
 
     float16: weights and activations; input and output stay float32. int8: convolutions, with ranges taken from
     `images` [3, H, W] in 0..255; the first and the last convolution are kept, because their errors directly affect the
@@ -196,15 +202,3 @@ def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequen
         save(in_int8(model, whole, input_name="input", kept=last_convolutions(model)), out)
     else:
         raise ConfigError(f"{path}: already has the precision {precision}. Use float16 or int8.")
-
-
-def _facts(network: DefectNet, grid: Grid, threshold: float | None = None) -> dict[str, str]:
-    """What a consumer of the model must know; `threshold` is that of the weights, None if they have none."""
-    facts = {
-        "input_range": INPUT_RANGE,
-        "input_planes": "target, ref1, ref2",
-        "output_planes": "probability of a defect, 0, 0",
-        "network": network.version,
-        "patches": f"{len(grid.ys)} x {len(grid.xs)} of {grid.patch_hw[0]} px, stitched by owner",
-    }
-    return facts if threshold is None else facts | {"threshold": f"{threshold:.6g}"}

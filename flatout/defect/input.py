@@ -138,7 +138,10 @@ def open_input(
     with ExitStack() as opened:
         store = opened.enter_context(open_store(images.strips, config, world))
         if on_device:
-            batches: DeviceBatches = _on_device(store, recipe, config, plan, device)
+            device_store = DeviceStore(store, device, batch_items=plan.batch_size)
+            # Names for error messages, copied because the store is closed.
+            names = [store.where(index) for index in range(len(store))]
+            batches: DeviceBatches = device_patch_feed(device_store, names, recipe, config, plan)
             opened.close()  # the store is not needed any more: the images are on the device
         else:
             feed = Feed(PatchSource(recipe, store), plan, feed_config(config, plan, world))
@@ -211,12 +214,6 @@ def open_store(strips: Strips, config: InputConfig, world: World) -> Store:
         store = Store.open(strips, store_config(strips, config))
     logger.info("Images for training: %s", store.statistics())
     return store
-
-
-def _on_device(store: Store, recipe: SampleRecipe, config: InputConfig, plan: Plan, device: torch.device) -> DeviceFeed:
-    device_store = DeviceStore(store, device, batch_items=plan.batch_size)
-    # Names for error messages, copied because the store is closed afterwards.
-    return device_patch_feed(device_store, [store.where(index) for index in range(len(store))], recipe, config, plan)
 
 
 def device_patch_feed(

@@ -106,7 +106,7 @@ class Encoder(nn.Module):
         super().__init__()
         widths = [3, base, 2 * base, 4 * base, 8 * base, 8 * base, 8 * base]
         for level, (inner, outer) in enumerate(pairwise(widths), start=1):
-            setattr(self, f"block{level}", nn.Sequential(*_conv3(inner, outer), *_conv3(outer, outer)))
+            setattr(self, f"block{level}", nn.Sequential(*_conv(inner, outer), *_conv(outer, outer)))
         self.pool = nn.MaxPool2d(2)
         self.sppf = Sppf(8 * base) if pools else nn.Identity()
 
@@ -127,7 +127,7 @@ class Decoder(nn.Module):
             inner, up, skip = (base * factor for factor in factors)
             setattr(self, f"up{name}", _up(inner, up))
             setattr(self, f"se{name}", SqueezeExcite(up + skip) if version == "v2" else nn.Identity())
-            convs = [*_conv3(up + skip, up), *(_conv3(up, up) if version == "v1" else ())]
+            convs = [*_conv(up + skip, up), *(_conv(up, up) if version == "v1" else ())]
             setattr(self, f"db{name}", nn.Sequential(*convs))
         last = nn.Conv2d(base, CLASSES, 3, padding=1)
         self.fin_out = nn.Sequential(last) if version == "v1" else last
@@ -166,8 +166,8 @@ class Sppf(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv1 = nn.Sequential(*_conv1(channels, channels // 2))
-        self.conv2 = nn.Sequential(*_conv1(2 * channels, channels))
+        self.conv1 = nn.Sequential(*_conv(channels, channels // 2, 1))
+        self.conv2 = nn.Sequential(*_conv(2 * channels, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         maps = [self.conv1(x)]
@@ -182,17 +182,13 @@ _LEVELS = {"_b": (8, 8, 8), "1": (8, 4, 8), "2": (4, 2, 4), "3": (2, 1, 2), "4":
 after upsampling, skip connection."""
 
 
-def _conv3(inner: int, outer: int) -> list[nn.Module]:
+def _conv(inner: int, outer: int, side: int = 3) -> list[nn.Module]:
     # The bias has no effect before a batch norm, but published checkpoints contain it.
-    return [nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True)]
-
-
-def _conv1(inner: int, outer: int) -> list[nn.Module]:
-    return [nn.Conv2d(inner, outer, 1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True)]
+    return [nn.Conv2d(inner, outer, side, padding=side // 2), nn.BatchNorm2d(outer), nn.ReLU(inplace=True)]
 
 
 def _up(inner: int, outer: int) -> nn.Sequential:
-    return nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), *_conv3(inner, outer))
+    return nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), *_conv(inner, outer))
 
 
 def _initialise(module: nn.Module) -> None:

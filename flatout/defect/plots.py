@@ -31,8 +31,8 @@ def examples_png(images_BCHW: np.ndarray, masks_BHW: np.ndarray, path: Path) -> 
     for planes_CHW, mask_HW in zip(images_BCHW, masks_BHW, strict=True):
         target, ref1, ref2 = planes_CHW
         panels = [*map(grey, planes_CHW), _signed(both_differences(target, ref1, ref2)), grey(mask_HW * MAX_GREY)]
-        rows.append(_beside(panels))
-    _write(path, _below(rows))
+        rows.append(_joined(panels, 1))
+    _write(path, _joined(rows, 0))
 
 
 def result_png(
@@ -50,14 +50,14 @@ def result_png(
         _signed(both_differences(target, ref1, ref2)),
         overlay(target, heat_HW, mask_HW, threshold=threshold),
     ]
-    _write(path, _beside(panels) if target.shape[0] >= target.shape[1] else _below(panels))
+    _write(path, _joined(panels, axis=int(target.shape[0] >= target.shape[1])))
 
 
 def shifts_png(target_HW: np.ndarray, reference_HW: np.ndarray, found: Alignment, path: Path) -> None:
     """Write the shifts as arrows over target, their confidence, and the difference before and after the alignment."""
     before, after = (MAX_GREY - np.abs(target_HW - plane_HW) for plane_HW in (reference_HW, found.reference_HW))
     panels = [_arrows(target_HW, found), _confidence(found, target_HW.shape), grey(before), grey(after)]
-    _write(path, _beside(panels))
+    _write(path, _joined(panels, 1))
 
 
 def grey_png(plane_HW: np.ndarray, path: Path) -> None:
@@ -132,21 +132,26 @@ def _signed(difference_HW: np.ndarray) -> np.ndarray:
     return grey(difference_HW / 2 + (MAX_GREY + 1) / 2)
 
 
-def _beside(panels: Sequence[np.ndarray]) -> np.ndarray:
-    gap = np.full((panels[0].shape[0], GAP, 3), GREY, np.uint8)
-    return np.concatenate([part for panel in panels for part in (panel, gap)][:-1], axis=1)
-
-
-def _below(rows: Sequence[np.ndarray]) -> np.ndarray:
-    gap = np.full((GAP, rows[0].shape[1], 3), GREY, np.uint8)
-    return np.concatenate([part for row in rows for part in (row, gap)][:-1], axis=0)
+def _joined(panels: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """Panels below each other (axis 0) or side by side (axis 1), with gaps."""
+    height, width = panels[0].shape[:2]
+    gap = np.full((height, GAP, 3) if axis else (GAP, width, 3), GREY, np.uint8)
+    return np.concatenate([part for panel in panels for part in (panel, gap)][:-1], axis=axis)
 
 
 def _write(path: Path, plot: np.ndarray) -> None:
     import cv2
 
-    content = cv2.imencode(".png", plot)[1].tobytes()
+    write_result(path, cv2.imencode(".png", plot)[1].tobytes())
+
+
+def write_result(path: Path, content: bytes | str) -> None:
+    """Write a file of results; ResourceError if that fails."""
     try:
-        path.write_bytes(content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # File names in a table may be no UTF-8: they are written as they are.
+        path.write_bytes(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
     except OSError as error:
-        raise ResourceError(f"{path}: cannot be written: {error.strerror}.") from None
+        raise ResourceError(
+            f"{path}: cannot be written: {error.strerror}. Make room, or choose another folder."
+        ) from None

@@ -7,11 +7,11 @@ Dimension key:  C planes   H W image   K dead pixels
 """
 
 import csv
+import io
 import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from flatout.defect.compare.align import AlignConfig
 from flatout.defect.compare.calibrate import (
     ANY_HEAT,
     LOWEST,
-    Blobs,
     Settings,
     choose_settings,
     heat_blobs,
@@ -47,7 +46,6 @@ from flatout.defect.evaluate.evaluate import EvaluatedImage, FindDetections, eva
 from flatout.defect.evaluate.maps import (
     HeatMapper,
     MapMaker,
-    Mapped,
     ReadImage,
     choose_map_maker,
     map_images,
@@ -56,12 +54,13 @@ from flatout.defect.evaluate.maps import (
 from flatout.defect.evaluate.scores import DEFAULT_THRESHOLD, DefectEvaluation, ImageRow, detect_components
 from flatout.defect.options import PATCH_OF_TYPE, CalibrateOptions, Method, TestOptions
 from flatout.defect.patches import Grid, GridOver
-from flatout.defect.plots import grey_png, result_png
+from flatout.defect.plots import grey_png, result_png, write_result
 from flatout.defect.report import Report
 from flatout.defect.weights import DefectWeights, load_network
 from flatout.engine import DTYPES
 from flatout.errors import ConfigError, DataError, ResourceError, counted
 from flatout.ranks import choose_device
+from flatout.safefiles import csv_text
 
 logger = logging.getLogger(__name__)
 
@@ -115,18 +114,16 @@ def calibrate(options: CalibrateOptions) -> Settings:
     lowest = LOWEST
     if way.method == "network":
         lowest = lowest_for(way.threshold, partial(response, way.images, way.read, way.maker))
-
-    def blobs_of(image: EvaluationImage, mapped: Mapped) -> Blobs:
-        return heat_blobs(mapped.heat_HW, image, least=lowest / 2)
-
     settings = choose_settings(
-        map_images(way.images, way.read, way.maker, blobs_of),
+        map_images(
+            way.images, way.read, way.maker, lambda image, mapped: heat_blobs(mapped.heat_HW, image, least=lowest / 2)
+        ),
         method=way.method,
         false_blobs=options.false_blobs,
         chosen_on=options.test_path,
         lowest=lowest,
     )
-    settings.write(Path(options.settings))
+    write_result(Path(options.settings), settings.as_yaml())
     return settings
 
 
@@ -136,6 +133,10 @@ class Inspection(NamedTuple):
     method: Method
     images: list[EvaluationImage]
     read: ReadImage
+    align: AlignConfig | None
+    """How references are aligned; None: they are used as they are."""
+    mapper: HeatMapper | None
+    """The network; None: the classical method."""
     maker: MapMaker
     threshold: float | None
     """From the flag, the settings file or the weights; None: none was chosen."""
@@ -171,7 +172,8 @@ def open_inspection(options: TestOptions) -> Inspection:
         )
     chosen = settings.threshold if settings is not None else None
     images = list_test_images(options)
-    align = align_config(options, are_pairs=are_pairs)
+    aligns = options.align == "on" or (options.align == "auto" and are_pairs)
+    align = AlignConfig(reach_px=options.align_px) if aligns else None
     refines = options.refine == "on" or (options.refine == "auto" and are_pairs)
     device = choose_device(options.resolved_device)
     mapper: HeatMapper | None = None
@@ -187,18 +189,8 @@ def open_inspection(options: TestOptions) -> Inspection:
         raise ConfigError(f"The threshold {threshold:g} is outside of 0..1, where all heat is.")
     find = detect_components if method == "classical" or refines else None
     maker = choose_map_maker(mapper, device, align=align, refines=refines)
-    return Inspection(method, images, reader_for(images), maker, threshold, find, device)
-
-
-def reader_for(images: list[EvaluationImage]) -> ReadImage:
-    """How the planes of an image are read, from a file or a pair; not aligned."""
-    return PairReader(images, None).stored if images[0].references else read_canonical
-
-
-def align_config(options: TestOptions, *, are_pairs: bool) -> AlignConfig | None:
-    """How references are aligned; None: not at all."""
-    aligns = options.align == "on" or (options.align == "auto" and are_pairs)
-    return AlignConfig(reach_px=options.align_px) if aligns else None
+    read = PairReader(images, None).stored if are_pairs else read_canonical
+    return Inspection(method, images, read, align, mapper, maker, threshold, find, device)
 
 
 def list_test_images(options: TestOptions) -> list[EvaluationImage]:
@@ -239,15 +231,6 @@ def read_dead_pixels(path: str) -> np.ndarray:
     return np.array(rows, np.int64).reshape(-1, 2)
 
 
-class _Inspected(NamedTuple):
-    """The blobs of an image."""
-
-    found: BlobImage
-    """At the threshold."""
-    ranked: BlobImage | None
-    """All of them, if they can be ranked and the image is labelled."""
-
-
 class _Writer:
     """Writes the files of every image as it is processed, and the tables at the end."""
 
@@ -255,19 +238,18 @@ class _Writer:
         self, options: TestOptions, images: list[EvaluationImage], *, threshold: float, ranks_all: bool = False
     ) -> None:
         """`ranks_all`: heat maps are 0 outside of components, so those below the threshold can be ranked, too."""
-        self._options, self._threshold, self._ranks_all = options, threshold, ranks_all
+        self._options, self._images, self._threshold, self._ranks_all = options, images, threshold, ranks_all
         self._root = Path(os.path.commonpath([os.path.abspath(image.path.parent) for image in images]))
         """The folder that holds all images, relative to which their names are unique."""
         stems = Counter(image.path.with_suffix("") for image in images)
         self._shared_stems = {stem for stem, num in stems.items() if num > 1}
         """Paths without their endings that several images have, such as a.png and a.jpg."""
         self._folder = Path(options.output_dir)
-        self._inspected: dict[Path, _Inspected] = {}
-        """Images whose files are written, until it is their turn."""
-        self._names: list[str] = []
         self._detections: list[tuple[str, int, int, float]] = []
-        self._blobs: list[BlobImage] = []
-        self._ranked: list[BlobImage] = []
+        self._blobs: dict[Path, BlobImage] = {}
+        """The blobs of images at the threshold."""
+        self._ranked: dict[Path, BlobImage] = {}
+        """All of them, if they can be ranked and the image is labelled."""
         self._report = Report(threshold) if options.report else None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -279,68 +261,63 @@ class _Writer:
     def write(self, evaluated: EvaluatedImage) -> None:
         """Write the files of an image and find its blobs; in any thread, images in any order."""
         heat_HW, mask_HW = evaluated.heat_HW, evaluated.mask_HW
-        name = self._name(evaluated)
-        is_shared = evaluated.image.path.with_suffix("") in self._shared_stems
+        image = evaluated.image
+        name = self._name(image)
+        is_shared = image.path.with_suffix("") in self._shared_stems
         stem = self._folder / (name if is_shared else name.with_suffix(""))
-        stem.parent.mkdir(parents=True, exist_ok=True)
         if self._options.save_maps:
             import tifffile
 
-            tifffile.imwrite(stem.with_name(f"{stem.name}_heat.tiff"), heat_HW)
+            tiff = io.BytesIO()
+            tifffile.imwrite(tiff, heat_HW)
+            write_result(stem.with_name(f"{stem.name}_heat.tiff"), tiff.getvalue())
         if self._options.save_pictures:
             path = stem.with_name(f"{stem.name}_result.png")
             result_png(evaluated.planes_CHW, heat_HW, mask_HW, path, threshold=self._threshold)
         if self._options.save_masks:
             grey_png((heat_HW >= self._threshold) * MAX_GREY, stem.with_name(f"{stem.name}_mask.png"))
-        boxes_file = evaluated.image.boxes if self._options.use_ground_truth_mask else None
-        boxes = None if boxes_file is None else read_boxes(boxes_file)
-        found = inspect_blobs(heat_HW, self._threshold, mask_HW, boxes)
-        ranks = self._ranks_all and found.is_labelled
-        self._inspected[evaluated.image.path] = _Inspected(
-            found, inspect_blobs(heat_HW, ANY_HEAT, mask_HW, boxes) if ranks else None
-        )
+        boxes = read_boxes(image.boxes) if image.boxes is not None and self._options.use_ground_truth_mask else None
+        found = self._blobs[image.path] = inspect_blobs(heat_HW, self._threshold, mask_HW, boxes)
+        if self._ranks_all and found.is_labelled:
+            self._ranked[image.path] = inspect_blobs(heat_HW, ANY_HEAT, mask_HW, boxes)
 
     def __call__(self, evaluated: EvaluatedImage) -> None:
         """Note the results of an image that was written, in the order of the images."""
-        found, ranked = self._inspected.pop(evaluated.image.path)
-        name = str(self._name(evaluated))
-        self._names.append(name)
+        name = str(self._name(evaluated.image))
         self._detections += [(name, each.y, each.x, each.score) for each in evaluated.detections]
-        self._blobs.append(found)
-        if ranked is not None:
-            self._ranked.append(ranked)
         if self._report is not None:
-            self._report.add(name, evaluated, found)
+            self._report.add(name, evaluated, self._blobs[evaluated.image.path])
 
-    def _name(self, evaluated: EvaluatedImage) -> Path:
+    def _name(self, image: EvaluationImage) -> Path:
         # Without the ".." of a table of pairs, which would lead out of the output folder.
-        return Path(os.path.abspath(evaluated.image.path)).relative_to(self._root)
+        return Path(os.path.abspath(image.path)).relative_to(self._root)
 
     def finish(self, result: DefectEvaluation) -> DefectEvaluation:
         """Write the tables and the report; returns the result with the scores of blobs."""
-        rows = [_with_blobs(row, found) for row, found in zip(result.rows, self._blobs, strict=True)]
-        result = replace(result, rows=rows, at_threshold=blob_scores(self._blobs, self._ranked))
+        names = [str(self._name(image)) for image in self._images]
+        blobs = [self._blobs[image.path] for image in self._images]
+        all_blobs = [self._ranked[image.path] for image in self._images if image.path in self._ranked]
+        rows = [_with_blobs(row, found) for row, found in zip(result.rows, blobs, strict=True)]
+        result = replace(result, rows=rows, at_threshold=blob_scores(blobs, all_blobs))
         ranked = sorted(self._detections, key=lambda row: -row[3])
         if not self._options.all_detections:
             ranked = [row for row in ranked if row[3] >= self._threshold]
-        _write_table(self._folder / "detections.csv", ("image", "y", "x", "score"), ranked)
-        pairs = [
-            (blob, name, found) for name, found in zip(self._names, self._blobs, strict=True) for blob in found.blobs
-        ]
+        write_result(self._folder / "detections.csv", csv_text([("image", "y", "x", "score"), *ranked]))
+        pairs = [(blob, name, found) for name, found in zip(names, blobs, strict=True) for blob in found.blobs]
         boxes = [
             (name, *blob[:6], bool(blob.hits) if found.is_labelled else None)
             for blob, name, found in sorted(pairs, key=lambda pair: -pair[0].score)
         ]
         columns = ("image", "x1", "y1", "x2", "y2", "area_px", "score", "is_hit")
-        _write_table(self._folder / "blobs.csv", columns, boxes)
+        write_result(self._folder / "blobs.csv", csv_text([columns, *boxes]))
         # Relative paths, as in detections.csv, because good and defective images may have the same file name.
-        images = [asdict(row) | {"name": name} for row, name in zip(rows, self._names, strict=True)]
-        _write_table(self._folder / "images.csv", tuple(images[0]), [tuple(row.values()) for row in images])
+        images = [asdict(row) | {"name": name} for row, name in zip(rows, names, strict=True)]
+        write_result(self._folder / "images.csv", csv_text([images[0], *(row.values() for row in images)]))
         scores = result.scores() | {f"recall@{num}": value for num, value in result.recalls().items()}
-        (self._folder / "results.json").write_text(json.dumps(scores, indent=1) + "\n")
+        write_result(self._folder / "results.json", json.dumps(scores, indent=1) + "\n")
         if self._report is not None:
             page = self._report.page(scores, title=f"Defects in {self._options.test_path}")
-            (self._folder / "report.html").write_text(page, encoding="utf-8")
+            write_result(self._folder / "report.html", page)
         return result
 
 
@@ -352,10 +329,3 @@ def _with_blobs(row: ImageRow, found: BlobImage) -> ImageRow:
         num_false_blobs=len(found.false_blobs) if found.is_labelled else None,
         area_px=sum(blob.area_px for blob in found.blobs),
     )
-
-
-def _write_table(path: Path, names: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows(rows)

@@ -74,11 +74,12 @@ class Report:
         """Take the pictures of an image that are among those to be shown."""
         self._images.append(found)
         for missed in found.missed[:MAX_CROPS_OF_IMAGE]:
-            self._missed.offer((missed.area_px,), partial(_missed_card, name, evaluated, missed, self._threshold))
+            make = partial(_crops_card, "missed", name, evaluated, missed, self._threshold)
+            self._missed.offer((missed.area_px,), make)
         best, kind = (self._false, "false") if found.is_labelled else (self._found, "found")
         blobs = sorted(found.false_blobs if found.is_labelled else found.blobs, key=_rank, reverse=True)
         for blob in blobs[:MAX_CROPS_OF_IMAGE]:
-            best.offer(_rank(blob), partial(_blob_card, name, evaluated, blob, kind, self._threshold))
+            best.offer(_rank(blob), partial(_crops_card, kind, name, evaluated, blob, self._threshold))
         if num_wrong := len(found.missed) + len(found.false_blobs):
             self._worst.offer((num_wrong,), partial(_image_card, name, evaluated, found))
 
@@ -185,26 +186,10 @@ def _meaning(name: str) -> str:
 # Cards: a picture with its caption
 
 
-def _missed_card(name: str, evaluated: EvaluatedImage, missed: Region, threshold: float) -> str:
-    x1, y1, x2, y2, area_px = missed
-    highest = float(evaluated.heat_HW[y1:y2, x1:x2].max())
-    text = f"{area_px} px, heat up to {highest:.3f}"
-    return _crops_card("missed", name, evaluated, (x1, y1, x2, y2), text, threshold)
-
-
-def _blob_card(name: str, evaluated: EvaluatedImage, blob: Blob, kind: str, threshold: float) -> str:
-    return _crops_card(kind, name, evaluated, blob[:4], f"{blob.area_px} px, heat up to {blob.score:.3f}", threshold)
-
-
-def _crops_card(
-    kind: str,
-    name: str,
-    evaluated: EvaluatedImage,
-    box_xyxy: tuple[int, int, int, int],
-    text: str,
-    threshold: float,
-) -> str:
-    rows, columns = crop_around(box_xyxy, (evaluated.heat_HW.shape[0], evaluated.heat_HW.shape[1]))
+def _crops_card(kind: str, name: str, evaluated: EvaluatedImage, found: Blob | Region, threshold: float) -> str:
+    x1, y1, x2, y2 = found[:4]
+    highest = found.score if isinstance(found, Blob) else float(evaluated.heat_HW[y1:y2, x1:x2].max())
+    rows, columns = crop_around((x1, y1, x2, y2), (evaluated.heat_HW.shape[0], evaluated.heat_HW.shape[1]))
     target, ref1 = (grey(plane_HW[rows, columns]) for plane_HW in evaluated.planes_CHW[:2])
     mask_HW = None if evaluated.mask_HW is None else evaluated.mask_HW[rows, columns]
     heat_HW = evaluated.heat_HW[rows, columns]
@@ -213,11 +198,10 @@ def _crops_card(
         f'<div><img alt="{label}" src="{_data_uri(_reduced(crop, MAX_CROP_PX))}">{label}</div>'
         for label, crop in (("target", target), ("ref1", ref1), ("heat", heat))
     )
-    x1, y1, x2, y2 = box_xyxy
-    place = f"x {x1} to {x2 - 1}, y {y1} to {y2 - 1}"
+    text = f"x {x1} to {x2 - 1}, y {y1} to {y2 - 1}; {found.area_px} px, heat up to {highest:.3f}"
     return (
         f'<figure class="{kind}"><div class="crops">{crops}</div>'
-        f"<figcaption>{escape(name)}<br><span>{place}; {text}</span></figcaption></figure>"
+        f"<figcaption>{escape(name)}<br><span>{text}</span></figcaption></figure>"
     )
 
 

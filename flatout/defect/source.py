@@ -55,7 +55,7 @@ class SampleRecipe:
         self.grid, self.config, self.kernels = grid, config, kernels
         self.num_images = num_images
         self.num_hard_negatives = num_hard_negatives
-        self._block_draw = BlockDraw(self._draw_params)
+        self._block_draw = BlockDraw(partial(draw_samples, config, kernels, grid.patch_hw))
 
     def __len__(self) -> int:
         return self.num_images * self.grid.per_image
@@ -92,34 +92,19 @@ class SampleRecipe:
         item_M[bad] = first + unreadable.substitutes(bad, item_M[bad] - first, is_bad_N[first:])
         return Substituted(index_M, {**draws, "item": item_M.astype(np.int32)}, is_bad_M)
 
-    def _draw_params(self, seed: int, epoch: int, positions_M: np.ndarray) -> dict[str, np.ndarray]:
-        patch_hw = self.grid.patch_hw
-        return draw_samples(
-            self.config, self.kernels, patch_hw=patch_hw, seed=seed, epoch=epoch, positions_M=positions_M
-        )
-
 
 class _RecipeSource:
     """The part of the feed's source protocol that depends on the recipe alone: lengths, names, draws, substitutes."""
 
     def __init__(self, recipe: SampleRecipe, where_item: Callable[[int], str]) -> None:
         self._recipe, self.where_item = recipe, where_item
+        self.num_items, self.draw, self.substitute = recipe.num_items, recipe.draw, recipe.substitute
 
     def __len__(self) -> int:
         return len(self._recipe)
 
     def where(self, index: int) -> str:
         return self.where_item(index // self._recipe.grid.per_image)
-
-    @property
-    def num_items(self) -> int:
-        return self._recipe.num_items
-
-    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
-        return self._recipe.draw(seed, epoch, positions, indices)
-
-    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
-        return self._recipe.substitute(indices, draws, unreadable)
 
 
 class PatchSource(_RecipeSource):

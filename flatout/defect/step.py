@@ -38,14 +38,9 @@ def focal_gamma(start: float, end: float, epoch: int, epochs: int) -> float:
     return start + (end - start) * (1 - math.cos(math.pi * epoch / epochs)) / 2
 
 
-class StepwiseSchedule:
+def step_settings(lr: float, epochs: int, epoch: int, step: int) -> StepSettings:
     """Settings of a step for one parameter group; the optimizer steps after every batch."""
-
-    def __init__(self, lr: float, epochs: int) -> None:
-        self._lr, self._epochs = lr, epochs
-
-    def __call__(self, epoch: int, step: int) -> StepSettings:
-        return StepSettings((learning_rate(self._lr, epoch, self._epochs),), None, step_optimizer=True)
+    return StepSettings((learning_rate(lr, epoch, epochs),), None, step_optimizer=True)
 
 
 # The focal loss over pixels, in which easy pixels, which are nearly all, count for little.

@@ -6,9 +6,8 @@ options -> images, samples, network -> run and loop of flatout.engine -> weights
 import hashlib
 import logging
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,12 @@ from flatout.defect.input import InputConfig, TrainingImages, find_images, open_
 from flatout.defect.model import DefectNet, detection_problem
 from flatout.defect.options import RENAMED_OPTIONS, TrainOptions
 from flatout.defect.patches import Grid
+from flatout.defect.plots import examples_png
 from flatout.defect.source import SampleRecipe
-from flatout.defect.step import DefectJob, StepConfig, StepwiseSchedule
+from flatout.defect.step import DefectJob, StepConfig, step_settings
 from flatout.defect.synth.pool import amplitudes_of, make_kernels
 from flatout.defect.weights import load_network, weights_metadata
-from flatout.engine import DTYPES, Amp, Callback, Sections, default_amp, make_optimizer
+from flatout.engine import DTYPES, Amp, Callback, Schedule, Sections, default_amp, make_optimizer
 from flatout.errors import CheckpointError, DataError, counted
 from flatout.feed import DecodeError, DeviceBatch, DeviceBatches, Store, StoreConfig
 from flatout.runs import (
@@ -165,7 +165,6 @@ class DefectRecipe(Recipe):
         self._run, options = run, self.options
         self._examples: tuple[Tensor, Tensor] | None = None
         self._probe: tuple[Tensor, Tensor] | None = None
-        self._validation_store: Store | None = None
         network = self._network = self._make_network().to(self.device)
         if options.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -181,8 +180,8 @@ class DefectRecipe(Recipe):
     def job(self, model: Model) -> DefectJob:
         return DefectJob(StepConfig(**self.options.shared_with(StepConfig)), self._keep_examples)
 
-    def schedule(self, model: Model, steps_per_epoch: int) -> StepwiseSchedule:
-        return StepwiseSchedule(self.options.lr, self.options.epochs)
+    def schedule(self, model: Model, steps_per_epoch: int) -> Schedule:
+        return partial(step_settings, self.options.lr, self.options.epochs)
 
     def compute_settings(self) -> ComputeSettings:
         return ComputeSettings(amp=self.amp, graphs=self.options.graphs)
@@ -253,7 +252,7 @@ class DefectRecipe(Recipe):
         if path.exists() and self._run.continues:
             return
         images_BCHW, masks_BHW = images.numpy()[:EXAMPLES], masks.numpy()[:EXAMPLES, 0]
-        self._run.background.submit(partial(_plot_examples, images_BCHW, masks_BHW, path))
+        self._run.background.submit(partial(examples_png, images_BCHW, masks_BHW, path))
 
     def plot(self, folder: Path) -> None:
         from flatout.charts import plot_columns
@@ -336,21 +335,19 @@ class DefectRecipe(Recipe):
 
     def _read(self, path: Path) -> np.ndarray:
         """An image of valid/, decoded once and kept for the following epochs."""
-        if self._validation_store is None:
-            images = self._validation_images
-            reader = PairReader(images, AlignConfig(reach_px=self.options.align_px)) if images[0].references else None
-            strips = Strips([image.path for image in images], shape_hw=self._samples.grid.shape_hw, read=reader)
-            config = StoreConfig(progress=False, workers=self.options.num_workers)
-            self._validation_store = self._run.stack.enter_context(Store.open(strips, config))
-            self._number = {image.path: number for number, image in enumerate(self._validation_images)}
-        return self._validation_store[self._number[path]]
+        return self._validation_store[self._validation_numbers[path]]
 
+    @cached_property
+    def _validation_numbers(self) -> dict[Path, int]:
+        return {image.path: number for number, image in enumerate(self._validation_images)}
 
-def _plot_examples(images_BCHW: np.ndarray, masks_BHW: np.ndarray, path: Path) -> None:
-    with suppress(ImportError):
-        from flatout.defect.plots import examples_png
-
-        examples_png(images_BCHW, masks_BHW, path)
+    @cached_property
+    def _validation_store(self) -> Store:
+        images = self._validation_images
+        reader = PairReader(images, AlignConfig(reach_px=self.options.align_px)) if images[0].references else None
+        strips = Strips([image.path for image in images], shape_hw=self._samples.grid.shape_hw, read=reader)
+        config = StoreConfig(progress=False, workers=self.options.num_workers)
+        return self._run.stack.enter_context(Store.open(strips, config))
 
 
 def training_images(options: TrainOptions) -> TrainingImages:

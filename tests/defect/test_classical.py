@@ -17,6 +17,7 @@ from flatout.defect.check import check_data_set
 from flatout.defect.compare.calibrate import (
     LOWEST,
     Blobs,
+    Settings,
     choose_settings,
     heat_blobs,
     read_settings,
@@ -233,6 +234,13 @@ def test_the_stored_threshold_is_used_and_never_taken_from_the_test_images(board
     settings.write_text("method: network\nthreshold: 0.5\nfalse_blobs: 1.0\nimages: 3\nchosen_on: x\n")
     assert main(words) == 2
     assert "chosen for the network method, not for classical. Give its weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ['12" boards', r"\\server\new", "boards: new #2", "Platinen größer", "P"])
+def test_a_settings_file_can_be_read_wherever_its_images_were(folder, tmp_path):
+    chosen = Settings(method="classical", threshold=0.1 + 0.2, false_blobs=0.5, images=3, chosen_on=folder)
+    (tmp_path / "settings.yaml").write_text(chosen.as_yaml(), encoding="utf-8")
+    assert read_settings(tmp_path / "settings.yaml") == chosen
 
 
 def test_a_file_that_is_not_a_settings_file_is_refused(tmp_path):

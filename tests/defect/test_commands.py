@@ -26,7 +26,7 @@ from flatout.defect.demo_data import (
     write_demo_data,
     write_strip,
 )
-from flatout.defect.export import WholeImage, export_onnx
+from flatout.defect.export import WholeImage, model_for
 from flatout.defect.model import DefectNet
 from flatout.defect.options import CalibrateOptions
 from flatout.defect.patches import Grid
@@ -436,4 +436,4 @@ def test_without_openvino_the_error_says_what_to_install(weights, tmp_path, monk
 def test_without_onnx_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigError, match=r"pip install onnx onnxruntime onnxslim"):
-        export_onnx(DefectNet("v1", 8), Grid.over((80, 64), 32), tmp_path / "x.onnx")
+        model_for(DefectNet("v1", 8), Grid.over((80, 64), 32)).write_onnx(tmp_path / "x.onnx")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flatout.defect.model import DefectNet, detection_problem
-from flatout.defect.step import StepwiseSchedule, focal_gamma, focal_loss
+from flatout.defect.step import focal_gamma, focal_loss, step_settings
 from flatout.defect.weights import load_network
 from flatout.errors import CheckpointError, ConfigError
 from tests.defect.golden_files import arrays_split, entries, records
@@ -122,7 +122,7 @@ def test_saturated_pixels_give_finite_losses_and_gradients(gamma):
 def test_rates_and_gammas_follow_the_golden_schedule(case):
     record, _ = case
     epochs = record["epochs"]
-    schedule = StepwiseSchedule(record["lr0"], epochs)
+    schedule = partial(step_settings, record["lr0"], epochs)
     assert [schedule(epoch, 0).lrs[0] for epoch in range(epochs)] == pytest.approx(record["lr"], abs=1e-12)
     gammas = [focal_gamma(record["gamma_start"], record["gamma_end"], epoch, epochs) for epoch in range(epochs)]
     assert gammas == pytest.approx(record["gamma"], abs=1e-12)
@@ -130,12 +130,12 @@ def test_rates_and_gammas_follow_the_golden_schedule(case):
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_trials_of_one_and_two_epochs_keep_the_learning_rate(epochs):
-    schedule = StepwiseSchedule(1e-3, epochs)
+    schedule = partial(step_settings, 1e-3, epochs)
     assert [schedule(epoch, 0).lrs[0] for epoch in range(epochs)] == [1e-3] * epochs
 
 
 def test_longer_trainings_keep_their_schedule():
-    schedule = StepwiseSchedule(1.0, 3)
+    schedule = partial(step_settings, 1.0, 3)
     assert [schedule(epoch, 0).lrs[0] for epoch in range(3)] == [1.0, 1.0, 0.2**2]
 
 

@@ -13,6 +13,7 @@ from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import read_mask
 from flatout.defect.data.pairs import PairReader, holds_pairs, list_pair_images, read_planes, read_template_planes
 from flatout.defect.evaluate.evaluate import evaluate_images
+from flatout.defect.evaluate.maps import HostMapMaker
 from flatout.errors import DataError
 from flatout.feed import DecodeError
 
@@ -136,7 +137,7 @@ def test_pairs_of_different_depth_are_refused(tmp_path):
 def test_a_plain_difference_reaches_its_published_overlap_on_real_boards():
     pairs = list_pair_images(BOARDS / "val")
     images = [EvaluationImage(pair.path, pair.mask, is_good=False) for pair in pairs]
-    outcome = evaluate_images(_floor, images, read=PairReader(pairs, None), threshold=0.5)
+    outcome = evaluate_images(HostMapMaker(_floor), images, read=PairReader(pairs, None), threshold=0.5)
     assert outcome.scores()["pixel_IoU"] == pytest.approx(0.462, abs=0.005)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,14 +12,16 @@ import numpy as np
 import pytest
 import tifffile
 
+from flatout.__main__ import main
 from flatout.defect import predict as prediction
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.evaluate.blobs import inspect_blobs
 from flatout.defect.evaluate.evaluate import EvaluatedImage, evaluate_images
-from flatout.defect.evaluate.maps import Mapped
+from flatout.defect.evaluate.maps import HostMapMaker, Mapped
 from flatout.defect.options import TestOptions
 from flatout.defect.plots import overlay
 from flatout.defect.report import MAX_CROPS, Report, crop_around
+from tests.defect.boards import write_boards
 
 SHAPE = (60, 50)
 
@@ -56,7 +59,9 @@ def written(folder: Path, *, threshold: float, is_labelled: bool = True, **optio
         is_good = number == 1 and is_labelled
         images.append(EvaluationImage(path, folder / "mask.tiff" if is_labelled and not number else None, is_good))
     writer = prediction._Writer(TestOptions(output_dir=str(out), **options), images, threshold=threshold)
-    writer.finish(evaluate_images(heat_of, images, threshold=threshold, observers=[writer], in_threads=writer.write))
+    writer.finish(
+        evaluate_images(HostMapMaker(heat_of), images, threshold=threshold, observers=[writer], in_threads=writer.write)
+    )
     return out
 
 
@@ -174,3 +179,22 @@ def test_what_reaches_a_low_threshold_has_the_colour_of_one_half(threshold, like
     )
     assert np.abs(found - expected).max() <= 4, "a step of the colour map"
     assert np.abs(found - 200).max() > 50
+
+
+@pytest.mark.parametrize(
+    "name", ["00_heat.tiff", "00_result.png", "00_mask.png", "images.csv", "blobs.csv", "results.json", "report.html"]
+)
+def test_a_result_that_cannot_be_written_is_named_with_exit_code_5(name, tmp_path, capsys):
+    boards, out = write_boards(tmp_path / "boards", 1), tmp_path / "out"
+    (out / name).mkdir(parents=True)
+    assert main(["defect", "test", "--test_path", str(boards), "--output_dir", str(out)]) == 5
+    assert f"{out / name}: cannot be written: Is a directory. Make room, or choose another" in capsys.readouterr().err
+
+
+def test_tables_hold_the_names_of_files_that_are_no_utf_8(tmp_path):
+    boards, out = write_boards(tmp_path / "boards", 1), tmp_path / "out"
+    for kind in ("temp", "test", "mask"):
+        for file in (boards / kind).glob("00.*"):
+            os.rename(file, os.fsencode(file.parent) + b"/plat\xfe" + file.suffix.encode())
+    assert main(["defect", "predict", "--test_path", str(boards), "--output_dir", str(out)]) == 0
+    assert b"plat\xfe.png," in (out / "images.csv").read_bytes()

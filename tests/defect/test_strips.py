@@ -69,6 +69,28 @@ def test_packed_integers_are_the_values_that_are_stored(bits, shape, order):
             np.testing.assert_array_equal(decode(packed_tiff(stored, bits, order=order, **tags)).reshape(shape), stored)
 
 
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("planes_last", [False, True])
+def test_packed_integers_in_tiles_are_the_values_that_are_stored(planes_last, order):
+    """Tiles of 32 x 16 pixels, those at the edges padded, first written as bytes; then their tags say 12 bits."""
+    per_row = 3 if planes_last else 1
+    stored = np.random.default_rng(0).integers(0, 4096, (20, 40, 3) if planes_last else (3, 20, 40))
+    bits = stored.reshape(*stored.shape[: 1 if planes_last else 2], -1)[..., None] >> np.arange(12)[::-1] & 1
+    packed = np.packbits(bits.reshape(*bits.shape[:-2], -1).astype(np.uint8), axis=-1)
+    sink = io.BytesIO()
+    layout = {} if planes_last else {"planarconfig": "separate", "photometric": "rgb"}
+    tifffile.imwrite(sink, packed, tile=(16, 48 * per_row), byteorder=order, metadata=None, **layout)
+    content = bytearray(sink.getvalue())
+    with tifffile.TiffFile(io.BytesIO(content)) as file:
+        tags = file.pages.first.tags
+        for tag, kind, value in ((256, "I", 40), (322, "I", 32), (258, "H", 12)):
+            for number in range(tags[tag].count):
+                struct.pack_into(order + kind, content, tags[tag].valueoffset + 2 * number, value)
+        if planes_last:
+            struct.pack_into(f"{order}H", content, tags[277].valueoffset, 3)
+    np.testing.assert_array_equal(decode(bytes(content)), stored)
+
+
 def test_imagecodecs_changes_nothing():
     pytest.importorskip("imagecodecs", reason="compares with this optional package")
     stored = np.random.default_rng(0).integers(0, 4096, (13, 21, 3)).astype(np.uint16)

@@ -14,7 +14,7 @@ from flatout.defect.compare.align import AlignConfig, Alignment, align
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.pairs import read_planes
 from flatout.defect.plots import grey_png, shifts_png
-from flatout.errors import DataError, ResourceError
+from flatout.errors import DataError
 from flatout.feed import DecodeError
 
 
@@ -52,10 +52,6 @@ def align_files(target: Path, reference: Path, folder: Path, config: AlignConfig
         raise DataError(str(error)) from None
     target_HW, reference_HW, _ = planes_CHW
     found = align(target_HW, reference_HW, config)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"{folder}: cannot be created: {error.strerror}. Choose another --out.") from None
     aligned, plot = folder / f"{reference.stem}_aligned.png", folder / f"{reference.stem}_shifts.png"
     grey_png(np.rint(found.reference_HW), aligned)
     shifts_png(target_HW, reference_HW, found, plot)

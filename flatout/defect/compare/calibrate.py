@@ -11,12 +11,13 @@ Dimension key:  H W image   N components   K labelled defects
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from flatout.config import build_config
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import MAX_GREY
 from flatout.defect.data.pairs import read_boxes
@@ -24,7 +25,8 @@ from flatout.defect.evaluate.blobs import inspect_blobs
 from flatout.defect.evaluate.evaluate import mask_of_image
 from flatout.defect.evaluate.maps import MapMaker, Mapped, ReadImage, map_images
 from flatout.defect.options import Method
-from flatout.errors import ConfigError, DataError, ResourceError, counted
+from flatout.errors import ConfigError, DataError, counted
+from flatout.yaml_strict import load_yaml, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -142,8 +144,6 @@ def _per_image(false_heat: Sequence[np.ndarray], threshold: float) -> float:
 
 # The settings file
 
-_NAMES = ("method", "threshold", "false_blobs", "images", "chosen_on")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -159,29 +159,18 @@ class Settings:
     chosen_on: str
     """Their folder."""
 
-    def write(self, path: Path) -> None:
-        """Write as YAML, one name per line."""
-        lines = [f"{name}: {_yaml(getattr(self, name))}\n" for name in _NAMES]
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(lines))
-        except OSError as error:
-            raise ResourceError(f"{path}: cannot be written: {error.strerror}.") from None
+    def as_yaml(self) -> str:
+        """The text of a settings file, one name per line."""
+        texts = {name: quoted(value) if isinstance(value, str) else value for name, value in asdict(self).items()}
+        return "".join(f"{name}: {text}\n" for name, text in texts.items())
 
 
 def read_settings(path: str | Path) -> Settings:
     """Read a settings file; ConfigError names what is wrong in it."""
-    from flatout.config import build_config
-    from flatout.yaml_strict import load_yaml
-
     content = load_yaml(path)
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path}: it is not a settings file. Write one with: flatout defect calibrate")
     return build_config({str(name): value for name, value in content.items()}, Settings, where=str(path))
-
-
-def _yaml(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def choose_settings(

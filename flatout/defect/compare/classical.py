@@ -46,17 +46,12 @@ class Differences(NamedTuple):
 class Components(NamedTuple):
     """The connected differences of an image; all of them, whatever their size."""
 
-    number_HW: np.ndarray
-    """int32: 0 outside, else the number of the component, from 1."""
     pixels_M: np.ndarray
     """Flat indices of the pixels of all components."""
+    number_M: np.ndarray
+    """int32: the component of each, from 0."""
     core_N: np.ndarray
     """Pixels that no move of an edge by one pixel explains, each weighted with its share of the full contrast."""
-
-
-def heat_of_core(core_N: np.ndarray) -> np.ndarray:
-    """Heat in 0..1 for a core in pixels."""
-    return np.asarray(core_N / (core_N + HALF_AT), np.float32)
 
 
 def find_differences(planes_CHW: np.ndarray) -> Differences:
@@ -83,24 +78,29 @@ def find_differences(planes_CHW: np.ndarray) -> Differences:
 
 def components_of(differences: Differences) -> Components:
     """The connected components of the pixels that are drawn."""
-    import cv2
-
-    count, number_HW = cv2.connectedComponents(differences.drawn_HW, connectivity=8)
-    pixels_M = np.flatnonzero(differences.drawn_HW)
-    number_M = number_HW.reshape(-1)[pixels_M]
+    pixels_M, number_M, count = _numbered(differences.drawn_HW)
     cores = [
-        np.bincount(number_M, plane_HW.reshape(-1)[pixels_M], minlength=count)[1:] / differences.contrast
+        np.bincount(number_M, plane_HW.reshape(-1)[pixels_M], minlength=count) / differences.contrast
         for plane_HW in (differences.there_HW, differences.missing_HW)
     ]
-    return Components(number_HW, pixels_M, np.maximum(*cores))
+    return Components(pixels_M, number_M, np.maximum(*cores))
+
+
+def _numbered(drawn_HW: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """The flat indices of the pixels that are drawn, the component of each, from 0, and how many there are."""
+    import cv2
+
+    count, number_HW = cv2.connectedComponents(drawn_HW, connectivity=8)
+    pixels_M = np.flatnonzero(drawn_HW)
+    return pixels_M, number_HW.reshape(-1)[pixels_M] - 1, count - 1
 
 
 def heat_of_differences(differences: Differences) -> np.ndarray:
     """Heat map of the classical method, float32 [H, W] in 0..1; every pixel of a component has its heat."""
     found = components_of(differences)
-    heat_N = heat_of_core(found.core_N)
-    heat_HW = np.zeros(found.number_HW.shape, np.float32)
-    heat_HW.reshape(-1)[found.pixels_M] = heat_N[found.number_HW.reshape(-1)[found.pixels_M] - 1]
+    heat_N = np.asarray(found.core_N / (found.core_N + HALF_AT), np.float32)
+    heat_HW = np.zeros(differences.drawn_HW.shape, np.float32)
+    heat_HW.reshape(-1)[found.pixels_M] = heat_N[found.number_M]
     return heat_HW
 
 
@@ -114,11 +114,7 @@ def refined(heat_HW: np.ndarray, planes_CHW: np.ndarray) -> np.ndarray:
 
 def drawn_by(drawn_HW: np.ndarray, heat_HW: np.ndarray) -> np.ndarray:
     """The same as `refined`, from the pixels that are drawn."""
-    import cv2
-
-    count, number_HW = cv2.connectedComponents(drawn_HW, connectivity=8)
-    pixels_M = np.flatnonzero(drawn_HW)
-    number_M = np.asarray(number_HW.reshape(-1)[pixels_M], np.int32)
+    pixels_M, number_M, count = _numbered(drawn_HW)
     heat_N = np.zeros(count, np.float32)
     np.maximum.at(heat_N, number_M, heat_HW.reshape(-1)[pixels_M])
     refined_HW = np.zeros(drawn_HW.shape, np.float32)
@@ -136,11 +132,10 @@ def opened(mask_HW: np.ndarray) -> np.ndarray:
 
 def _differences(target_HW: np.ndarray, reference_HW: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The plain difference, and what of it no move by one pixel explains: in target, and in the reference; uint8."""
-    return (
-        _absolute(target_HW, reference_HW),
-        _unexplained(target_HW, reference_HW),
-        _unexplained(reference_HW, target_HW),
-    )
+    import cv2
+
+    differs_HW = cv2.absdiff(target_HW, reference_HW)
+    return differs_HW, _unexplained(target_HW, reference_HW), _unexplained(reference_HW, target_HW)
 
 
 def _unexplained(here_HW: np.ndarray, there_HW: np.ndarray) -> np.ndarray:
@@ -150,12 +145,6 @@ def _unexplained(here_HW: np.ndarray, there_HW: np.ndarray) -> np.ndarray:
     above_HW = cv2.subtract(here_HW, cv2.dilate(there_HW, _BOX_3))
     below_HW = cv2.subtract(cv2.erode(there_HW, _BOX_3), here_HW)
     return cv2.max(above_HW, below_HW)
-
-
-def _absolute(first_HW: np.ndarray, second_HW: np.ndarray) -> np.ndarray:
-    import cv2
-
-    return cv2.absdiff(first_HW, second_HW)
 
 
 def _contrast(plane_HW: np.ndarray) -> float:

@@ -9,7 +9,6 @@ Dimension key:  R rows of a strip or tile   B bytes of a row   V values of a row
 """
 
 import struct
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,12 +83,15 @@ def _checked_header(content: bytes) -> Header:
         raise DecodeError(f"it cannot be decoded: {error}.") from None
     if header.format not in READABLE:
         raise DecodeError(f"it is not a TIFF, PNG, JPEG or BMP file: {describe_format(header.format)}.")
-    nbytes = header.width * header.height * 3 * (1 if header.bits <= 8 else 2)
+    _refuse_too_large(header.width * header.height * 3 * (1 if header.bits <= 8 else 2))
+    return header
+
+
+def _refuse_too_large(nbytes: int) -> None:
     if nbytes > MAX_BYTES:
         raise DecodeError(
             f"its header states {nbytes >> 20} MiB of pixels, more than the {MAX_BYTES >> 20} MiB allowed."
         )
-    return header
 
 
 def _decode_tiff(content: bytes) -> np.ndarray:
@@ -118,10 +120,7 @@ def _stored_in(file: "tifffile.TiffFile", content: bytes) -> np.ndarray:
     if len(parts) > MAX_PAGES:
         raise DecodeError(f"it has {len(parts)} pages. Expected are three, target, ref1 and ref2, or four.")
     nbytes = sum(part.nbytes for part in parts)
-    if nbytes > MAX_BYTES:
-        raise DecodeError(
-            f"its header states {nbytes >> 20} MiB of pixels, more than the {MAX_BYTES >> 20} MiB allowed."
-        )
+    _refuse_too_large(nbytes)
     if len({part.shape for part in parts}) > 1:
         sizes = ", ".join(" x ".join(map(str, part.shape)) for part in parts)
         raise DecodeError(f"its pages have different sizes: {sizes}.")
@@ -129,8 +128,8 @@ def _stored_in(file: "tifffile.TiffFile", content: bytes) -> np.ndarray:
     _check_data(pages, nbytes, len(content))
     if any(page.compression in _JPEG for page in pages):
         return _by_opencv(pages, content)
-    if any(needs_unpacking(page) for page in pages):
-        arrays = [_unpacked_array(page, content) for page in pages]
+    if any(_needs_unpacking(page) for page in pages):
+        arrays = [_unpacked(content, page) if _needs_unpacking(page) else page.asarray() for page in pages]
         return np.stack(arrays).reshape(series.shape) if parts == [series] else _stacked(arrays)
     try:
         return _stacked([part.asarray() for part in parts])
@@ -158,15 +157,6 @@ def _check_data(pages: "list[tifffile.TiffPage]", nbytes: int, num_bytes: int) -
         is_plain &= page.compression == _UNCOMPRESSED and page.bitspersample in (8, 16, 32, 64)
     if nbytes > num_bytes * (1 if is_plain else MAX_EXPANSION):
         raise DecodeError(f"it states {nbytes} bytes of pixels, which do not fit into a file of {num_bytes} bytes.")
-
-
-def _unpacked_array(page: "tifffile.TiffPage", content: bytes) -> np.ndarray:
-    import io
-
-    import tifffile
-
-    with tifffile.TiffFile(io.BytesIO(unpacked_tiff(content, page) if needs_unpacking(page) else content)) as file:
-        return np.asarray((file.pages[0] if needs_unpacking(page) else file.pages[page.index]).asarray())
 
 
 def _stacked(arrays: list[np.ndarray]) -> np.ndarray:
@@ -210,7 +200,7 @@ def _fit(found: list[np.ndarray], first: "tifffile.TiffPage", num_pages: int) ->
     return is_alike and planes == first.samplesperpixel * num_pages
 
 
-# Unpacked TIFF pages: what tifffile reads only with an extra package is rewritten as an uncompressed page.
+# Unpacked TIFF pages: what tifffile reads only with an extra package is put together here.
 #
 # The values are then the stored ones, whichever packages are installed. OpenCV decompresses the bytes (LZW, and other
 # codecs of packed integers and floats) from a synthetic grey page whose pixels are the bytes of a row. Given the real
@@ -219,45 +209,49 @@ def _fit(found: list[np.ndarray], first: "tifffile.TiffPage", num_pages: int) ->
 _LZW = 5
 _UNPACKED = (_UNCOMPRESSED, _LZW, 8, 32946, 32773)
 """Compressions that can be unpacked here: also deflate and PackBits. OpenCV decodes others as black images."""
-_GREY, _RGB = 1, 2
+_GREY = 1
 _LONG = 4
-_SEPARATE = 2
 _UNSIGNED = 1
 _DIFFERENCES, _FLOAT_DIFFERENCES = 2, 3
-_WHOLE_BITS = (1, 8, 16, 32, 64)
-"""Bits per value that tifffile reads without an extra package."""
+_WHOLE_BYTES = (8, 16, 32, 64)
+"""Bits per value that fill bytes."""
 
 
-def needs_unpacking(page: "tifffile.TiffPage") -> bool:
-    """Whether tifffile alone cannot read a page, but can read what `unpacked_tiff` makes of it."""
+def _needs_unpacking(page: "tifffile.TiffPage") -> bool:
+    """Whether tifffile alone cannot read a page, but `_unpacked` can."""
     if page.compression not in _UNPACKED:
         return False
-    is_packed = page.bitspersample not in _WHOLE_BITS and page.sampleformat == _UNSIGNED
+    is_packed = page.bitspersample not in (1, *_WHOLE_BYTES) and page.sampleformat == _UNSIGNED
     return page.compression == _LZW or page.predictor == _FLOAT_DIFFERENCES or is_packed
 
 
-def unpacked_tiff(content: bytes, page: "tifffile.TiffPage") -> bytes:
-    """A TIFF file with one uncompressed page that has the values of `page`; ValueError if they cannot be read."""
-    is_separate = page.planarconfig == _SEPARATE
-    samples, bits, order = page.samplesperpixel, page.bitspersample, page.parent.byteorder
-    values = (page.tilewidth if page.is_tiled else page.imagewidth) * (1 if is_separate else samples)
+def _unpacked(content: bytes, page: "tifffile.TiffPage") -> np.ndarray:
+    """The values of a page in the shape that tifffile gives it; ValueError if they cannot be read."""
+    planes, _, height, width, samples = page.shaped
+    rows, columns = (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, width)
+    values, bits, dtype = columns * samples, page.bitspersample, page.dtype
+    if dtype is None:
+        raise ValueError(f"values of {bits} bits in sample format {page.sampleformat}")
+    down, across = -(-height // rows), -(-width // columns)
     row_bytes = -(-values * bits // 8)
-    if page.is_tiled:
-        rows = [page.tilelength] * len(page.dataoffsets)
-    else:
-        starts = range(0, page.imagelength, page.rowsperstrip)
-        rows = [min(page.rowsperstrip, page.imagelength - start) for start in starts] * (samples if is_separate else 1)
-    segments = [_uncompressed(content, page, segment, num_rows, row_bytes) for segment, num_rows in enumerate(rows)]
-    if bits not in _WHOLE_BITS:
+    segments = [
+        # The last strip of a plane may be shorter, tiles are always complete.
+        _uncompressed(content, page, at, rows if page.is_tiled else min(rows, height - at % down * rows), row_bytes)
+        for at in range(planes * down * across)
+    ]
+    if bits not in _WHOLE_BYTES:
         if page.predictor != 1:
             raise ValueError(f"{bits} bits per value with a predictor")
-        segments = [_widened(data, values, bits, order) for data in segments]
-        bits = _wide(bits)
-    elif page.predictor != 1 and page.dtype is not None:
-        each = 1 if is_separate else samples
-        restored = {_DIFFERENCES: _summed, _FLOAT_DIFFERENCES: _summed_floats}[page.predictor]
-        segments = [restored(data, each, page.dtype.newbyteorder(order)) for data in segments]
-    return _file(page, [data.tobytes() for data in segments], bits)
+        segments = [_widened(row_RB, values, bits, dtype) for row_RB in segments]
+    else:
+        restored = {1: _viewed, _DIFFERENCES: _summed, _FLOAT_DIFFERENCES: _summed_floats}[page.predictor]
+        segments = [restored(row_RB, samples, dtype.newbyteorder(page.parent.byteorder)) for row_RB in segments]
+    if page.is_tiled:
+        tiles = np.stack(segments).reshape(planes, down, across, rows, columns, samples).swapaxes(2, 3)
+        whole = tiles.reshape(planes, down * rows, across * columns, samples)[:, :height, :width]
+    else:
+        whole = np.concatenate(segments)
+    return whole.reshape(page.shape).astype(dtype, copy=False)
 
 
 def compression_name(page: "tifffile.TiffPage") -> str:
@@ -290,84 +284,45 @@ def _strip_by_opencv(data: bytes, kind: tuple[int, int], height: int, width: int
     import cv2
 
     compression, fillorder = kind
-    tags = {
-        256: [width],
-        257: [height],
-        258: [bits],
-        259: [compression],
-        262: [_GREY],
-        266: [fillorder],
-        277: [1],
-        278: [height],
-        279: [len(data)],
+    numbers = {
+        256: width,
+        257: height,
+        258: bits,
+        259: compression,
+        262: _GREY,
+        266: fillorder,
+        273: 0,
+        277: 1,
+        278: height,
+        279: len(data),
     }
-    start = len(_header("<", tags | {273: [0]}))
-    found = cv2.imdecode(np.frombuffer(_header("<", tags | {273: [start]}) + data, np.uint8), cv2.IMREAD_UNCHANGED)
+    numbers[273] = 8 + 2 + 12 * len(numbers) + 4  # the data follows the header
+    entries = b"".join(struct.pack("<HHII", tag, _LONG, 1, number) for tag, number in numbers.items())
+    header = b"II" + struct.pack("<HIH", 42, 8, len(numbers)) + entries + bytes(4)
+    found = cv2.imdecode(np.frombuffer(header + data, np.uint8), cv2.IMREAD_UNCHANGED)
     is_whole = found is not None and found.shape == (height, width) and found.dtype.itemsize * 8 == bits
     return np.ascontiguousarray(found) if is_whole else None
 
 
-def _wide(bits: int) -> int:
-    return next(wide for wide in (8, 16, 32, 64) if bits <= wide)
-
-
-def _widened(row_RB: np.ndarray, values: int, bits: int, order: str) -> np.ndarray:
+def _widened(row_RB: np.ndarray, values: int, bits: int, dtype: np.dtype) -> np.ndarray:
     """Widen packed integers to whole bytes; every row begins at a byte boundary."""
     bit_RVb = np.unpackbits(row_RB, axis=1, count=values * bits).reshape(len(row_RB), values, bits)
-    wide = _wide(bits)
-    padded_RVb = np.zeros((len(row_RB), values, wide), np.uint8)
-    padded_RVb[..., wide - bits :] = bit_RVb
-    return np.packbits(padded_RVb, axis=-1).view(f">u{wide // 8}").astype(f"{order}u{wide // 8}")
+    padded_RVb = np.pad(bit_RVb, ((0, 0), (0, 0), (8 * dtype.itemsize - bits, 0)))
+    return np.packbits(padded_RVb, axis=-1).view(f">u{dtype.itemsize}")
+
+
+def _viewed(row_RB: np.ndarray, samples: int, dtype: np.dtype) -> np.ndarray:
+    """The values as they are, [R, W, S]."""
+    return row_RB.view(dtype).reshape(len(row_RB), -1, samples)
 
 
 def _summed(row_RB: np.ndarray, samples: int, dtype: np.dtype) -> np.ndarray:
     """Undo the predictor that stores differences from the pixel to the left."""
-    row_RWS = row_RB.view(dtype).reshape(len(row_RB), -1, samples)
-    return np.cumsum(row_RWS, axis=1, dtype=row_RWS.dtype.newbyteorder("=")).astype(dtype)
+    return np.cumsum(_viewed(row_RB, samples, dtype), axis=1, dtype=dtype.newbyteorder("="))
 
 
 def _summed_floats(row_RB: np.ndarray, samples: int, dtype: np.dtype) -> np.ndarray:
     """Undo the floating-point predictor: byte differences, highest bytes of a row first (Adobe's technical note 3)."""
     byte_RB = np.cumsum(row_RB.reshape(len(row_RB), -1, samples), axis=1, dtype=np.uint8)
     byte_RbV = byte_RB.reshape(len(row_RB), dtype.itemsize, -1)
-    value_RVb = np.ascontiguousarray(byte_RbV.transpose(0, 2, 1))
-    return value_RVb.view(dtype.newbyteorder(">")).astype(dtype)
-
-
-def _file(page: "tifffile.TiffPage", data: list[bytes], bits: int) -> bytes:
-    """A TIFF file with one page of these strips or tiles, in the layout of `page`."""
-    samples = page.samplesperpixel
-    offsets_tag, counts_tag = (324, 325) if page.is_tiled else (273, 279)
-    tags = {
-        256: [page.imagewidth],
-        257: [page.imagelength],
-        258: [bits] * samples,
-        259: [_UNCOMPRESSED],
-        262: [_RGB if samples > 2 else _GREY],
-        277: [samples],
-        284: [int(page.planarconfig)],
-        339: [int(page.sampleformat)] * samples,
-        offsets_tag: [0] * len(data),
-        counts_tag: [len(part) for part in data],
-    }
-    tags |= {322: [page.tilewidth], 323: [page.tilelength]} if page.is_tiled else {278: [page.rowsperstrip]}
-    extra = samples - (3 if samples > 2 else 1)
-    if extra:
-        tags[338] = [0] * extra
-    order = page.parent.byteorder
-    tags[offsets_tag] = list(accumulate(map(len, data[:-1]), initial=len(_header(order, tags))))
-    return _header(order, tags) + b"".join(data)
-
-
-def _header(byteorder: str, tags: dict[int, list[int]]) -> bytes:
-    """TIFF header and tag directory, all numbers as 32 bits; its length depends on their count, not on their values."""
-    entries, values = [], b""
-    values_at = 8 + 2 + 12 * len(tags) + 4
-    for tag, numbers in sorted(tags.items()):
-        packed = struct.pack(f"{byteorder}{len(numbers)}I", *numbers)
-        where = packed if len(numbers) == 1 else struct.pack(f"{byteorder}I", values_at + len(values))
-        values += b"" if len(numbers) == 1 else packed
-        entries.append(struct.pack(f"{byteorder}HHI", tag, _LONG, len(numbers)) + where)
-    mark = b"II" if byteorder == "<" else b"MM"
-    start = mark + struct.pack(f"{byteorder}HIH", 42, 8, len(entries))
-    return start + b"".join(entries) + struct.pack(f"{byteorder}I", 0) + values
+    return np.ascontiguousarray(byte_RbV.transpose(0, 2, 1)).view(dtype.newbyteorder(">"))

@@ -44,17 +44,11 @@ def canonical(stored: np.ndarray) -> np.ndarray:
     if not np.isfinite(low) or not np.isfinite(high):
         raise DecodeError("it has values that are not finite. Repair the file, or remove it.")
     if low < 0 or high > MAX_GREY:
-        _stretch(planes_CHW, low, high)
+        planes_CHW -= np.float32(low)
+        if high > low:
+            planes_CHW /= np.float32(high - low)
+            planes_CHW *= np.float32(MAX_GREY)
     return planes_CHW
-
-
-def _stretch(planes_CHW: np.ndarray, low: float, high: float) -> None:
-    if high <= low:
-        planes_CHW.fill(0)
-        return
-    planes_CHW -= np.float32(low)
-    planes_CHW /= np.float32(high - low)
-    planes_CHW *= np.float32(MAX_GREY)
 
 
 def planes_first(stored: np.ndarray) -> np.ndarray:
@@ -201,17 +195,13 @@ class BlindnessWarning:
 
     def __init__(self, read: Callable[[Path], np.ndarray], *, are_pairs: bool) -> None:
         self._read, self._are_pairs = read, are_pairs
-        self._has_warned = False
-        self._lock = Lock()
+        self._warned = Lock()
+        """Taken by the first thread that warns, and never released."""
 
     def __call__(self, path: Path) -> np.ndarray:
         planes_CHW = self._read(path)
-        if self._has_warned or (reason := self._reason(planes_CHW)) is None:
-            return planes_CHW
-        with self._lock:
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning("%s: %s", path, reason)
+        if not self._warned.locked() and (reason := self._reason(planes_CHW)) and self._warned.acquire(blocking=False):
+            logger.warning("%s: %s", path, reason)
         return planes_CHW
 
     def _reason(self, planes_CHW: np.ndarray) -> str | None:

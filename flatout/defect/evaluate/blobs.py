@@ -10,6 +10,7 @@ Dimension key:  H W image   N blobs   M pixels in blobs   K boxes
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -151,48 +152,36 @@ def blob_average_precision(images: Sequence[BlobImage]) -> float | None:
     found: set[tuple[int, int]] = set()
     num_true = num_false = 0
     area = 0.0
-    start = 0
-    while start < len(ranked):
-        # Blobs of one score enter together, since their order would be arbitrary.
-        end = start
+    # Blobs of one score enter together, since their order would be arbitrary.
+    for _, together in groupby(ranked, key=lambda one: one[0].score):
         before = len(found)
-        while end < len(ranked) and ranked[end][0].score == ranked[start][0].score:
-            blob, image = ranked[end]
+        for blob, image in together:
             new = {(image, defect) for defect in blob.hits} - found
             num_true += bool(new)
             num_false += not blob.hits
             found |= new
-            end += 1
-        if len(found) > before:
-            area += (len(found) - before) * num_true / (num_true + num_false)
-        start = end
+        area += (len(found) - before) * num_true / (num_true + num_false)
     return area / num_defects
 
 
 def _components(heat_HW: np.ndarray, threshold: float) -> tuple[np.ndarray, list[Blob]]:
     """Number of the blob at each pixel, from 1, 0 outside of blobs, int32 [H, W]; and the blobs in that order."""
-    import cv2
-
     on_HW = heat_HW >= threshold
-    count, number_HW, facts, _ = cv2.connectedComponentsWithStats(on_HW.astype(np.uint8), connectivity=8)
-    score_N = np.zeros(count, heat_HW.dtype)
-    np.maximum.at(score_N, np.asarray(number_HW, np.int32)[on_HW], heat_HW[on_HW])
-    blobs = [
-        Blob(left, top, left + width, top + height, area, score)
-        for (left, top, width, height, area), score in zip(facts[1:].tolist(), score_N[1:].tolist(), strict=True)
-    ]
-    return np.asarray(number_HW), blobs
+    number_HW, regions = _regions(on_HW)
+    score_N = np.zeros(1 + len(regions), heat_HW.dtype)
+    np.maximum.at(score_N, number_HW[on_HW], heat_HW[on_HW])
+    return number_HW, [Blob(*region, score) for region, score in zip(regions, score_N[1:].tolist(), strict=True)]
 
 
 def _mask_hits(
     number_HW: np.ndarray, num_blobs: int, mask_HW: np.ndarray
 ) -> tuple[list[Region], list[tuple[int, ...]]]:
     """The regions of a mask, and for every blob the numbers of those that it is on."""
-    defect_HW, num_defects = number_defects(mask_HW)
+    defect_HW, _ = number_defects(mask_HW)
     y_M, x_M = np.nonzero((number_HW > 0) & (defect_HW > 0))
     pairs = np.unique(np.stack((number_HW[y_M, x_M], defect_HW[y_M, x_M])), axis=1).T
     hits = [tuple((pairs[pairs[:, 0] == blob, 1] - 1).tolist()) for blob in range(1, num_blobs + 1)]
-    return _regions(np.where(mask_HW, defect_HW, 0), num_defects), hits
+    return _regions(mask_HW)[1], hits
 
 
 def _box_hits(
@@ -209,17 +198,14 @@ def _box_hits(
     return regions, [tuple(np.flatnonzero(row_K).tolist()) for row_K in np.asarray(overlaps_NK2.all(2))]
 
 
-def _regions(number_HW: np.ndarray, count: int) -> list[Region]:
-    """Box and size of the regions that are numbered from 1, in that order."""
-    y_M, x_M = np.nonzero(number_HW)
-    number_M = number_HW[y_M, x_M] - 1
-    low_2K = np.full((2, count), max(number_HW.shape))
-    high_2K = np.zeros((2, count), np.int64)
-    for axis, at_M in enumerate((x_M, y_M)):
-        np.minimum.at(low_2K[axis], number_M, at_M)
-        np.maximum.at(high_2K[axis], number_M, at_M + 1)
-    area_K = np.bincount(number_M, minlength=count)
-    return [Region(*row) for row in np.stack((*low_2K, *high_2K, area_K), 1).tolist()]
+def _regions(on_HW: np.ndarray) -> tuple[np.ndarray, list[Region]]:
+    """Number of the connected region at each pixel, from 1, int32 [H, W]; and the regions in that order."""
+    import cv2
+
+    _, number_HW, facts, _ = cv2.connectedComponentsWithStats(on_HW.astype(np.uint8), connectivity=8)
+    boxes = facts[1:].tolist()
+    regions = [Region(left, top, left + width, top + height, area) for left, top, width, height, area in boxes]
+    return np.asarray(number_HW, np.int32), regions
 
 
 def _f1(hits: int, false: int, missed: int) -> float | None:

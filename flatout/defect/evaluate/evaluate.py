@@ -16,7 +16,7 @@ import torch
 from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import read_canonical, read_mask
 from flatout.defect.data.pairs import read_boxes
-from flatout.defect.evaluate.maps import HostMapMaker, MakeMap, MapMaker, Mapped, ReadImage, map_images
+from flatout.defect.evaluate.maps import MapMaker, Mapped, ReadImage, map_images
 from flatout.defect.evaluate.scores import (
     DefectEvaluation,
     DetectConfig,
@@ -65,7 +65,7 @@ FindDetections = Callable[[np.ndarray], list[Detection]]
 
 
 def evaluate_images(
-    maker: MapMaker | MakeMap,
+    maker: MapMaker,
     images: Iterable[EvaluationImage],
     *,
     read: ReadImage = read_canonical,
@@ -80,14 +80,13 @@ def evaluate_images(
 ) -> DefectEvaluation:
     """Compute the heat map of every image and compare it with its mask, or with its boxes if it has no mask.
 
-    `maker`: also a function that maps the planes of one image. `dead_xy_K2`: dead pixels, around which heat maps are
-    set to 0. `threshold`: None: the one with the best F1 on these images, which says nothing about others. `observers`
-    are called with every image, in order, and `in_threads` before them, in any order. `find`: finds the detections in a
-    heat map, in threads; None: local maxima. `device` counts the pixels for AU-PRO, AP and AUROC; None: the CPU.
-    `threads`: see `map_images`.
+    `dead_xy_K2`: dead pixels, around which heat maps are set to 0. `threshold`: None: the one with the best F1 on these
+    images, which says nothing about others. `observers` are called with every image, in order, and `in_threads` before
+    them, in any order. `find`: finds the detections in a heat map, in threads; None: local maxima. `device` counts the
+    pixels for AU-PRO, AP and AUROC; None: the CPU. `threads`: see `map_images`.
     Raises DataError that names an image or mask that cannot be used.
     """
-    pixels, tally = PixelCounts(device), _Tally()
+    pixels, tallies, image_detections = PixelCounts(device), list[_Tally](), list[ImageDetections]()
     began_s = time.monotonic()
 
     def evaluated(image: EvaluationImage, mapped: Mapped) -> EvaluatedImage:
@@ -101,75 +100,59 @@ def evaluate_images(
             in_threads(each)
         return each
 
-    maker = HostMapMaker(maker) if callable(maker) else maker
     for each in map_images(images, read, maker, evaluated, threads=threads):
-        heat_HW = each.heat_HW
+        image, heat_HW = each.image, each.heat_HW
         if each.mask_HW is not None:
             pixels.add(each.mask_HW, heat_HW)
-        label = _label_of(each.image, each.mask_HW, heat_HW.shape, use_boxes=use_masks)
-        tally.add(each.image, label, heat_HW, each.detections)
+        label = _label_of(image, each.mask_HW, heat_HW.shape, use_boxes=use_masks)
+        hits = [(one.score, None if label is None else defect_at(label.number_HW, one)) for one in each.detections]
+        num_defects = None if label is None else label.num_defects
+        tallies.append(_Tally(image.path.name, num_defects, float(heat_HW.max()), hits))
+        if (truth_xy := truth_in_name(image.path.stem)) is not None or image.is_good:
+            image_detections.append(ImageDetections(detect(heat_HW), truth_xy))
         for observer in observers:
             observer(each)
-    labelled = [row for row in tally.rows if row.is_defective is not None]
+    labelled = [tally for tally in tallies if tally.num_defects is not None]
     result = DefectEvaluation(
         pixels=pixels.ranking(),
         images=rank_scores(
-            np.array([row.is_defective for row in labelled], np.bool_), np.array([row.peak for row in labelled])
+            np.array([tally.num_defects for tally in labelled], np.bool_), np.array([tally.peak for tally in labelled])
         ),
-        rows=tally.rows,
-        image_detections=tally.image_detections,
-        hits=tally.hits,
+        rows=[],
+        image_detections=image_detections,
+        hits=[
+            (score, None if defect is None else (number, defect))
+            for number, tally in enumerate(labelled)
+            for score, defect in tally.hits
+        ],
         num_labelled=len(labelled),
         seconds=time.monotonic() - began_s,
         chosen_threshold=threshold,
     )
     # The threshold is known only now, if it is the one with the best F1.
-    return replace(result, rows=tally.rows_at(result.threshold))
+    return replace(result, rows=[tally.row(result.threshold) for tally in tallies])
 
 
-class _Tally:
-    """Accumulates table rows and detections over images."""
+class _Tally(NamedTuple):
+    """What is kept of an image."""
 
-    def __init__(self) -> None:
-        self.rows: list[ImageRow] = []
-        """One per image, without the numbers of detections."""
-        self.image_detections: list[ImageDetections] = []
-        self.hits: list[tuple[float, int | None]] = []
-        self._num_defects = 0
-        self._found: list[list[tuple[float, int | None]]] = []
-        """For every image, the score of each detection and the defect that it hits."""
+    name: str
+    num_defects: int | None
+    """None: it is not labelled."""
+    peak: float
+    hits: list[tuple[float, int | None]]
+    """The score of each detection, and the defect that it hits."""
 
-    def rows_at(self, threshold: float) -> list[ImageRow]:
-        """The rows, with the numbers of detections at or above a threshold."""
-        rows = []
-        for row, found in zip(self.rows, self._found, strict=True):
-            on = [defect for score, defect in found if score >= threshold]
-            rows.append(replace(row, num_found=len(set(on) - {None}), num_detections=len(on)))
-        return rows
-
-    def add(self, image: EvaluationImage, label: "_Label | None", heat_HW: np.ndarray, found: list[Detection]) -> None:
-        """`label`: None: the image is not labelled."""
-        num_defects = 0 if label is None else label.num_defects
-        on = [None if label is None else defect_at(label.number_HW, each) for each in found]
-        if label is not None:
-            self.hits += [
-                (each.score, None if defect is None else self._num_defects + defect)
-                for each, defect in zip(found, on, strict=True)
-            ]
-        self._num_defects += num_defects
-        if (truth_xy := truth_in_name(image.path.stem)) is not None or image.is_good:
-            self.image_detections.append(ImageDetections(detect(heat_HW), truth_xy))
-        self.rows.append(
-            ImageRow(
-                name=image.path.name,
-                is_defective=None if label is None else num_defects > 0,
-                peak=float(heat_HW.max()),
-                num_defects=num_defects,
-                num_found=0,
-                num_detections=0,
-            )
+    def row(self, threshold: float) -> ImageRow:
+        on = [defect for score, defect in self.hits if score >= threshold]
+        return ImageRow(
+            name=self.name,
+            is_defective=None if self.num_defects is None else self.num_defects > 0,
+            peak=self.peak,
+            num_defects=self.num_defects or 0,
+            num_found=len(set(on) - {None}),
+            num_detections=len(on),
         )
-        self._found.append([(each.score, defect) for each, defect in zip(found, on, strict=True)])
 
 
 class _Label(NamedTuple):

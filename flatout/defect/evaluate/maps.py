@@ -127,7 +127,8 @@ def map_images(
         def finish_oldest() -> None:
             group, planes, wait = running.popleft()
             for image, planes_CHW, each in zip(group, planes, wait(), strict=True):
-                finishing.append((finishers.submit(_finished, image, each, finish), planes_CHW.nbytes))
+                future = finishers.submit(lambda image, each: finish(image, each()), image, each)
+                finishing.append((future, planes_CHW.nbytes))
 
         def is_too_much() -> bool:
             held = sum(planes_CHW.nbytes for _, planes, _ in running for planes_CHW in planes)
@@ -152,10 +153,6 @@ def map_images(
             raise unfit
         if stream.error is not None:
             raise DataError(str(stream.error)) from None
-
-
-def _finished(image: EvaluationImage, each: Finish, finish: Callable[[EvaluationImage, Mapped], Result]) -> Result:
-    return finish(image, each())
 
 
 def _batches(stream: "_ReadAhead", maker: MapMaker) -> Iterator[tuple[list[EvaluationImage], list[np.ndarray]]]:

@@ -4,8 +4,10 @@ Dimension key:  V bins of rising score   N scores or pixels   n pixels of defect
                 K dead pixels, or labelled defects
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import dist
 from typing import NamedTuple
 
 import numpy as np
@@ -257,7 +259,7 @@ def recall_at(
     if not num_defects:
         return {}
     pooled = [
-        (found.score, number, _hits(image, found, match_radius))
+        (found.score, number, image.truth_xy is not None and dist(image.truth_xy, (found.x, found.y)) <= match_radius)
         for number, image in enumerate(images)
         for found in image.detections
     ]
@@ -265,20 +267,10 @@ def recall_at(
     return {num: len({number for _, number, hit in pooled[:num] if hit}) / num_defects for num in nums}
 
 
-def _hits(image: ImageDetections, found: Detection, match_radius: float) -> bool:
-    if image.truth_xy is None:
-        return False
-    x, y = image.truth_xy
-    return bool(np.hypot(found.x - x, found.y - y) <= match_radius)
-
-
 def truth_in_name(stem: str) -> tuple[float, float] | None:
     """The position (x, y) of a defect at the end of a file stem like `strip_17#88,412`; None if there is none."""
-    _, mark, text = stem.rpartition("#")
-    parts = text.split(",")
-    if not mark or len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        return None
-    return float(parts[0]), float(parts[1])
+    found = re.search(r"#\s*(\d+)\s*,\s*(\d+)\s*$", stem)
+    return None if found is None else (float(found[1]), float(found[2]))
 
 
 def zero_dead_pixels(heat_HW: np.ndarray, dead_xy_K2: np.ndarray) -> None:
@@ -288,15 +280,15 @@ def zero_dead_pixels(heat_HW: np.ndarray, dead_xy_K2: np.ndarray) -> None:
 
 
 def recall_at_false_positives(
-    hits: Sequence[tuple[float, int | None]], *, num_defects: int, num_images: int, per_image: float
+    hits: Sequence[tuple[float, Hashable | None]], *, num_defects: int, num_images: int, per_image: float
 ) -> float | None:
     """Recall of defects at a maximum of `per_image` false detections per image; None without defects.
 
-    `hits`: the score of each detection, and the number of the defect that it hits or None.
+    `hits`: the score of each detection, and the defect that it hits or None.
     """
     if not num_defects:
         return None
-    found: set[int] = set()
+    found: set[Hashable] = set()
     false = 0
     for _, defect in sorted(hits, key=lambda entry: -entry[0]):
         if defect is None:
@@ -349,8 +341,8 @@ class DefectEvaluation:
     images: Ranking
     rows: list[ImageRow]
     image_detections: list[ImageDetections] = field(default_factory=list)
-    hits: list[tuple[float, int | None]] = field(default_factory=list)
-    """All detections on labelled images: score, and the number of the defect that is hit or None."""
+    hits: list[tuple[float, tuple[int, int] | None]] = field(default_factory=list)
+    """All detections on labelled images: score, and the numbers of image and defect that are hit, or None."""
     num_labelled: int = 0
     """Images with a mask or boxes, or known to be good."""
     seconds: float = 0.0

@@ -9,15 +9,12 @@ Dimension key:  C planes   H W image   K defects
 import numpy as np
 
 from flatout.defect.data.pairs import three_planes
-from flatout.defect.evaluate.maps import HeatMapper, open_mapper
+from flatout.defect.evaluate.maps import HeatMapper
 from flatout.defect.options import TestOptions
-from flatout.defect.predict import align_config, grids_for, list_test_images, reader_for
+from flatout.defect.predict import open_inspection
 from flatout.defect.synth.draw import IN_PLANE_GC
 from flatout.defect.synth.paint import paint
 from flatout.defect.synth.pool import Kernels
-from flatout.defect.weights import load_network
-from flatout.engine import DTYPES
-from flatout.ranks import choose_device
 
 AMPLITUDES = (10, 20, 40, 80)
 """In grey levels."""
@@ -38,15 +35,9 @@ def sweep(mapper: HeatMapper, planes_CHW: np.ndarray) -> dict[str, list[float]]:
 
 def sweep_table(options: TestOptions) -> str:
     """The table for the first test image."""
-    network, weights = load_network(options.model_path)
-    device = choose_device(options.resolved_device)
-    images = list_test_images(options)
-    align = align_config(options, are_pairs=bool(images[0].references))
-    planes_CHW = three_planes(reader_for(images)(images[0].path), align)
-    mapper = open_mapper(
-        network, grids_for(options, weights), device, dtype=DTYPES[options.amp], untiled=options.untiled
-    )
-    found = sweep(mapper, planes_CHW)
+    way = open_inspection(options)
+    assert way.mapper is not None  # it has refused options without weights
+    found = sweep(way.mapper, three_planes(way.read(way.images[0].path), way.align))
     lines = ["mean probability   " + "".join(f"{f'+-{amplitude}':>8}" for amplitude in AMPLITUDES)]
     return "\n".join(
         lines + [f"  {name:<17}" + "".join(f"{value:8.3f}" for value in row) for name, row in found.items()]

@@ -7,6 +7,7 @@ Dimension key:  M samples   K defects per sample at most   C planes (target, ref
 """
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -69,7 +70,6 @@ _BOX_MARGIN = 2
 def draw_samples(
     config: SynthConfig,
     kernels: Kernels,
-    *,
     patch_hw: tuple[int, int],
     seed: int,
     epoch: int,
@@ -82,11 +82,9 @@ def draw_samples(
     leaks = _PER_LEAK * max_defects if config.partial_leak_prob else 0
     lines = 1 + _PER_LINE * MAX_LINES if config.line_ratio else 0
     planes = _PER_PLANE * 3 if config.has_disturbances else 0
-    first_leak = _BASE + _PER_DEFECT * max_defects
-    uniform = keyed_uniform(seed, epoch, positions_M, first_leak + leaks + lines + planes)
-    first_line, first_plane = first_leak + leaks, first_leak + leaks + lines
-    base, per_defect, leak = uniform[:, :_BASE], uniform[:, _BASE:first_leak], uniform[:, first_leak:first_line]
-    line, plane = uniform[:, first_line:first_plane], uniform[:, first_plane:]
+    ends = list(accumulate((_BASE, _PER_DEFECT * max_defects, leaks, lines, planes), initial=0))
+    uniform = keyed_uniform(seed, epoch, positions_M, ends[-1])
+    base, per_defect, leak, line, plane = (uniform[:, begin:end] for begin, end in pairwise(ends))
     kind_M = _kinds(config, base[:, 0])
     draws = {"kind": kind_M, "crop": base[:, 4:6]}
     leak_MK3 = leak.reshape(len(base), max_defects, _PER_LEAK) if leaks else None
