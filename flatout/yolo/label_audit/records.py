@@ -3,8 +3,6 @@
 Dimension key:  T labels   D detections
 """
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flatout.errors import counted
+from flatout.safefiles import csv_text
 from flatout.yolo.data.find import Pair
 from flatout.yolo.data.label_text import MAX_BYTES, decode_text, label_line_numbers
 from flatout.yolo.label_audit.fixes import Fix, label_text
@@ -254,14 +253,12 @@ TRAINING_COLUMNS = tuple(each.name for each in fields(TrainingRecord))
 
 def as_csv(records: Sequence[Record]) -> str:
     """A table with one row per finding, for spreadsheets."""
-    sink = io.StringIO()
-    writer = csv.writer(sink, lineterminator="\n")
-    writer.writerow([*COLUMNS, *TRAINING_COLUMNS])
+    columns, rows = (*COLUMNS, *TRAINING_COLUMNS), []
     for record in records:
         plain = record.as_plain()
-        training = plain["training"] or dict.fromkeys(TRAINING_COLUMNS, "")
-        writer.writerow([*(plain[column] for column in COLUMNS), *(training[column] for column in TRAINING_COLUMNS)])
-    return sink.getvalue()
+        plain |= plain["training"] or dict.fromkeys(TRAINING_COLUMNS, "")
+        rows.append([plain[column] for column in columns])
+    return csv_text([columns, *rows])
 
 
 def as_json(records: Sequence[Record], about: Mapping[str, Any]) -> str:
