@@ -81,11 +81,14 @@ class SplitFacts:
     class_names: tuple[str, ...] = ()
     error: str = ""
     """Why the split could not be read at all; "" if it was."""
+    single_class: bool = False
+    """Whether every class of `images` is 0."""
 
     @cached_property
     def images(self) -> ImageSet:
         """The images that training would use."""
-        return image_set(self.table, [pair.image for pair in self.pairs], self.class_names)
+        paths = [pair.image for pair in self.pairs]
+        return image_set(self.table, paths, self.class_names, single_class=self.single_class)
 
     @cached_property
     def used_rows(self) -> list[int]:
