@@ -36,6 +36,7 @@ from flatout.yolo.data.coco import (
     listed,
     load_json,
     resized_annotations,
+    size_of,
 )
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing, require_valid
 from flatout.yolo.data.file_records import FileRecords, stat_of
@@ -488,23 +489,16 @@ class ResizedTree:
         if not known:
             return  # the file belongs to another data set
 
-        def size_of(image: dict[str, Any]) -> tuple[int, int] | None:
+        def new_size(image: dict[str, Any]) -> tuple[int, int] | None:
             name = str(image.get("file_name"))
-            return _size_of_file(known[name]) if name in known else self._size_by_rule(image, path)
+            if name in known:
+                return _size_of_file(known[name])
+            width, height = size_of(image, path)  # not in the split: the size that it would have
+            return target_hw((max(1, int(height)), max(1, int(width))), self._config)[::-1]
 
-        resized = resized_annotations(content, size_of, path=path)
+        resized = resized_annotations(content, new_size, path=path)
         _make_folder(os.path.dirname(place))
         write_atomically(place, json.dumps(resized).encode(), time_ns=os.stat(path).st_mtime_ns)
-
-    def _size_by_rule(self, image: dict[str, Any], path: str) -> tuple[int, int]:
-        """New size of an image that is in the annotation file `path` but not in the split."""
-        try:
-            height, width = target_hw((int(image["height"]), int(image["width"])), self._config)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError):
-            raise DataError(
-                f"{path}: image {image.get('file_name')!r} has no valid width and height. Export the file again."
-            ) from None
-        return width, height
 
 
 def _make_folder(folder: str) -> None:
