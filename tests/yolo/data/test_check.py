@@ -441,6 +441,18 @@ def test_an_image_that_crashes_its_process_is_one_finding(others, tmp_path, monk
     assert place == f"{made.folder}/images/train/1.jpg: train: decoding it crashes the process"
 
 
+def test_nothing_is_known_about_an_image_that_crashes_its_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "FileRecords", CrashingSource)
+    paths = [str(tmp_path / f"{number}.jpg") for number in range(6)]
+    for path in paths:
+        Path(path).write_bytes(encoded(".jpg", random_image(seed=4)[..., 0]))
+    table = facts.check_decoding(paths, np.arange(6), workers=1, shown=False)
+    crashed = np.zeros((), facts.DECODE_RECORD)
+    crashed["state"] = facts.CRASHED
+    assert table.facts_M["grey"].tolist() == [True, False, True, True, True, True]
+    assert table.facts_M[1] == crashed
+
+
 NOT_DAMAGE = {"image-extension", "image-bytes-after-end", "image-copy", "leak-content", "leak-pixels"}
 
 
