@@ -68,10 +68,10 @@ class _Cut(NamedTuple):
     """The tiles of one image."""
 
     window_T4: np.ndarray
-    tile_L: np.ndarray
-    """int64, ascending: the tile of each label."""
+    count_T: np.ndarray
+    """int64: labels of each tile."""
     label_L: np.ndarray
-    """int64: number of the label in the image."""
+    """int64: number of each of these labels in the image set, tiles ascending."""
     visible_px_L: np.ndarray
     """float64: area that the tile shows of it."""
     class_box_L5: np.ndarray
@@ -85,20 +85,15 @@ def cut_into_tiles(images: ImageSet, *, tile: int, overlap: float, min_visible: 
     """
     cuts = [_cut(images, image, tile, overlap, min_visible) for image in range(len(images))]
     image_N = np.repeat(np.arange(len(cuts)), [len(cut.window_T4) for cut in cuts])
-    window_N4 = np.concatenate([cut.window_T4 for cut in cuts])
-    count_N = np.concatenate([np.bincount(cut.tile_L, minlength=len(cut.window_T4)) for cut in cuts])
+    window_N4, count_N, label_L, visible_px_L, class_box_L5 = map(np.concatenate, zip(*cuts, strict=True))
     if not count_N.any():
         raise DataError(
             f"In no tile of {tile} px is {min_visible:.0%} of any labelled object visible: objects are larger than "
             "tiles. Use larger --tiles, or a smaller --tile-min-visible."
         )
-    kept_N = choose_tiles(count_N)
+    kept_N = choose_tiles(count_N)  # tiles that are left out are empty, so all labels stay
     window_N4 = window_N4[kept_N]
-    class_box_L5 = np.concatenate([cut.class_box_L5 for cut in cuts])  # empty tiles have none, so nothing is left out
     image_N = image_N[kept_N]
-    first_N = images.labels.first_N
-    label_L = np.concatenate([cut.label_L + first_N[image] for image, cut in enumerate(cuts)])
-    visible_px_L = np.concatenate([cut.visible_px_L for cut in cuts])
     return TileSet(
         tuple(images.paths[image] for image in image_N.tolist()),
         (window_N4[:, 2:] - window_N4[:, :2]).astype(np.int32),
@@ -166,4 +161,6 @@ def _cut(images: ImageSet, image: int, tile: int, overlap: float, min_visible: f
     corner_n2, side_n2 = window_T4[tile_n, :2], window_T4[tile_n, 2:] - window_T4[tile_n, :2]
     low_n2, high_n2 = (box_n4[:, :2] - corner_n2) / side_n2, (box_n4[:, 2:] - corner_n2) / side_n2
     class_box_n5 = np.concatenate((label_L5[label_n, :1], (low_n2 + high_n2) / 2, high_n2 - low_n2), 1)
-    return _Cut(window_T4, tile_n, label_n, (box_n4[:, 2:] - box_n4[:, :2]).prod(1), class_box_n5)
+    count_T = np.bincount(tile_n, minlength=len(window_T4))
+    visible_px_n = (box_n4[:, 2:] - box_n4[:, :2]).prod(1)
+    return _Cut(window_T4, count_T, label_n + images.labels.first_N[image], visible_px_n, class_box_n5)
