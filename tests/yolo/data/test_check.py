@@ -347,9 +347,11 @@ def test_with_tiles_large_images_are_no_fault_and_boxes_are_judged_in_tiles(tmp_
     assert any(place.endswith("wide.txt: 1.3 x 1.0 px at size 64") for place in shrunk_tiles["box-tiny"])
 
 
-def test_a_tile_that_is_too_small_is_a_mistake(tmp_path, capsys):
+def test_a_tile_or_training_size_that_is_too_small_is_a_mistake(tmp_path, capsys):
     assert main(["yolo", "check", str(SmallDataSet(tmp_path).yaml()), "--tiles", "8"]) == 2
     assert "--tiles 8: tiles have sides of 32 px or more." in capsys.readouterr().err
+    assert main(["yolo", "check", str(SmallDataSet(tmp_path).yaml()), "--img-size", "0"]) == 2
+    assert "--img-size 0 must be 1 or more." in capsys.readouterr().err
 
 
 def test_the_report_uses_the_singular_for_one(tmp_path, capsys):
