@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from flatout.errors import DataError
@@ -103,22 +103,19 @@ def pair_up(images: Iterable[str]) -> list[Pair]:
     listed = list(images)
     for image in listed:
         by_folder.setdefault(os.path.dirname(image), []).append(image)
-    sidecars = {folder: _sidecars(folder, own) for folder, own in by_folder.items()}
-    pairs = []
-    for image in listed:
-        found = sidecars[os.path.dirname(image)]
-        pairs.append(Pair(image, label_path(image) if found is None else found.label_of(image)))
-    return pairs
+    rules = {folder: _label_rule(folder, own) for folder, own in by_folder.items()}
+    return [Pair(image, rules[os.path.dirname(image)](image)) for image in listed]
 
 
-def _sidecars(folder: str, images: list[str]) -> LabelFolder | None:
-    """Where the label files of a folder of images are; None: they are YOLO text."""
+def _label_rule(folder: str, images: list[str]) -> Callable[[str], str]:
+    """Which label file an image of this folder has."""
     if os.path.basename(folder) == VOC_IMAGES and os.path.isdir(_voc_labels(folder)):
-        return LabelFolder(_voc_labels(folder), ".xml")
+        return LabelFolder(_voc_labels(folder), ".xml").label_of
     found = find_sidecars(folder, [os.path.splitext(os.path.basename(image))[0] for image in images])
     # One YOLO file is enough: other files of the same name may be anything.
-    has_yolo = found is not None and any(os.path.exists(label_path(image)) for image in images)
-    return None if has_yolo else found
+    if found is None or any(os.path.exists(label_path(image)) for image in images):
+        return label_path
+    return found.label_of
 
 
 def is_image_name(path: str) -> bool:
