@@ -1,4 +1,4 @@
-"""Resizing and letterboxing images, rectangular batches, and the input sizes that a network accepts.
+"""Resizing and letterboxing images, batches of one shape, and the input sizes that a network accepts.
 
 `flatout.yolo.boxes` maps boxes from the input back to the image.
 
