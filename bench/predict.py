@@ -33,7 +33,8 @@ from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.network import build_network
 from flatout.yolo.nms import NmsConfig
 from flatout.yolo.predict.files import Files, Frame, Origin, find_sources, frames_of, read_frame
-from flatout.yolo.predict.outputs import Outputs, OutputSettings
+from flatout.yolo.predict.options import DetectOptions
+from flatout.yolo.predict.outputs import Outputs
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.results import Predictor, results_of
 
@@ -101,7 +102,7 @@ def with_threads(files: Files, predictor: Predictor, out: Path) -> list[Result]:
     """The same as detect.py."""
     threads = min(8, plan_workers("cpu*1.0").total)
     results = []
-    with Outputs(out, OutputSettings(), threads=threads) as outputs:
+    with Outputs(out, DetectOptions(), threads=threads) as outputs:
         for result in results_of(frames_of(files), predictor, threads=threads):
             assert isinstance(result, Result)
             outputs.add(result)

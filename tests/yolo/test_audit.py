@@ -3,7 +3,7 @@
 import json
 import re
 import tracemalloc
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
 
@@ -431,7 +431,7 @@ def test_files_of_the_same_name_in_several_folders_are_all_corrected(tmp_path: P
 def test_the_command_applies_a_fix_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     first = records(tmp_path, "spurious")[0]
     assert first.fix is not None
-    (tmp_path / "fix-list.json").write_text(json.dumps({"version": 1, "fixes": [first.fix.as_plain()]}))
+    (tmp_path / "fix-list.json").write_text(json.dumps({"version": 1, "fixes": [asdict(first.fix)]}))
     with pytest.raises(ConfigError, match="--fix-list needs --out FOLDER"):
         main(["--fix-list", str(tmp_path / "fix-list.json")])
     assert main(["--fix-list", str(tmp_path / "fix-list.json"), "--out", str(tmp_path / "fixed")]) == 0
@@ -469,7 +469,7 @@ def test_the_page_needs_no_network_and_holds_the_fixes_of_what_it_shows(tmp_path
     held = re.search(r'id="fixes">(.*?)</script>', html)
     assert held is not None
     fixes = json.loads(held[1])
-    assert fixes[str(found[0].rank)] == found[0].fix.as_plain()  # type: ignore[union-attr]
+    assert fixes[str(found[0].rank)] == asdict(found[0].fix)  # type: ignore[arg-type]
     assert found[0].reason in html and f"{found[0].label_file}:{found[0].line}" in html
 
 

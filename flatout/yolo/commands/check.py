@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.cli import parser_of, switch, value
 from flatout.errors import ConfigError, DataError, counted
 from flatout.findings import Finding, is_bad, places, summary
+from flatout.runs import too_small
 from flatout.safefiles import write_file
 from flatout.yolo.predict.options import tile_problems
 
@@ -64,8 +65,8 @@ def main(argv: list[str]) -> int:
     args = parser_of("flatout yolo check", DESCRIPTION, EPILOG, FLAGS).parse_args(argv)
     if args.preview and args.preview.suffix.lower() != ".png":
         raise ConfigError(f"--preview {args.preview}: the name must end in .png.")
-    if problems := list(tile_problems(args.tiles, 0.0)):
-        raise ConfigError(problems[0] + ".")
+    if problems := [*too_small(args, 1, "img_size"), *tile_problems(args.tiles, 0.0)]:
+        raise ConfigError("; ".join(problems) + ".")
     # Imported late, so that help and usage errors do not wait for NumPy.
     from flatout.yolo.data.check.run import CheckConfig, as_plain, check_data_set
     from flatout.yolo.data.label_cache import default_folder

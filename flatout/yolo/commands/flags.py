@@ -342,18 +342,16 @@ def options_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> TrainO
 
 def test_options(args: argparse.Namespace) -> TestOptions:
     """The options of an evaluation; ConfigError lists every mistake."""
-    weights = [args.weights] if isinstance(args.weights, str) else args.weights
     from flatout.config import build_config
 
-    return build_config(vars(args) | {"weights": weights}, TestOptions)
+    return build_config(vars(args), TestOptions)
 
 
 def detect_options(args: argparse.Namespace) -> DetectOptions:
     """The options of a detection; ConfigError lists every mistake."""
-    weights = [args.weights] if isinstance(args.weights, str) else args.weights
     from flatout.config import build_config
 
-    return build_config(vars(args) | {"weights": weights}, DetectOptions)
+    return build_config(vars(args), DetectOptions)
 
 
 def export_options(args: argparse.Namespace) -> ExportOptions:

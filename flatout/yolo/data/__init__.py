@@ -11,7 +11,7 @@ Files:
     image_set       A data set after the scan: images, their sizes and all their labels as a few flat arrays
     label_cache     The label cache: scan results on disk
     label_text      Parsing label files of YOLO text to classes, boxes and polygons
-    letterbox       Resizing and letterboxing images, rectangular batches, and the input sizes that a network accepts
+    letterbox       Resizing and letterboxing images, batches of one shape, and the input sizes that a network accepts
     open_data       Open a data set by its YAML, annotation file or folder
     open_set        Open the splits of a data set for training and evaluation: scanned, checked and counted
     output_folder   The folder that `resize` and `convert-data` write a data set to: settings, lock and files

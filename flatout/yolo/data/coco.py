@@ -13,7 +13,7 @@ import numpy as np
 
 from flatout.errors import DataError
 from flatout.yolo.data.data_yaml import DataSet, Split
-from flatout.yolo.data.formats.annotated import MAX_JSON_BYTES, check_size, invalid_json, unreadable
+from flatout.yolo.data.formats.annotated import MAX_JSON_BYTES, invalid_json, opened
 from flatout.yolo.data.formats.sidecars import read_head
 
 MAX_SIDE_PX = 1 << 31
@@ -80,12 +80,10 @@ def load_json(path: str) -> dict[str, Any]:
 
 def read_json(path: str) -> Any:
     """The content of any JSON file; DataError if it cannot be read, or is larger than annotation files are."""
-    check_size(path, MAX_JSON_BYTES)
+    with opened(path, MAX_JSON_BYTES) as file:
+        content = file.read()
     try:
-        with open(path, "rb") as file:
-            return json.load(file)
-    except OSError as error:
-        raise unreadable(path, error) from None
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise invalid_json(path, error) from None
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from flatout.errors import DataError
@@ -103,22 +103,19 @@ def pair_up(images: Iterable[str]) -> list[Pair]:
     listed = list(images)
     for image in listed:
         by_folder.setdefault(os.path.dirname(image), []).append(image)
-    sidecars = {folder: _sidecars(folder, own) for folder, own in by_folder.items()}
-    pairs = []
-    for image in listed:
-        found = sidecars[os.path.dirname(image)]
-        pairs.append(Pair(image, label_path(image) if found is None else found.label_of(image)))
-    return pairs
+    rules = {folder: _label_rule(folder, own) for folder, own in by_folder.items()}
+    return [Pair(image, rules[os.path.dirname(image)](image)) for image in listed]
 
 
-def _sidecars(folder: str, images: list[str]) -> LabelFolder | None:
-    """Where the label files of a folder of images are; None: they are YOLO text."""
+def _label_rule(folder: str, images: list[str]) -> Callable[[str], str]:
+    """Which label file an image of this folder has."""
     if os.path.basename(folder) == VOC_IMAGES and os.path.isdir(_voc_labels(folder)):
-        return LabelFolder(_voc_labels(folder), ".xml")
+        return LabelFolder(_voc_labels(folder), ".xml").label_of
     found = find_sidecars(folder, [os.path.splitext(os.path.basename(image))[0] for image in images])
     # One YOLO file is enough: other files of the same name may be anything.
-    has_yolo = found is not None and any(os.path.exists(label_path(image)) for image in images)
-    return None if has_yolo else found
+    if found is None or any(os.path.exists(label_path(image)) for image in images):
+        return label_path
+    return found.label_of
 
 
 def is_image_name(path: str) -> bool:
@@ -127,7 +124,22 @@ def is_image_name(path: str) -> bool:
 
 
 def _search(folder: str, found: FoundImages) -> None:
-    for directory, names in _walk(folder):
+    """Add the files of a folder and its subfolders, once even if symbolic links form a cycle; no hidden folders."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(
+            f"{error.filename}: the folder cannot be read: {error.strerror}. Check its permissions."
+        ) from None
+
+    seen = set()
+    for directory, subfolders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        status = os.stat(directory)
+        if (status.st_dev, status.st_ino) in seen:
+            subfolders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        # Of two ways to the same folder, the one that is taken first names its images: runs continue with these names.
+        subfolders[:] = [name for name in reversed(subfolders) if not name.startswith(".")]
         for name in names:
             path = os.path.join(directory, name)
             if not is_image_name(name):
@@ -136,36 +148,6 @@ def _search(folder: str, found: FoundImages) -> None:
                 found.hidden.append(path)
             else:
                 found.paths.append(path)
-
-
-def _walk(folder: str) -> Iterator[tuple[str, list[str]]]:
-    """Every directory and the names of its files, once even if symbolic links form a cycle; without hidden ones."""
-    waiting, seen = [folder], set()
-    while waiting:
-        path = waiting.pop()
-        try:
-            status = os.stat(path)
-            entries = list(os.scandir(path))
-        except OSError as error:
-            raise DataError(f"{path}: the folder cannot be read: {error.strerror}. Check its permissions.") from None
-        if (status.st_dev, status.st_ino) in seen:
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        names = []
-        for entry in entries:
-            if _is_folder(entry):
-                if not entry.name.startswith("."):
-                    waiting.append(entry.path)
-            else:
-                names.append(entry.name)
-        yield path, names
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself; the scan will report it
-        return False
 
 
 def _voc_images(folder: str) -> str:

@@ -1,4 +1,4 @@
-"""Resizing and letterboxing images, rectangular batches, and the input sizes that a network accepts.
+"""Resizing and letterboxing images, batches of one shape, and the input sizes that a network accepts.
 
 `flatout.yolo.boxes` maps boxes from the input back to the image.
 
@@ -6,8 +6,8 @@ Dimension key:  N images   S batches (steps)   HWC height, width, channels
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -135,6 +135,41 @@ def rect_batches(
     relative_S2 = np.stack((height_S, width_S), 1)
     shape_S2 = np.ceil(relative_S2 * img_size / stride + pad).astype(np.int64) * stride
     return RectBatches(order_N, shape_S2, batch_N)
+
+
+# Batches of one shape, of images that come one after another
+
+T = TypeVar("T")
+
+
+class ShapeBatcher(Generic[T]):
+    """Collects what comes into batches of the same shape, or of the same of whatever `shape_of` returns."""
+
+    def __init__(self, at_once: int, shape_of: Callable[[T], Hashable], *, patience: int = 2) -> None:
+        """A batch is complete with `at_once` items, or when more than `patience` * `at_once` items wait in total:
+        large photos take memory. Which items share a batch depends on their order alone, never on time."""
+        self._at_once, self._shape_of, self._most_waiting = at_once, shape_of, patience * at_once
+        self._waiting: dict[Hashable, list[T]] = {}
+        """Shape -> the items of it that wait; the shape of the item that waits longest comes first."""
+
+    def add(self, item: T) -> list[T]:
+        """Add an item; returns a batch of one shape that is due (perhaps without this item), or []."""
+        shape = self._shape_of(item)
+        alike = self._waiting.setdefault(shape, [])
+        alike.append(item)
+        if len(alike) == self._at_once:
+            return self._waiting.pop(shape)
+        if sum(map(len, self._waiting.values())) > self._most_waiting:
+            return next(self.rest())
+        return []
+
+    def rest(self) -> Iterator[list[T]]:
+        """All waiting items, as batches."""
+        while self._waiting:
+            yield self._waiting.pop(next(iter(self._waiting)))
+
+    def clear(self) -> None:
+        self._waiting.clear()
 
 
 # Resizing the long side of an image to the training size, as YOLOv7 does

@@ -5,7 +5,7 @@ annotation files            --open_listed--> paths and labels --scan--> ScanTabl
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 from flatout.errors import ConfigError, DataError
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, DataYaml, Split, open_data_yaml
 from flatout.yolo.data.find import VOC_IMAGES, VOC_LABELS, VOC_LISTS, FoundImages, Pair, find_images, pair_up
-from flatout.yolo.data.formats.registry import SetFile, annotation_files, names_of, open_listed
+from flatout.yolo.data.formats.registry import annotation_files, names_of, open_listed
 from flatout.yolo.data.formats.sidecars import SIDECARS
 from flatout.yolo.data.label_cache import scan_cached
 from flatout.yolo.data.scan import ScanConfig, ScanTable, join, with_labels
@@ -43,35 +43,35 @@ def open_data_set(path: str | Path) -> DataSet:
     path = Path(path)
     if path.is_dir():
         return _open_folder(path)
-    if files := annotation_files(str(path)):
-        return _standalone(path, _all_names({"train": (str(path),)}, files), {"train": (str(path),)})
+    if annotation_files(str(path)):
+        return _standalone(path, {"train": (str(path),)})
     return open_data_yaml(path)
 
 
 def _open_folder(folder: Path) -> DataSet:
     if (folder / VOC_LABELS).is_dir() and (folder / VOC_IMAGES).is_dir():
-        splits = _voc_splits(folder)
+        places = {split: [folder / VOC_LISTS / "Main" / file for file in files] for split, files in LISTS.items()}
+        splits = _first_of(places, os.path.isfile) or {"train": (str(folder),)}
     elif any(folder.glob("*.yaml")) or any(folder.glob("*.yml")):
         splits = {}
     else:
-        splits = {
-            split: (entries[0],)
+        # Folders, or what the names of parquet files begin with.
+        places = {
+            split: [parent / name for name in names for parent in (folder, folder / "data")]
             for split, names in SPLIT_FOLDERS.items()
-            if (entries := [entry for name in names for entry in _split_entries(folder, name)])
         }
+        splits = _first_of(places, _is_labelled)
         if not splits and _is_labelled(str(folder)):
             splits = {"train": (str(folder),)}
     if not splits:
         raise ConfigError(_not_a_data_set(folder))
-    files = [file for entries in splits.values() for entry in entries for file in annotation_files(entry)]
-    return _standalone(folder, _all_names(splits, files), splits)
+    return _standalone(folder, splits)
 
 
-def _split_entries(folder: Path, name: str) -> Iterator[str]:
-    """The entries for a split that exports name like this: a folder, or the beginning of names of parquet files."""
-    for entry in (folder / name, folder / "data" / name):
-        if _is_labelled(str(entry)):
-            yield str(entry)
+def _first_of(places: Mapping[Split, Iterable[Path]], is_one: Callable[[str], bool]) -> dict[Split, tuple[str, ...]]:
+    """Of every split the first place that is one; splits without any are left out."""
+    found = {split: next(filter(is_one, map(str, own)), "") for split, own in places.items()}
+    return {split: (place,) for split, place in found.items() if place}
 
 
 def _is_labelled(entry: str) -> bool:
@@ -88,17 +88,16 @@ def _named_labels(entry: str) -> Iterator[str]:
             yield pair.label
 
 
-def _all_names(splits: dict[Split, tuple[str, ...]], files: Sequence[SetFile]) -> tuple[str, ...]:
+def _all_names(splits: Mapping[Split, tuple[str, ...]]) -> tuple[str, ...]:
     """All class names: first those of the first annotation file in its order, then others in alphabetical order."""
-    ordered = [names_of(file) for file in files]
+    entries = [entry for own in splits.values() for entry in own]
+    ordered = [names_of(file) for entry in entries for file in annotation_files(entry)]
     names = {name for own in ordered for name in own}
-    if not files:
-        for entry in (entry for entries in splits.values() for entry in entries):
-            for label in _named_labels(entry):
-                names |= SIDECARS[os.path.splitext(label)[1]].names_in(Path(label).read_bytes())
+    if not ordered:
+        for label in (label for entry in entries for label in _named_labels(entry)):
+            names |= SIDECARS[os.path.splitext(label)[1]].names_in(Path(label).read_bytes())
     if not names:
-        where = next(entry for entries in splits.values() for entry in entries)
-        raise DataError(f"{where}: its labels name no object. Is this the right file or folder?")
+        raise DataError(f"{entries[0]}: its labels name no object. Is this the right file or folder?")
     first = ordered[0] if ordered else ()
     return (*first, *sorted(names - set(first)))
 
@@ -115,21 +114,10 @@ def _not_a_data_set(folder: Path) -> str:
     )
 
 
-def _standalone(path: Path, names: tuple[str, ...], splits: dict[Split, tuple[str, ...]]) -> DataSet:
-    entries = {split: splits.get(split, ()) for split in SPLITS}
+def _standalone(path: Path, splits: Mapping[Split, tuple[str, ...]]) -> DataSet:
+    names, entries = _all_names(splits), {split: splits.get(split, ()) for split in SPLITS}
     written = DataYaml(names=list(names), train=list(entries["train"]), val=list(entries["val"]), nc=len(names))
     return DataSet(path, names, entries, written)
-
-
-def _voc_splits(path: Path) -> dict[Split, tuple[str, ...]]:
-    """The lists in ImageSets/Main; without them all images are in train."""
-    main = path / VOC_LISTS / "Main"
-    found: dict[Split, tuple[str, ...]] = {}
-    for split, files in LISTS.items():
-        present = [str(main / file) for file in files if (main / file).is_file()]
-        if present:
-            found[split] = (present[0],)
-    return found or {"train": (str(path),)}
 
 
 def images_of(entries: Sequence[str], names: Sequence[str]) -> FoundImages:

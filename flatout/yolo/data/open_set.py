@@ -17,25 +17,14 @@ from flatout.findings import Finding
 from flatout.yolo.data.check.facts import CHECKS, NOT_DECODED, SetFacts, SplitFacts
 from flatout.yolo.data.check.run import by_severity, scan_findings
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing
-from flatout.yolo.data.find import Pair
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.open_data import scan_entries
-from flatout.yolo.data.scan import ScanConfig, ScanTable, image_set
+from flatout.yolo.data.scan import ScanConfig
 
 logger = logging.getLogger(__name__)
 
 WARNED = frozenset({"labels-none-val", "labels-often-dropped"})
 """Checks whose findings are logged as warnings at every start; findings about single files are only counted."""
-
-
-class OpenedSplit(NamedTuple):
-    """A split that was scanned and may be used."""
-
-    images: ImageSet
-    """The images that can be used."""
-    pairs: list[Pair]
-    table: ScanTable
-    """The scan of all pairs, including those that cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,18 +60,15 @@ class _CheckedSplit(NamedTuple):
     facts: SplitFacts
     findings: list[Finding]
 
-    def opened(self, data: DataSet, config: SplitConfig) -> OpenedSplit:
+    def opened(self, data: DataSet, config: SplitConfig) -> SplitFacts:
         """The split; logs its counts and warnings."""
-        facts = self.facts
         if not config.silent:
-            _log_counts(data, facts)
+            _log_counts(data, self.facts)
             for finding in self.findings:
                 if finding.topic != "class-beyond-names":  # waived only with a single class: numbers do not matter
                     advice = _sentence(finding.advice)
                     logger.warning("%s: %s. %s", _place(data, finding), finding.value, advice)
-        paths = [pair.image for pair in facts.pairs]
-        images = image_set(facts.table, paths, data.names, single_class=True) if config.single_class else facts.images
-        return OpenedSplit(images, facts.pairs, facts.table)
+        return replace(self.facts, single_class=True) if config.single_class else self.facts
 
 
 class _EarlyCheck(NamedTuple):
@@ -123,7 +109,7 @@ def open_training_splits(data: DataSet, config: SplitConfig) -> tuple[ImageSet, 
     return train.images, val.images
 
 
-def open_split(data: DataSet, split: Split, config: SplitConfig) -> OpenedSplit:
+def open_split(data: DataSet, split: Split, config: SplitConfig) -> SplitFacts:
     """Open one split; DataError if it has no usable image, or if a check finds something that must stop a start."""
     return _check(data, split, config).opened(data, config)
 

@@ -36,6 +36,7 @@ from flatout.yolo.data.coco import (
     listed,
     load_json,
     resized_annotations,
+    size_of,
 )
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing, require_valid
 from flatout.yolo.data.file_records import FileRecords, stat_of
@@ -463,7 +464,7 @@ class ResizedTree:
             for path, place in found:
                 if not place.is_relative_to(self._out):
                     logger.warning("%s: not copied, because it would be outside %s.", path, self._out)
-                elif place not in done and (is_new or not _is_current(str(place), os.stat(path).st_mtime_ns)):
+                elif place not in done and (is_new or not _is_current(stat_of(str(place)), os.stat(path))):
                     self._write_json(path, str(place), entries)
                 done.add(place)
 
@@ -488,23 +489,16 @@ class ResizedTree:
         if not known:
             return  # the file belongs to another data set
 
-        def size_of(image: dict[str, Any]) -> tuple[int, int] | None:
+        def new_size(image: dict[str, Any]) -> tuple[int, int] | None:
             name = str(image.get("file_name"))
-            return _size_of_file(known[name]) if name in known else self._size_by_rule(image, path)
+            if name in known:
+                return _size_of_file(known[name])
+            width, height = size_of(image, path)  # not in the split: the size that it would have
+            return target_hw((max(1, int(height)), max(1, int(width))), self._config)[::-1]
 
-        resized = resized_annotations(content, size_of, path=path)
+        resized = resized_annotations(content, new_size, path=path)
         _make_folder(os.path.dirname(place))
         write_atomically(place, json.dumps(resized).encode(), time_ns=os.stat(path).st_mtime_ns)
-
-    def _size_by_rule(self, image: dict[str, Any], path: str) -> tuple[int, int]:
-        """New size of an image that is in the annotation file `path` but not in the split."""
-        try:
-            height, width = target_hw((int(image["height"]), int(image["width"])), self._config)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError):
-            raise DataError(
-                f"{path}: image {image.get('file_name')!r} has no valid width and height. Export the file again."
-            ) from None
-        return width, height
 
 
 def _make_folder(folder: str) -> None:
@@ -616,25 +610,23 @@ def is_done(task: Task) -> bool:
 
     The copy of a source file that no longer exists counts as up to date.
     """
-    source, label = stat_of(task.image), stat_of(task.label) if task.label else None
-    if source is None:
-        return (made := stat_of(task.image_out)) is not None and made.st_size > 0
-    if not _is_current(task.image_out, source.st_mtime_ns):
+    image, label, image_out, label_out = map(stat_of, task)
+    if image is None:
+        return image_out is not None and image_out.st_size > 0
+    if not _is_current(image_out, image):
         return False
-    if label is None:
-        return not task.label_out or not os.path.exists(task.label_out)
-    copied = stat_of(task.label_out)
-    return (
-        copied is not None
-        and copied.st_size == label.st_size
-        and _is_current(task.label_out, label.st_mtime_ns, least=0)
-    )
+    if label is None or label_out is None:
+        return label is label_out
+    return label.st_size == label_out.st_size and _have_same_time(label, label_out)
 
 
-def _is_current(path: str, time_ns: int, *, least: int = 1) -> bool:
+def _is_current(made: os.stat_result | None, source: os.stat_result) -> bool:
     """Whether a file has the time of its source, and is not empty as some file systems leave it after a power cut."""
-    state = stat_of(path)
-    return state is not None and state.st_size >= least and abs(state.st_mtime_ns - time_ns) < SAME_TIME_NS
+    return made is not None and made.st_size > 0 and _have_same_time(made, source)
+
+
+def _have_same_time(made: os.stat_result, source: os.stat_result) -> bool:
+    return abs(made.st_mtime_ns - source.st_mtime_ns) < SAME_TIME_NS
 
 
 def bytes_needed(tasks: Sequence[Task], config: ResizeConfig) -> int:

@@ -95,14 +95,23 @@ def scan_image(
     """
     header = Header("unknown")
     try:
-        facts = _facts(image, strict)
+        facts = read_facts(image, verify=strict)
+        if facts.ending == "absent" and facts.header.format == "png":
+            raise RejectedImage("unreadable_image", "image-truncated", "the PNG file is truncated")
         header = facts.header
         check_header(header, large=large)
-        _check_declared_size(facts)
+        check_declared_size(header, facts.num_bytes)
         problems = [*_minor_problems(facts, image), *([] if strict else _incomplete(image, facts))]
-    except RejectedImage as rejected:
-        return ScannedImage(rejected.reason, "", header, NO_LABELS, [rejected.problem])
-    return _with_labels(label, header, problems, strict, names)
+    except RejectedImage as error:
+        reason, problem = error.reason, error.problem
+    except OSError as error:
+        reason, problem = "unreadable_image", Problem("image-unreadable", 0, error.strerror or str(error))
+    except DecodeError as error:
+        check = "image-empty" if "empty" in str(error) else "image-corrupt"
+        reason, problem = "unreadable_image", Problem(check, 0, str(error))
+    else:
+        return _with_labels(label, header, problems, strict, names)
+    return ScannedImage(reason, "", header, NO_LABELS, [problem])
 
 
 def check_header(header: Header, *, large: bool = False) -> None:
@@ -120,13 +129,6 @@ def check_header(header: Header, *, large: bool = False) -> None:
     if header.width * header.height > (limit := MAX_LARGE_PIXELS if large else most_pixels(header.bits)):
         size = f"{header.width} x {header.height} px"
         raise RejectedImage("unreadable_image", "image-huge", f"{size}; the limit is {limit:,} pixels")
-
-
-def _check_declared_size(facts: ImageFacts) -> None:
-    try:
-        check_declared_size(facts.header, facts.num_bytes)
-    except DecodeError as error:
-        raise RejectedImage("unreadable_image", "image-corrupt", str(error)) from None
 
 
 def read_labels(
@@ -165,19 +167,6 @@ def read_labels(
         raise
 
 
-def _facts(image: str, strict: bool) -> ImageFacts:
-    try:
-        facts = read_facts(image, verify=strict)
-    except OSError as error:
-        raise RejectedImage("unreadable_image", "image-unreadable", error.strerror or str(error)) from None
-    except DecodeError as error:
-        check = "image-empty" if "empty" in str(error) else "image-corrupt"
-        raise RejectedImage("unreadable_image", check, str(error)) from None
-    if facts.ending == "absent" and facts.header.format == "png":
-        raise RejectedImage("unreadable_image", "image-truncated", "the PNG file is truncated")
-    return facts
-
-
 def _with_labels(
     path: str, header: Header, problems: list[Problem], strict: bool, names: tuple[str, ...]
 ) -> ScannedImage:
@@ -200,11 +189,8 @@ def _incomplete(image: str, facts: ImageFacts) -> list[Problem]:
     """Decode a JPEG without an end marker, to see whether rows are missing too."""
     if facts.ending != "absent" or facts.header.format != "jpeg":
         return []
-    try:
-        with decoder_messages():
-            missing = decode(read_bytes(image)).missing
-    except (OSError, DecodeError) as error:
-        raise RejectedImage("unreadable_image", "image-corrupt", str(error)) from None
+    with decoder_messages():
+        missing = decode(read_bytes(image)).missing
     if missing > MAX_MISSING:
         text = f"truncated: {missing:.0%} of the rows are missing"
         raise RejectedImage("image_truncated", "image-truncated", text)

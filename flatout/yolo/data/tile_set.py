@@ -14,7 +14,7 @@ import numpy as np
 
 from flatout.errors import DataError, counted
 from flatout.images import TileGrid
-from flatout.yolo.data.image_set import ImageSet, Labels
+from flatout.yolo.data.image_set import ImageSet, Labels, offsets
 
 MIN_SIDE_PX = 2
 """A label is left out of a tile that shows less than this of its width or height."""
@@ -68,10 +68,10 @@ class _Cut(NamedTuple):
     """The tiles of one image."""
 
     window_T4: np.ndarray
-    tile_L: np.ndarray
-    """int64, ascending: the tile of each label."""
+    count_T: np.ndarray
+    """int64: labels of each tile."""
     label_L: np.ndarray
-    """int64: number of the label in the image."""
+    """int64: number of each of these labels in the image set, tiles ascending."""
     visible_px_L: np.ndarray
     """float64: area that the tile shows of it."""
     class_box_L5: np.ndarray
@@ -85,26 +85,21 @@ def cut_into_tiles(images: ImageSet, *, tile: int, overlap: float, min_visible: 
     """
     cuts = [_cut(images, image, tile, overlap, min_visible) for image in range(len(images))]
     image_N = np.repeat(np.arange(len(cuts)), [len(cut.window_T4) for cut in cuts])
-    window_N4 = np.concatenate([cut.window_T4 for cut in cuts])
-    count_N = np.concatenate([np.bincount(cut.tile_L, minlength=len(cut.window_T4)) for cut in cuts])
+    window_N4, count_N, label_L, visible_px_L, class_box_L5 = map(np.concatenate, zip(*cuts, strict=True))
     if not count_N.any():
         raise DataError(
             f"In no tile of {tile} px is {min_visible:.0%} of any labelled object visible: objects are larger than "
             "tiles. Use larger --tiles, or a smaller --tile-min-visible."
         )
-    kept_N = choose_tiles(count_N)
+    kept_N = choose_tiles(count_N)  # tiles that are left out are empty, so all labels stay
     window_N4 = window_N4[kept_N]
-    class_box_L5 = np.concatenate([cut.class_box_L5 for cut in cuts])  # empty tiles have none, so nothing is left out
     image_N = image_N[kept_N]
-    first_N = images.labels.first_N
-    label_L = np.concatenate([cut.label_L + first_N[image] for image, cut in enumerate(cuts)])
-    visible_px_L = np.concatenate([cut.visible_px_L for cut in cuts])
     return TileSet(
         tuple(images.paths[image] for image in image_N.tolist()),
         (window_N4[:, 2:] - window_N4[:, :2]).astype(np.int32),
         Labels(
             class_box_L5.astype(np.float32),
-            np.concatenate(([0], np.cumsum(count_N[kept_N]))).astype(np.int64),
+            offsets(count_N[kept_N]),
             np.zeros((0, 2), np.float32),
             np.zeros(len(class_box_L5) + 1, np.int64),
         ),
@@ -157,17 +152,15 @@ def _cut(images: ImageSet, image: int, tile: int, overlap: float, min_visible: f
     size_4 = np.array([width, height, width, height])
     centre_L2, half_L2 = label_L5[:, 1:3], label_L5[:, 3:] / 2
     box_L4 = np.concatenate((centre_L2 - half_L2, centre_L2 + half_L2), 1) * size_4
-    tiles, rows = [np.zeros(0, np.int64)], [np.zeros((0, 5))]
-    labels, areas_px = [np.zeros(0, np.int64)], [np.zeros(0)]
+    found = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4)))]
     step = max(1, MAX_PAIRS // max(1, len(box_L4)))
     for first in range(0, len(window_T4), step):
-        chunk_T4 = window_T4[first : first + step]
-        tile_n, label_n, box_n4 = clip_labels(box_L4, chunk_T4, min_visible)
-        own_n4 = chunk_T4[tile_n]
-        side_n2 = own_n4[:, 2:] - own_n4[:, :2]
-        low_n2, high_n2 = (box_n4[:, :2] - own_n4[:, :2]) / side_n2, (box_n4[:, 2:] - own_n4[:, :2]) / side_n2
-        rows.append(np.concatenate((label_L5[label_n, :1], (low_n2 + high_n2) / 2, high_n2 - low_n2), 1))
-        tiles.append(tile_n + first)
-        labels.append(label_n)
-        areas_px.append((box_n4[:, 2:] - box_n4[:, :2]).prod(1))
-    return _Cut(window_T4, *(np.concatenate(parts) for parts in (tiles, labels, areas_px, rows)))
+        tile_n, label_n, box_n4 = clip_labels(box_L4, window_T4[first : first + step], min_visible)
+        found.append((tile_n + first, label_n, box_n4))
+    tile_n, label_n, box_n4 = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    corner_n2, side_n2 = window_T4[tile_n, :2], window_T4[tile_n, 2:] - window_T4[tile_n, :2]
+    low_n2, high_n2 = (box_n4[:, :2] - corner_n2) / side_n2, (box_n4[:, 2:] - corner_n2) / side_n2
+    class_box_n5 = np.concatenate((label_L5[label_n, :1], (low_n2 + high_n2) / 2, high_n2 - low_n2), 1)
+    count_T = np.bincount(tile_n, minlength=len(window_T4))
+    visible_px_n = (box_n4[:, 2:] - box_n4[:, :2]).prod(1)
+    return _Cut(window_T4, count_T, label_n + images.labels.first_N[image], visible_px_n, class_box_n5)

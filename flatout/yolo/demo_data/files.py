@@ -69,12 +69,14 @@ def write_demo_data(folder: Path, config: DemoDataConfig, *, show_progress: bool
             Feed(scenes, plan, FeedConfig(workers=workers, slots=32, epochs=1)) as feed,
         ):
             for done, batch in enumerate(feed, start=1):
-                nbytes += _write_image(folder / "images", scenes.path(batch.step), batch["image"][0])
-                _write_text(folder / "labels" / f"{scenes.path(batch.step)}.txt", label_text(batch["labels"]))
+                name = scenes.path(batch.step)
+                jpeg = cv2.imencode(".jpg", batch["image"][0], [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1]
+                nbytes += _write(folder / "images" / f"{name}.jpg", jpeg.tobytes())
+                _write(folder / "labels" / f"{name}.txt", label_text(batch["labels"]).encode())
                 advance(done, nbytes)
 
     draw_set(folder, {"job": "yolo", "version": VERSION, **asdict(config)}, OURS, generate)
-    _write_text(folder / YAML, yaml_text(folder))  # even if the set is there: the folder may have been moved
+    _write(folder / YAML, yaml_text(folder).encode())  # even if the set is there: the folder may have been moved
     return folder / YAML
 
 
@@ -118,19 +120,10 @@ def generate_numbered_scene(config: DemoDataConfig, split: str, number: int) -> 
 def label_rows(scene: Scene) -> np.ndarray:
     """Class, centre and size relative to the image of each object, float64 [n, 5]."""
     height, width = scene.image.shape[:2]
-    return np.array(
-        [
-            (
-                list(SHAPES).index(name),
-                (x1 + x2) / 2 / width,
-                (y1 + y2) / 2 / height,
-                (x2 - x1) / width,
-                (y2 - y1) / height,
-            )
-            for name, (x1, y1, x2, y2), _ in scene.objects
-        ],
-        np.float64,
-    ).reshape(-1, 5)
+    number_n1 = np.array([list(SHAPES).index(each.name) for each in scene.objects], np.float64).reshape(-1, 1)
+    box_n4 = np.array([each.box for each in scene.objects], np.float64).reshape(-1, 4)
+    low_n2, high_n2, size_wh = box_n4[:, :2], box_n4[:, 2:], (width, height)
+    return np.concatenate((number_n1, (low_n2 + high_n2) / 2 / size_wh, (high_n2 - low_n2) / size_wh), 1)
 
 
 def label_text(rows: np.ndarray) -> str:
@@ -147,15 +140,7 @@ def yaml_text(folder: Path) -> str:
     )
 
 
-def _write_image(folder: Path, name: str, image: np.ndarray) -> int:
-    """Write a JPEG file; returns its size in bytes."""
-    content = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
-    path = folder / f"{name}.jpg"
+def _write(path: Path, content: bytes) -> int:
+    """Write a file; returns its size in bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return len(content)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    return path.write_bytes(content)

@@ -24,7 +24,7 @@ from flatout.feed import DecodeError
 from flatout.images import TileGrid, in_opencv_order, read_large, release
 from flatout.yolo.boxes import Letterbox, to_native
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.letterbox import fit_tightly, letterbox
+from flatout.yolo.data.letterbox import ShapeBatcher, fit_tightly, letterbox
 from flatout.yolo.evaluate.validation_input import ValidationBatch
 from flatout.yolo.nms import Detections, NmsConfig, non_max_suppression
 from flatout.yolo.nms.merge_tiles import TileRows, merge_tiles
@@ -149,8 +149,8 @@ class TileDetector:
         self._watch = watch
         self._forward, self._config, self._nms = forward, config, nms
         self._size, self._stride, self._device = size, stride, device
-        self._at_once = at_once or AT_ONCE["cuda" if device.type == "cuda" else "cpu"]
-        self._waiting: list[_Tile] = []
+        at_once = at_once or AT_ONCE["cuda" if device.type == "cuda" else "cpu"]
+        self._waiting = ShapeBatcher[_Tile](at_once, lambda tile: (tile.input_3hw.shape, tile.is_alone))
         self.nms_s = 0.0
         self.num_done = 0
         """Tiles and full views that the network has seen, of all images."""
@@ -161,27 +161,15 @@ class TileDetector:
         num_views = self._config.num_views(grid)
         image = _Image(key, image_HWC, grid, num_views)
         for tile in self._tiles(image, has_full_view=num_views > grid.per_image):
-            self._waiting.append(tile)
-            yield from self._run(self._batch_like(tile))
+            yield from self._run(self._waiting.add(tile))
             if self._watch is not None and not self._watch(num_views - image.num_missing, num_views):
                 self._waiting.clear()
                 return
 
     def rest(self) -> Iterator[WholeImage]:
         """Everything that waits for a full batch; yields all remaining images."""
-        while self._waiting:
-            yield from self._run(self._alike(self._waiting[0]))
-
-    def _batch_like(self, tile: _Tile) -> list[_Tile]:
-        """A full batch of the tile's shape; else, if many tiles wait, those like the oldest. Depends on order alone."""
-        alike = self._alike(tile)
-        if len(alike) == self._at_once:
-            return alike
-        return self._alike(self._waiting[0]) if len(self._waiting) > 2 * self._at_once else []
-
-    def _alike(self, tile: _Tile) -> list[_Tile]:
-        kind = tile.input_3hw.shape, tile.is_alone
-        return [each for each in self._waiting if (each.input_3hw.shape, each.is_alone) == kind]
+        for batch in self._waiting.rest():
+            yield from self._run(batch)
 
     def _tiles(self, image: _Image, *, has_full_view: bool) -> Iterator[_Tile]:
         """The tiles of an image, uploaded row by row: a row of tiles is one piece of the image's memory."""
@@ -216,8 +204,6 @@ class TileDetector:
     def _run(self, batch: Sequence[_Tile]) -> Iterator[WholeImage]:
         if not batch:
             return
-        chosen = {id(tile) for tile in batch}
-        self._waiting = [tile for tile in self._waiting if id(tile) not in chosen]
         begin_s = time.perf_counter()
         images_B3hw = torch.stack([tile.input_3hw for tile in batch])
         if not batch[0].is_alone:

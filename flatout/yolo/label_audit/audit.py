@@ -18,11 +18,12 @@ from flatout.errors import ConfigError, MissingFileError, counted
 from flatout.ranks import choose_device, make_current
 from flatout.runs import STEPS_NAME, new_run_folder
 from flatout.safefiles import write_file
+from flatout.yolo.data.check.facts import SplitFacts
 from flatout.yolo.data.data_yaml import Split, require_valid
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_data import open_data_set
-from flatout.yolo.data.open_set import OpenedSplit, SplitConfig, open_split
+from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.recorded_files import changes_since, read_files
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.evaluate.tiles import TileConfig
@@ -86,7 +87,7 @@ def audit(config: AuditConfig, *, show_progress: bool = True) -> AuditResult:
     make_current(device)
     opened = _open(config)
     images = opened.images
-    pairs = [pair for pair, used in zip(opened.pairs, opened.table.used_N.tolist(), strict=True) if used]
+    pairs = [opened.pairs[row] for row in opened.used_rows]
     labels = labels_as_boxes(images.labels)
     if config.split != "train":
         statistics = None
@@ -209,7 +210,7 @@ def _named(weights: str, folder: Path) -> str:
     return str(of_run) if not Path(weights).exists() and of_run.is_file() else weights
 
 
-def _open(config: AuditConfig) -> OpenedSplit:
+def _open(config: AuditConfig) -> SplitFacts:
     data = open_data_set(find_data(config.data))
     split: Split = config.split
     require_valid(data, [split])

@@ -8,7 +8,7 @@ Label files are never changed in place, and no file is ever overwritten.
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -34,9 +34,6 @@ class Fix:
     """The text of that line when it was audited; a file that has changed since is refused. Empty to add a line."""
     text: str
     """The new text of the line; "" to delete it."""
-
-    def as_plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def label_text(class_number: int, box_xyxy: Iterable[float]) -> str:

@@ -7,6 +7,7 @@ import base64
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from html import escape
 from itertools import groupby
 
@@ -96,7 +97,7 @@ def page(title: str, about: Sequence[str], records: Sequence[Record], *, replay:
             for number in numbers:
                 cards[number] = _card(chosen[number], image, replay)
                 advance(done := done + 1, 0)
-    fixes = {str(record.rank): record.fix.as_plain() for record in chosen if record.fix is not None}
+    fixes = {str(record.rank): asdict(record.fix) for record in chosen if record.fix is not None}
     # A label file named "</script>" must not end the script element.
     data = json.dumps(fixes, ensure_ascii=True).replace("<", "\\u003c")
     lines = "".join(f'<p class="soft">{escape(line)}</p>' for line in about)

@@ -6,12 +6,13 @@ Dimension key:  B images of a batch   C channels   H W input   D detections
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flatout.errors import ConfigError, counted
 from flatout.feed import plan_workers
@@ -21,7 +22,7 @@ from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import round_up_img_size
 from flatout.yolo.evaluate.run import Forward, InferenceModel, load_inference_model, warm_up
 from flatout.yolo.evaluate.tiles import TileConfig, TiledInput
-from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
+from flatout.yolo.evaluate.validation_input import ValidationBatch, open_validation
 from flatout.yolo.label_audit.set_boxes import SetBoxes, boxes_by_image
 from flatout.yolo.nms import Detections, NmsConfig, non_max_suppression
 
@@ -67,25 +68,28 @@ def passes_of(weights: Sequence[str], images: ImageSet, config: PassConfig, *, s
                     "%s: trained on tiles of %d px, but images are shrunk: use --tiles %d.",
                     path, model.tiles, model.tiles,
                 )  # fmt: skip
+            forward = Forward(model.network, None)
             collectors = [_Collector(len(images)) for _ in range(1 + config.mirrored)]
-            look = _at_whole_images if config.tiles is None else _at_tiles
+            looks = list(zip(collectors, (partial(_plain, forward), partial(_mirrored, forward)), strict=False))
+            look_at = _at_whole_images if config.tiles is None else _at_tiles
 
             def on_done(done: int, before: int = number * total) -> None:
                 advance(before + done, 0)
 
-            look(model, images, config, collectors, on_done)
+            look_at(model, images, config, looks, on_done)
             found += [collector.boxes() for collector in collectors]
     return found
 
 
+Look = tuple["_Collector", Callable[[Tensor], Tensor]]
+"""What collects the detections of a pass, and its predictions for a batch of images."""
+
+
+@torch.no_grad()
 def _at_whole_images(
-    model: InferenceModel,
-    images: ImageSet,
-    config: PassConfig,
-    collectors: Sequence["_Collector"],
-    on_done: Callable[[int], None],
+    model: InferenceModel, images: ImageSet, config: PassConfig, looks: Sequence[Look], on_done: Callable[[int], None]
 ) -> None:
-    """Collect what a network finds in images, and in mirrored ones; `on_done` is called with the images so far."""
+    """Collect what a network finds in images; `on_done` is called with the images so far."""
     size = round_up_img_size(config.size, model.stride)
     batch_size = min(config.batch_size, len(images))
     warm_up(model, batch_size=batch_size, size=size, device=config.device)
@@ -94,28 +98,22 @@ def _at_whole_images(
     with open_validation(
         images, size=size, batch_size=batch_size, stride=model.stride, workers=workers, device=config.device
     ) as batches:
-        for batch, detections in detect(model.network, batches, mirrored=config.mirrored):
-            for collector, each in zip(collectors, detections, strict=True):
-                collector.add(batch, each)
+        for batch in batches.epoch(0):
+            for collector, predict in looks:
+                collector.add(batch, non_max_suppression(predict(batch.images), NMS))
             done += len(batch.indices)
             on_done(done)
 
 
 def _at_tiles(
-    model: InferenceModel,
-    images: ImageSet,
-    config: PassConfig,
-    collectors: Sequence["_Collector"],
-    on_done: Callable[[int], None],
+    model: InferenceModel, images: ImageSet, config: PassConfig, looks: Sequence[Look], on_done: Callable[[int], None]
 ) -> None:
     """The same by tiles, whose detections are merged; `on_done` is called with the tiles so far."""
     assert config.tiles is not None
     size = round_up_img_size(config.size, model.stride)
     warm_up(model, batch_size=config.batch_size, size=size, device=config.device)
     threads = min(config.workers, plan_workers("cpu*1.0").total)
-    forward = Forward(model.network, None)
-    forwards = (lambda images: forward(images).decoded), (lambda images: _mirrored(forward, images))
-    for number, (collector, run) in enumerate(zip(collectors, forwards, strict=False)):
+    for number, (collector, predict) in enumerate(looks):
         tiled = TiledInput(
             images,
             config.tiles,
@@ -129,21 +127,12 @@ def _at_tiles(
         def on_tiles(done: int, before: int = number * tiled.num_tiles) -> None:
             on_done(before + done)
 
-        for batch, found in tiled.detected(run, NMS, on_tiles):
+        for batch, found in tiled.detected(predict, NMS, on_tiles):
             collector.add(batch, found)
 
 
-@torch.no_grad()
-def detect(
-    network: nn.Module, batches: ValidationInput, *, mirrored: bool = False, amp: torch.dtype | None = None
-) -> Iterator[tuple[ValidationBatch, list[Detections]]]:
-    """Every batch with its detections in input pixels: of the images, and of the mirrored images."""
-    forward = Forward(network, amp)
-    for batch in batches.epoch(0):
-        found = [non_max_suppression(forward(batch.images).decoded, NMS)]
-        if mirrored:
-            found.append(non_max_suppression(_mirrored(forward, batch.images), NMS))
-        yield batch, found
+def _plain(forward: Forward, images_BCHW: Tensor) -> Tensor:
+    return forward(images_BCHW).decoded
 
 
 def _mirrored(forward: Forward, images_BCHW: Tensor) -> Tensor:
@@ -164,20 +153,12 @@ class _Collector:
 
     def __init__(self, num_images: int) -> None:
         self._num_images = num_images
-        self._images: list[np.ndarray] = []
-        self._rows: list[np.ndarray] = []
+        self._images = [np.zeros(0, np.int64)]
+        self._rows = [np.zeros((0, 6), np.float32)]
 
     def add(self, batch: ValidationBatch, found: Detections) -> None:
         self._images.append(batch.indices[found.image_D.cpu().numpy()])
         self._rows.append(relative_rows(batch, found).cpu().numpy())
 
-    @property
-    def image_D(self) -> np.ndarray:
-        return np.concatenate([np.zeros(0, np.int64), *self._images])
-
-    @property
-    def row_D6(self) -> np.ndarray:
-        return np.concatenate([np.zeros((0, 6), np.float32), *self._rows])
-
     def boxes(self) -> SetBoxes:
-        return boxes_by_image(self.image_D, self.row_D6, self._num_images)
+        return boxes_by_image(np.concatenate(self._images), np.concatenate(self._rows), self._num_images)

@@ -11,6 +11,7 @@ unsure (tiny objects, classes that look alike), many good labels show the same e
 Pure NumPy: same arguments, same list.
 
 Dimension key:  T labels   D detections   N images   n labels of one image   m its detections   P pairs of them
+                K errors that are learned from a label   X labels or detections
 """
 
 from dataclasses import dataclass, fields
@@ -233,33 +234,42 @@ def _scored(probability: np.ndarray, evidence: np.ndarray) -> np.ndarray:
     return np.asarray(probability * (0.5 + 0.5 * evidence))
 
 
+def _scored_by_class(
+    seen_X: np.ndarray, class_X: np.ndarray, errors_TK: np.ndarray, labels: SetBoxes, *, rate: float = RATE
+) -> np.ndarray:
+    """The score of each label or detection, compared with those of its class only; 0 for the class NONE.
+
+    `errors_TK`: the evidence that an error would show, learned from each label; NaN where a label tells nothing of it.
+    """
+    score_X = np.zeros(len(class_X))
+    for number in np.unique(class_X[class_X != NONE]):
+        own_X, is_class_T = class_X == number, labels.class_D == number
+        of_errors = errors_TK[is_class_T]
+        of_errors = of_errors[~np.isnan(of_errors)]
+        share_X = probability(seen_X[own_X], of_errors, num_errors=rate * is_class_T.sum())
+        score_X[own_X] = _scored(share_X, seen_X[own_X])
+    return score_X
+
+
+def _score_if_confirmed(evidence: Evidence) -> np.ndarray:
+    """The score of the detection that confirms a label; NaN without one."""
+    return np.where(evidence.matched_iou_T >= SAME_PLACE.low, evidence.matched_score_T, np.nan)
+
+
 def _missing(labels: SetBoxes, found: SetBoxes, evidence: Evidence) -> np.ndarray:
     """Per detection: that it is an object without a label. Such objects look like those that have one."""
-    score_D = np.zeros(len(found.class_D))
     seen_D = found.score_D * evidence.free_D
-    confirmed_T = evidence.matched_iou_T >= SAME_PLACE.low
-    for number in np.unique(found.class_D):
-        own_D = (found.class_D == number) & (seen_D > 0)
-        is_class_T = labels.class_D == number
-        of_errors = evidence.matched_score_T[is_class_T & confirmed_T]
-        share_D = probability(seen_D[own_D], of_errors, num_errors=RATE_OF_MISSING * is_class_T.sum())
-        score_D[own_D] = _scored(share_D, seen_D[own_D])
-    return score_D
+    class_D = np.where(seen_D > 0, found.class_D, NONE)
+    return _scored_by_class(seen_D, class_D, _score_if_confirmed(evidence), labels, rate=RATE_OF_MISSING)
 
 
 def _spurious(labels: SetBoxes, found: SetBoxes, evidence: Evidence) -> np.ndarray:
     """Per label: that there is nothing. Such labels show what boxes at arbitrary places show."""
-    score_T = np.zeros(len(labels.class_D))
     background_T = background_evidence(labels, found)
-    absent_T = 1 - evidence.near_T
-    for number in np.unique(labels.class_D):
-        own_T = labels.class_D == number
-        of_errors = 1 - background_T[own_T & ~np.isnan(background_T)]
-        if not len(of_errors):  # no box of this class has a free place in another image: assume that nothing is there
-            of_errors = np.ones(1)
-        share_T = probability(absent_T[own_T], of_errors, num_errors=RATE * own_T.sum())
-        score_T[own_T] = _scored(share_T, absent_T[own_T])
-    return score_T
+    # If no box of a class has a free place in another image: assume that nothing is there.
+    num_free_C = np.bincount(labels.class_D, ~np.isnan(background_T))
+    errors_T = np.where(num_free_C[labels.class_D] > 0, 1 - background_T, 1.0)
+    return _scored_by_class(1 - evidence.near_T, labels.class_D, errors_T, labels)
 
 
 def background_evidence(labels: SetBoxes, found: SetBoxes) -> np.ndarray:
@@ -280,16 +290,10 @@ def background_evidence(labels: SetBoxes, found: SetBoxes) -> np.ndarray:
 
 def _wrong_class(labels: SetBoxes, found: SetBoxes, evidence: Evidence) -> np.ndarray:
     """Per label: that the object has the class of a detection. Such labels show what labels of that class show."""
-    score_T = np.zeros(len(labels.class_D))
     speaks_T = evidence.other_detection_T != NONE
     class_T = np.where(speaks_T, found.class_D[evidence.other_detection_T] if len(found.class_D) else NONE, NONE)
     margin_T = np.clip(evidence.other_T - evidence.own_T, 0, None)
-    for number in np.unique(class_T[speaks_T]):
-        own_T = speaks_T & (class_T == number)
-        is_class_T = labels.class_D == number
-        share_T = probability(margin_T[own_T], evidence.own_T[is_class_T], num_errors=RATE * is_class_T.sum())
-        score_T[own_T] = _scored(share_T, margin_T[own_T])
-    return score_T
+    return _scored_by_class(margin_T, class_T, evidence.own_T, labels)
 
 
 MOVED = Ramp(0.4, 0.8)
@@ -299,17 +303,10 @@ MOVED_IOUS = np.linspace(0.3, 0.6, 7)
 
 def _moved(labels: SetBoxes, evidence: Evidence) -> np.ndarray:
     """Per label: that its box misses its object. Such labels show a confident detection beside the label."""
-    score_T = np.zeros(len(labels.class_D))
     beside_T = evidence.matched_score_T * (1 - MOVED(evidence.matched_iou_T))
     beside_T = np.clip(beside_T - evidence.own_T * (evidence.matched_iou_T < SAME_PLACE.low), 0, None)
-    confirmed_T = evidence.matched_iou_T >= SAME_PLACE.low
-    for number in np.unique(labels.class_D):
-        own_T = labels.class_D == number
-        typical = evidence.matched_score_T[own_T & confirmed_T]
-        of_errors = np.outer(typical, 1 - MOVED(MOVED_IOUS)).ravel()
-        share_T = probability(beside_T[own_T], of_errors, num_errors=RATE * own_T.sum())
-        score_T[own_T] = _scored(share_T, beside_T[own_T])
-    return score_T
+    errors_TK = np.outer(_score_if_confirmed(evidence), 1 - MOVED(MOVED_IOUS))
+    return _scored_by_class(beside_T, labels.class_D, errors_TK, labels)
 
 
 def _duplicate(labels: SetBoxes, evidence: Evidence) -> np.ndarray:

@@ -3,11 +3,9 @@
 Dimension key:  T labels   D detections
 """
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flatout.errors import counted
+from flatout.safefiles import csv_text
 from flatout.yolo.data.find import Pair
 from flatout.yolo.data.label_text import MAX_BYTES, decode_text, label_line_numbers
 from flatout.yolo.label_audit.fixes import Fix, label_text
@@ -102,25 +101,18 @@ def records_of(
 ) -> list[Record]:
     """All findings with their places and reasons; `pairs` are the image and label files of the used images."""
     lines_of = cache(_read_lines)
-    found_what = [
-        _record(number, finding, labels, found, evidence, pairs[finding.image], names, lines_of)
+    return [
+        _record(number, finding, labels, found, evidence, pairs[finding.image], names, lines_of, statistics)
         for number, finding in enumerate(findings, 1)
     ]
-    if statistics is None:
-        return found_what
-    return [
-        record if finding.label == NONE else _with_training(record, training_record(statistics, finding.label, names))
-        for record, finding in zip(found_what, findings, strict=True)
-    ]
 
 
-def _with_training(record: Record, training: TrainingRecord) -> Record:
-    """The record, whose reason also says how the label was learned."""
+def _how_learned(training: TrainingRecord) -> str:
+    """How the label was learned, as the end of a reason."""
     if not training.epochs:
-        return replace(record, reason=f"{record.reason}; not seen in any epoch", training=training)
-    text = f"learned in {training.learned} of {counted(training.epochs, 'epoch')}"
-    text += f", forgotten {counted(training.forgotten, 'time')}" if training.forgotten else ""
-    return replace(record, reason=f"{record.reason}; {text}", training=training)
+        return "; not seen in any epoch"
+    forgotten = f", forgotten {counted(training.forgotten, 'time')}" if training.forgotten else ""
+    return f"; learned in {training.learned} of {counted(training.epochs, 'epoch')}{forgotten}"
 
 
 def training_record(statistics: LabelStatistics, label: int, names: Sequence[str]) -> TrainingRecord:
@@ -147,8 +139,10 @@ def _record(
     pair: Pair,
     names: Sequence[str],
     lines_of: Callable[[str], LabelLines | None],
+    statistics: LabelStatistics | None,
 ) -> Record:
     label, detection = finding.label, finding.detection
+    training = None if statistics is None or label == NONE else training_record(statistics, label, names)
     lines = lines_of(pair.label)
     line = _line_of(label, finding.image, labels, lines)
     twin_line = _line_of(finding.twin, finding.image, labels, lines)
@@ -158,7 +152,8 @@ def _record(
         rank=number,
         kind=finding.kind,
         score=finding.score,
-        reason=reason_of(finding, labels, found, evidence, names, twin_line),
+        reason=reason_of(finding, labels, found, evidence, names, twin_line)
+        + ("" if training is None else _how_learned(training)),
         image=pair.image,
         label_file=pair.label_place,
         line=line,
@@ -168,6 +163,7 @@ def _record(
         found_score=0.0 if detection == NONE else round(float(found.score_D[detection]), 4),
         found_box=None if detection == NONE else _corners(found.box_D4[detection]),
         fix=_fix(finding, labels, found, pair, line, lines),
+        training=training,
         twin_box=None if finding.twin == NONE else _corners(labels.box_D4[finding.twin]),
     )
 
@@ -254,14 +250,12 @@ TRAINING_COLUMNS = tuple(each.name for each in fields(TrainingRecord))
 
 def as_csv(records: Sequence[Record]) -> str:
     """A table with one row per finding, for spreadsheets."""
-    sink = io.StringIO()
-    writer = csv.writer(sink, lineterminator="\n")
-    writer.writerow([*COLUMNS, *TRAINING_COLUMNS])
+    columns, rows = (*COLUMNS, *TRAINING_COLUMNS), []
     for record in records:
         plain = record.as_plain()
-        training = plain["training"] or dict.fromkeys(TRAINING_COLUMNS, "")
-        writer.writerow([*(plain[column] for column in COLUMNS), *(training[column] for column in TRAINING_COLUMNS)])
-    return sink.getvalue()
+        plain |= plain["training"] or dict.fromkeys(TRAINING_COLUMNS, "")
+        rows.append([plain[column] for column in columns])
+    return csv_text([columns, *rows])
 
 
 def as_json(records: Sequence[Record], about: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 Pure NumPy. Corners are relative to the image, so that passes at different sizes can be compared.
 
-Dimension key:  N images   D boxes of all images   n m boxes of one image   P pairs of them   V passes
+Dimension key:  N images   D boxes of all images   n m boxes of one image   P pairs of them   k fused boxes
 """
 
 from collections.abc import Sequence
@@ -130,13 +130,14 @@ def fuse(passes: Sequence[SetBoxes]) -> SetBoxes:
         score_n = np.concatenate([each.score_D[rows] for each, rows in zip(passes, own, strict=True)])
         pass_n = np.repeat(np.arange(len(passes)), [rows.stop - rows.start for rows in own])
         fused.append(_fuse_image(box_n4, class_n, score_n, pass_n, len(passes)))
-    box, classes, score = (np.concatenate(parts) for parts in zip(*fused, strict=True))
-    return SetBoxes(offsets(np.array([len(boxes) for boxes, _, _ in fused])), box, classes, score)
+    image_D = np.repeat(np.arange(len(fused)), [len(row_k6) for row_k6 in fused])
+    return boxes_by_image(image_D, np.concatenate(fused), len(fused))
 
 
 def _fuse_image(
     box_n4: np.ndarray, class_n: np.ndarray, score_n: np.ndarray, pass_n: np.ndarray, num_passes: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> np.ndarray:
+    """Rows x1, y1, x2, y2, score, class, float32 [k, 6]."""
     order_n = np.argsort(-score_n, kind="stable")
     box_n4, class_n, score_n, pass_n = box_n4[order_n], class_n[order_n], score_n[order_n], pass_n[order_n]
     n_P, m_P, iou_P = overlaps(box_n4, box_n4)
@@ -144,7 +145,7 @@ def _fuse_image(
     n_P, m_P = n_P[is_same_P], m_P[is_same_P]
     first_n = np.searchsorted(n_P, np.arange(len(box_n4) + 1))
     left_n = np.ones(len(box_n4), bool)
-    box, classes, score = [], [], []
+    rows = []
     for seed in range(len(box_n4)):
         if not left_n[seed]:
             continue
@@ -154,11 +155,6 @@ def _fuse_image(
         members = members[np.unique(pass_n[members], return_index=True)[1]]
         left_n[members] = False
         weight = score_n[members]
-        box.append((box_n4[members] * weight[:, None]).sum(0) / weight.sum())
-        classes.append(class_n[seed])
-        score.append(weight.sum() / num_passes)
-    return (
-        np.array(box, np.float32).reshape(-1, 4),
-        np.array(classes, np.int64),
-        np.array(score, np.float32),
-    )
+        box_4 = (box_n4[members] * weight[:, None]).sum(0) / weight.sum()
+        rows.append([*box_4.tolist(), weight.sum() / num_passes, class_n[seed]])
+    return np.array(rows, np.float32).reshape(-1, 6)

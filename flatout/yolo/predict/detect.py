@@ -2,13 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from flatout.errors import DataError, counted
+from flatout.errors import DataError
 from flatout.feed import plan_workers
 from flatout.ranks import Interrupts, choose_device, make_current
 from flatout.runs import StepProgress, new_run_folder, read_record
@@ -25,12 +25,12 @@ from flatout.yolo.predict.files import (
     without_password,
 )
 from flatout.yolo.predict.options import DetectOptions
-from flatout.yolo.predict.outputs import Outputs, OutputSettings
-from flatout.yolo.predict.result import Result, closing_lines, nothing_read_message, result_line, shown
+from flatout.yolo.predict.outputs import Outputs
+from flatout.yolo.predict.result import Result, done_line, nothing_read_message, result_line, shown, unreadable_lines
 from flatout.yolo.predict.results import Predictor, load_networks, predictor_for, results_of
 from flatout.yolo.predict.streams import LiveFrames
 from flatout.yolo.predict.tracks import Tracker, tracked
-from flatout.yolo.predict.windows import Windows, open_windows
+from flatout.yolo.predict.windows import open_windows
 from flatout.yolo.weights import read_weights, save_weights
 
 logger = logging.getLogger(__name__)
@@ -94,12 +94,16 @@ def detect(options: DetectOptions, *, each: Callable[[Result], None] | None = No
     A signal ends it between two frames, after all results so far are written.
     """
     sources = find_sources(options.source, allow_urls=options.allow_urls)
+    if isinstance(sources, Streams):
+        # YOLOv7 writes no images for a .txt list, which it always takes for a list of streams.
+        nosave, at_once = options.nosave or sources.listed, options.at_once or len(sources.addresses)
+        options = replace(options, nosave=nosave, at_once=at_once)
     tracker = Tracker.from_options(options)  # before the network is loaded: it may lack its package
     predictor = _predictor(options)
     with ExitStack() as stack:
         frames, total = _frames(sources, stack, large=options.tiles is not None)
         folder = new_run_folder(Path(options.project), options.name, options.exist_ok)
-        detection = _DetectionPass(options, sources, folder, total, each, tracker)
+        detection = _DetectionPass(options, folder, total, each, tracker)
         detection.run(frames, predictor)
     if not detection.frames and detection.unreadable:
         raise DataError(nothing_read_message(without_password(options.source), detection.unreadable))
@@ -112,20 +116,16 @@ class _DetectionPass:
     def __init__(
         self,
         options: DetectOptions,
-        sources: Files | Streams,
         folder: Path,
-        total: int,
+        total: int | None,
         each: Callable[[Result], None] | None,
-        tracker: Tracker | None = None,
+        tracker: Tracker | None,
     ) -> None:
-        self._options, self._folder, self._total, self._each = options, folder, total, each
-        self._tracker = tracker
-        self._streams = sources if isinstance(sources, Streams) else None
-        # YOLOv7 writes no images for a .txt list, which it always takes for a list of streams.
-        self._saves_images = not options.nosave and not (self._streams and self._streams.listed)
-        self._json = f"{Path(options.weights[0]).stem}_predictions.json" if options.save_json else None
-        self.frames = self._detections = self._num_txt = self._num_crops = 0
+        """`total`: the approximate number of frames; None for streams, which have no end."""
+        self._options, self._folder, self._total, self._each, self._tracker = options, folder, total, each, tracker
+        self.frames = self._detections = 0
         self.unreadable: list[Unreadable] = []
+        self._wrote: list[str] = []
         self._seconds = 0.0
         self._signal: str | None = None
         self._updated_s = 0.0
@@ -138,13 +138,15 @@ class _DetectionPass:
             (open_windows() if self._options.view_img else None) or nullcontext() as windows,
             Interrupts() as interrupts,
             self._progress() as progress,
-            Outputs(self._folder, self._settings(windows), threads=threads) as outputs,
+            Outputs(
+                self._folder, self._options, threads=threads, show=None if windows is None else windows.put
+            ) as outputs,
             closing(
                 results_of(
                     frames,
                     predictor,
                     threads=threads,
-                    at_once=self._at_once(),
+                    at_once=self._options.at_once,
                     stopped=lambda: interrupts.requested is not None or (windows is not None and windows.stopped),
                     on_tile=partial(self._show_tile, progress),
                 )
@@ -154,39 +156,37 @@ class _DetectionPass:
                 self._record(result, outputs, progress)
                 if windows is not None:
                     windows.show()
-        self._num_txt, self._num_crops, self._signal = outputs.num_txt, outputs.num_crops, interrupts.requested
+        self._wrote, self._signal = list(outputs.wrote()), interrupts.requested
         self._seconds = time.perf_counter() - begin_s
 
     def result(self, more: list[str]) -> DetectResult:
-        lines = closing_lines(
-            frames=self.frames,
-            detections=self._detections,
-            seconds=self._seconds,
-            folder=self._folder,
-            wrote=[*self._wrote(), *more],
-            unreadable=self.unreadable,
-        )
-        if self._signal:
-            lines.insert(0, f"{self._signal}: stopped early; all results so far are saved.")
+        wrote = [*self._wrote, *more]
+        lines = [f"{self._signal}: stopped early; all results so far are saved."] if self._signal else []
+        lines += [*unreadable_lines(self.unreadable), done_line(self.frames, self._detections, self._seconds), *wrote]
+        lines += [f"Results saved to {self._folder}"] if wrote else []
         return DetectResult(
             text="\n".join(lines),
             folder=self._folder,
             frames=self.frames,
             detections=self._detections,
             unreadable=tuple(self.unreadable),
-            interrupted=None if self._streams else self._signal,
+            interrupted=None if self._total is None else self._signal,
         )
 
     def _progress(self) -> AbstractContextManager[StepProgress | None]:
-        """A progress bar; none for streams, which have no end."""
-        return StepProgress(self._total, title="detect") if self._streams is None else nullcontext()
+        return nullcontext() if self._total is None else StepProgress(self._total, title="detect")
+
+    @property
+    def _num_done(self) -> int:
+        """Frames for the progress bar. Video headers may announce fewer than there are."""
+        return min(self.frames + len(self.unreadable), self._total or 0)
 
     def _show_tile(self, progress: StepProgress | None, done: int, total: int) -> None:
         """A large image takes minutes: show how much of it is done. Images of one tile need no such number."""
         if progress is None or total == 1:
             return
-        num_images, now_s = min(self.frames + len(self.unreadable), self._total), time.perf_counter()
-        if done and now_s - self._updated_s >= UPDATE_S and num_images < self._total:
+        num_images, now_s = self._num_done, time.perf_counter()
+        if done and now_s - self._updated_s >= UPDATE_S and num_images < (self._total or 0):
             self._updated_s = now_s
             progress.update(num_images + done / total)
         progress.show(num_images, {"tiles": f"{done}/{total}"})
@@ -204,31 +204,7 @@ class _DetectionPass:
             if self._each is not None:
                 self._each(result)
         if progress is not None:
-            # Video headers may announce fewer frames than there are.
-            progress.advance(min(self.frames + len(self.unreadable), self._total))
-
-    def _at_once(self) -> int | None:
-        return len(self._streams.addresses) if self._streams and not self._options.at_once else self._options.at_once
-
-    def _settings(self, windows: Windows | None) -> OutputSettings:
-        return OutputSettings(
-            images=self._saves_images,
-            txt=self._options.save_txt,
-            scores=self._options.save_conf,
-            crops=self._options.save_crop,
-            json=self._json,
-            show=None if windows is None else windows.put,
-        )
-
-    def _wrote(self) -> Iterator[str]:
-        if self._saves_images:
-            yield "Images and videos with boxes are saved"
-        if self._options.save_txt:
-            yield f"{counted(self._num_txt, 'label file')} saved to {self._folder / 'labels'}"
-        if self._options.save_crop:
-            yield f"{counted(self._num_crops, 'crop')} saved to {self._folder / 'crops'}"
-        if self._json:
-            yield f"Detections saved to {self._folder / self._json}"
+            progress.advance(self._num_done)
 
 
 def _predictor(options: DetectOptions) -> Predictor:
@@ -237,8 +213,8 @@ def _predictor(options: DetectOptions) -> Predictor:
     return predictor_for(load_networks(options.weights, device, augment=options.augment), device, options)
 
 
-def _frames(sources: Files | Streams, stack: ExitStack, *, large: bool) -> tuple[Iterable[ReadFrame], int]:
-    """Calls that read the frames, and the approximate number of frames."""
+def _frames(sources: Files | Streams, stack: ExitStack, *, large: bool) -> tuple[Iterable[ReadFrame], int | None]:
+    """Calls that read the frames, and the approximate number of frames; None for streams."""
     if isinstance(sources, Streams):
-        return stack.enter_context(LiveFrames(sources.addresses)), 0
+        return stack.enter_context(LiveFrames(sources.addresses)), None
     return frames_of(sources, large=large), count_frames(sources)

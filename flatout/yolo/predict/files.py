@@ -11,8 +11,10 @@ import os
 import re
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from errno import EACCES, ENOENT
 from functools import partial
 from http.client import HTTPException
+from itertools import filterfalse
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -307,8 +309,8 @@ def _opener() -> urllib.request.OpenerDirector:
 
 def video_frames(origin: Origin) -> Iterator[ReadFrame]:
     """A call per frame of a video; the last one returns `Unreadable` if it cannot be opened or ends early."""
-    if not _opencv_can_open(origin.path):
-        yield partial(already_read, Unreadable(origin.path, "OpenCV cannot open a video whose name is not UTF-8"))
+    if obstacle := _obstacle(origin.path):
+        yield partial(already_read, Unreadable(origin.path, obstacle))
         return
     capture = _open(origin.path)
     seen = 0
@@ -329,7 +331,7 @@ def video_frames(origin: Origin) -> Iterator[ReadFrame]:
 def count_frames(files: Files) -> int:
     """Number of frames of all files according to the video headers; an image counts as one."""
     count = len(files.images)
-    for path in filter(_opencv_can_open, files.videos):
+    for path in filterfalse(_obstacle, files.videos):
         capture = _open(path)
         count += max(1, num_frames_of(capture))
         capture.release()
@@ -351,13 +353,13 @@ def fps_of(capture: Any) -> float:
     return rate if 0 < rate < 1000 else 0.0
 
 
-def _opencv_can_open(path: str) -> bool:
-    """Whether the name is UTF-8: OpenCV crashes the process on any other."""
+def _obstacle(path: str) -> str:
+    """Why a video cannot be opened, as far as OpenCV would not say it; empty if nothing is known."""
     try:
         path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    except UnicodeEncodeError:  # it would crash the process
+        return "OpenCV cannot open a video whose name is not UTF-8"
+    return "" if os.access(path, os.R_OK) else os.strerror(EACCES if os.path.exists(path) else ENOENT)
 
 
 def _open(path: str) -> Any:

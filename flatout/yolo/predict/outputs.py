@@ -7,17 +7,18 @@ Dimension key:  n detections of one image   H W image   C channels
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from flatout.charts import write_image
-from flatout.errors import ResourceError
+from flatout.errors import ResourceError, counted
 from flatout.safefiles import append_text, write_error
 from flatout.yolo.predict.files import Origin
+from flatout.yolo.predict.options import DetectOptions
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.threads import Closing, WriteQueue
 
@@ -174,39 +175,46 @@ STREAM_FPS = 30.0
 """Frame rate of videos of streams."""
 
 
-class OutputSettings(NamedTuple):
-    """Which files are written."""
-
-    images: bool = True
-    """Images and videos with boxes."""
-    txt: bool = False
-    scores: bool = False
-    """Add scores to label files."""
-    crops: bool = False
-    json: str | None = None
-    """Name of the JSON file; None: none is written."""
-    show: Callable[[str, np.ndarray], None] | None = None
-    """Called in a thread with name and image of every plotted result, in order."""
-
-
 class Outputs(Closing):
     """Writes results in threads. A context manager; all files are complete after `close()`."""
 
-    def __init__(self, folder: Path, settings: OutputSettings, *, threads: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: DetectOptions,
+        *,
+        threads: int,
+        show: Callable[[str, np.ndarray], None] | None = None,
+    ) -> None:
+        """`show` is called in a thread with name and image of every plotted result, in order."""
         self.folder = folder
-        self.num_txt = self.num_crops = 0
-        self._settings, self._names, self._videos = settings, OutputNames(), VideoFiles()
-        self._json = JsonFile(folder / settings.json) if settings.json else None
+        self._options, self._show, self._names, self._videos = options, show, OutputNames(), VideoFiles()
+        self._num_txt = self._num_crops = 0
+        self._json = (
+            JsonFile(folder / f"{Path(options.weights[0]).stem}_predictions.json") if options.save_json else None
+        )
         self._last_video: Path | None = None
-        for name, wanted in (("labels", settings.txt), ("crops", settings.crops)):
+        for name, wanted in (("labels", options.save_txt), ("crops", options.save_crop)):
             if wanted:
                 (folder / name).mkdir(exist_ok=True)
         self._write_queue = WriteQueue(threads=threads, depth=2 * threads)
 
+    def wrote(self) -> Iterator[str]:
+        """What was written, a line each."""
+        if not self._options.nosave:
+            yield "Images and videos with boxes are saved"
+        if self._options.save_txt:
+            yield f"{counted(self._num_txt, 'label file')} saved to {self.folder / 'labels'}"
+        if self._options.save_crop:
+            yield f"{counted(self._num_crops, 'crop')} saved to {self.folder / 'crops'}"
+        if self._json is not None:
+            yield f"Detections saved to {self._json.path}"
+
     def add(self, result: Result) -> None:
         """Queue a result for writing; blocks while many are waiting. Raises the error of an earlier one."""
         # Names are assigned here, where results are in order.
-        stem, name = self._names.frame_stem(result.origin), self._name(result)
+        stem = self._names.frame_stem(result.origin)
+        name = self._names.video(result.origin) if _is_video(result) else self._names.image(result.origin)
         self._write_queue.submit(partial(self._plotted, result, stem, name), partial(self._finish, result, stem, name))
 
     def close(self) -> None:
@@ -218,44 +226,43 @@ class Outputs(Closing):
         if self._json is not None:
             self._json.close()
 
-    def _name(self, result: Result) -> str:
-        is_video = result.origin.kind in ("video", "stream")
-        return self._names.video(result.origin) if is_video else self._names.image(result.origin)
-
     def _plotted(self, result: Result, stem: str, name: str) -> np.ndarray | None:
         """Write crops, and plot and write the image; called by several threads at once."""
-        if self._settings.crops:
+        if self._options.save_crop:
             write_crops(result, self.folder / "crops", stem)
-        if not self._settings.images and self._settings.show is None:
+        if self._options.nosave and self._show is None:
             return None
         plotted = result.plot() if len(result) else result.image
-        if self._settings.images and result.origin.kind not in ("video", "stream"):
+        if not self._options.nosave and not _is_video(result):
             write_file(self.folder / name, plotted)
         return plotted
 
     def _finish(self, result: Result, stem: str, name: str, plotted: np.ndarray | None) -> None:
         """Write everything that needs the order of the results."""
-        origin = result.origin
-        if self._settings.txt and len(result):
-            lines = txt_lines(result, scores=self._settings.scores)
+        if self._options.save_txt and len(result):
+            lines = txt_lines(result, scores=self._options.save_conf)
             append_text(self.folder / "labels" / f"{stem}.txt", "".join(f"{line}\n" for line in lines))
-            self.num_txt += 1
-        if self._settings.crops:
-            self.num_crops += len(_crops(result))
+            self._num_txt += 1
+        if self._options.save_crop:
+            self._num_crops += len(_crops(result))
         if self._json is not None:
             self._json.add(result.to_coco())
         if plotted is None:
             return
-        if self._settings.images and origin.kind in ("video", "stream"):
+        if not self._options.nosave and _is_video(result):
             self._add_to_video(self.folder / name, plotted, result.origin)
-        if self._settings.show is not None:
-            self._settings.show(name, plotted)
+        if self._show is not None:
+            self._show(name, plotted)
 
     def _add_to_video(self, path: Path, plotted: np.ndarray, origin: Origin) -> None:
         if self._last_video is not None and self._last_video != path and origin.kind == "video":
             self._videos.finish(self._last_video)  # video files come one after another, streams in parallel
         self._last_video = path
         self._videos.add(path, plotted, STREAM_FPS if origin.kind == "stream" else origin.fps)
+
+
+def _is_video(result: Result) -> bool:
+    return result.origin.kind in ("video", "stream")
 
 
 def folder_name(name: str) -> str:

@@ -332,22 +332,12 @@ def unreadable_lines(unreadable: Sequence[Unreadable]) -> list[str]:
     return lines
 
 
-def closing_lines(
-    *,
-    frames: int,
-    detections: int,
-    seconds: float,
-    folder: Path,
-    wrote: Sequence[str],
-    unreadable: Sequence[Unreadable],
-) -> list[str]:
-    """The last lines of a detection."""
+def done_line(frames: int, detections: int, seconds: float) -> str:
+    """How much was detected, and how fast."""
     rate = frames / max(seconds, 1e-9)
     seen = f"{counted(frames, 'image')}, {counted(detections, 'detection')}"
     speed = f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"  # large images in tiles take seconds each
-    done = f"Done. {seen} in {seconds:.1f} s: {speed} img/s, with reading and writing"
-    saved = [f"Results saved to {folder}"] if wrote else []
-    return [*unreadable_lines(unreadable), done, *wrote, *saved]
+    return f"Done. {seen} in {seconds:.1f} s: {speed} img/s, with reading and writing"
 
 
 def nothing_read_message(source: str, unreadable: Sequence[Unreadable]) -> str:

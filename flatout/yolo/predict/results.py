@@ -6,7 +6,6 @@ Dimension key:  B images of a batch   h w input   D detections of a batch   n de
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
@@ -18,7 +17,7 @@ import torch
 
 from flatout.feed import plan_workers
 from flatout.yolo.boxes import Letterbox, to_native
-from flatout.yolo.data.letterbox import round_up_img_size
+from flatout.yolo.data.letterbox import ShapeBatcher, round_up_img_size
 from flatout.yolo.evaluate.run import InferenceModel, load_inference_model
 from flatout.yolo.evaluate.tiles import TileConfig, TileDetector, Watch, WholeImage, tile_config
 from flatout.yolo.find_file import weights_files
@@ -139,40 +138,6 @@ class IndexedInput(NamedTuple):
     prepared: Prepared
 
 
-class ShapeBatcher:
-    """Collects frames into batches of the same input shape."""
-
-    def __init__(self, at_once: int, *, patience: int = 2) -> None:
-        """A batch is complete with `at_once` frames, or when more than `patience` * `at_once` frames wait in total:
-        large photos take memory. Which frames share a batch depends on their order alone, never on time."""
-        self._at_once, self._most_waiting = at_once, patience * at_once
-        self._waiting: deque[IndexedInput] = deque()
-
-    def add(self, place: int, prepared: Prepared) -> list[IndexedInput]:
-        """Add a frame; returns a batch of one shape that is due (perhaps without this frame), or []."""
-        self._waiting.append(IndexedInput(place, prepared))
-        alike = self._alike(prepared)
-        if len(alike) == self._at_once:
-            return self._take(alike)
-        if len(self._waiting) > self._most_waiting:
-            return self._take(self._alike(self._waiting[0].prepared))
-        return []
-
-    def rest(self) -> Iterator[list[IndexedInput]]:
-        """All waiting frames, as batches."""
-        while self._waiting:
-            yield self._take(self._alike(self._waiting[0].prepared))
-
-    def _alike(self, prepared: Prepared) -> list[IndexedInput]:
-        shape = prepared.input_3hw.shape
-        return [waiting for waiting in self._waiting if waiting.prepared.input_3hw.shape == shape]
-
-    def _take(self, batch: list[IndexedInput]) -> list[IndexedInput]:
-        places = {each.place for each in batch}
-        self._waiting = deque(each for each in self._waiting if each.place not in places)
-        return batch
-
-
 class ReorderBuffer(Generic[T]):
     """Takes results in any order and returns them in the order of their places, from 0 on."""
 
@@ -256,10 +221,11 @@ class _ByBatches:
     """Predicts frames in batches of one input shape."""
 
     def __init__(self, predictor: Predictor, at_once: int) -> None:
-        self._predictor, self._groups = predictor, ShapeBatcher(at_once)
+        self._predictor = predictor
+        self._groups = ShapeBatcher[IndexedInput](at_once, lambda each: each.prepared.input_3hw.shape)
 
     def add(self, place: int, prepared: Prepared) -> Placed:
-        return self._results(self._groups.add(place, prepared))
+        return self._results(self._groups.add(IndexedInput(place, prepared)))
 
     def rest(self) -> Placed:
         return chain.from_iterable(map(self._results, self._groups.rest()))

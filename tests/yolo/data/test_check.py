@@ -347,9 +347,11 @@ def test_with_tiles_large_images_are_no_fault_and_boxes_are_judged_in_tiles(tmp_
     assert any(place.endswith("wide.txt: 1.3 x 1.0 px at size 64") for place in shrunk_tiles["box-tiny"])
 
 
-def test_a_tile_that_is_too_small_is_a_mistake(tmp_path, capsys):
+def test_a_tile_or_training_size_that_is_too_small_is_a_mistake(tmp_path, capsys):
     assert main(["yolo", "check", str(SmallDataSet(tmp_path).yaml()), "--tiles", "8"]) == 2
     assert "--tiles 8: tiles have sides of 32 px or more." in capsys.readouterr().err
+    assert main(["yolo", "check", str(SmallDataSet(tmp_path).yaml()), "--img-size", "0"]) == 2
+    assert "--img-size 0 must be 1 or more." in capsys.readouterr().err
 
 
 def test_the_report_uses_the_singular_for_one(tmp_path, capsys):
@@ -439,6 +441,18 @@ def test_an_image_that_crashes_its_process_is_one_finding(others, tmp_path, monk
     places = found_in(made, CheckConfig(workers=1, progress=False, img_size=64))
     (place,) = places["image-decode"]
     assert place == f"{made.folder}/images/train/1.jpg: train: decoding it crashes the process"
+
+
+def test_nothing_is_known_about_an_image_that_crashes_its_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "FileRecords", CrashingSource)
+    paths = [str(tmp_path / f"{number}.jpg") for number in range(6)]
+    for path in paths:
+        Path(path).write_bytes(encoded(".jpg", random_image(seed=4)[..., 0]))
+    table = facts.check_decoding(paths, np.arange(6), workers=1, shown=False)
+    crashed = np.zeros((), facts.DECODE_RECORD)
+    crashed["state"] = facts.CRASHED
+    assert table.facts_M["grey"].tolist() == [True, False, True, True, True, True]
+    assert table.facts_M[1] == crashed
 
 
 NOT_DAMAGE = {"image-extension", "image-bytes-after-end", "image-copy", "leak-content", "leak-pixels"}

@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_read_is_a_data_error(folder, monkeypatch):
     put("images/a.jpg")
 
     def refuse(path):
-        raise PermissionError(13, "Permission denied")
+        raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match=r"images: the folder cannot be read: Permission denied"):

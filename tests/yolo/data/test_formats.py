@@ -25,7 +25,7 @@ from flatout.yolo.data.formats.annotated import (
 )
 from flatout.yolo.data.formats.coco import read_coco
 from flatout.yolo.data.formats.createml import read_createml
-from flatout.yolo.data.formats.csv_tables import read_open_images
+from flatout.yolo.data.formats.csv_tables import read_open_images, read_tensorflow
 from flatout.yolo.data.formats.cvat import read_cvat
 from flatout.yolo.data.formats.huggingface import cache_folder, class_names
 from flatout.yolo.data.formats.labelme import parse_labelme
@@ -503,6 +503,21 @@ BAD_LABELS = {
         {"class-beyond-names": "a.xml", "label-columns": "a.xml"},
     ),
 }
+
+
+def test_a_bad_row_belongs_to_its_image_whatever_the_first_column_is(tmp_path):
+    write_images(tmp_path / "train")
+    rows = ["0,a.jpg,64,48,nut,1,1,9,9", "1,b.jpg,64,48,nut,1,1,9,x"]
+    file = tmp_path / "train/_annotations.csv"
+    file.write_text("\n".join([",filename,width,height,class,xmin,ymin,xmax,ymax", *rows]))
+    listed = read_tensorflow(str(file)).images
+    assert [(image.name, len(image.objects.names), len(image.objects.problems)) for image in listed] == [
+        ("a.jpg", 1, 0),
+        ("b.jpg", 0, 1),
+    ]
+    file.write_text(file.read_text() + "\n2,,64,48,nut,1,1,9,9\n")
+    with pytest.raises(DataError, match=r"_annotations\.csv:4: a row without the name of an image"):
+        read_tensorflow(str(file))
 
 
 @pytest.mark.parametrize("kind", BAD_LABELS)

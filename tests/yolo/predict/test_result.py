@@ -4,7 +4,6 @@ import copy
 import json
 import pickle
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import cv2
@@ -14,7 +13,7 @@ import pytest
 from flatout.errors import ConfigError, ResourceError
 from flatout.yolo import Result
 from flatout.yolo.predict.files import Origin
-from flatout.yolo.predict.result import Boxes, closing_lines
+from flatout.yolo.predict.result import Boxes, done_line
 
 NAMES = ("apple", "leaf", "bus", "berry", "toy")
 CORNERS = [[10, 20, 50, 40], [0, 0, 200, 100], [100.4, 10.6, 120, 30], [5, 5, 5.2, 9]]
@@ -201,5 +200,5 @@ def test_supervision_gets_boxes_names_and_ids(result):
 
 @pytest.mark.parametrize(("frames", "seconds", "speed"), [(500, 2.5, "200.0"), (3, 2, "1.5"), (2, 97.8, "0.02")])
 def test_the_speed_of_images_that_take_long_is_not_zero(frames, seconds, speed):
-    lines = closing_lines(frames=frames, detections=0, seconds=seconds, folder=Path("out"), wrote=[], unreadable=[])
-    assert lines == [f"Done. {frames} images, 0 detections in {seconds:.1f} s: {speed} img/s, with reading and writing"]
+    line = done_line(frames, 0, seconds)
+    assert line == f"Done. {frames} images, 0 detections in {seconds:.1f} s: {speed} img/s, with reading and writing"

@@ -48,10 +48,11 @@ def test_a_pattern_reaches_subfolders(tmp_path):
 
 def test_a_list_of_files_is_read_in_order_with_paths_relative_to_it(tmp_path):
     first, second = write_images(tmp_path / "in", 2)
-    (tmp_path / "list.txt").write_text(f"{second}\n\n./in/00.png\nmissing.jpg\n")
+    (tmp_path / "list.txt").write_text(f"{second}\n\n./in/00.png\nmissing.jpg\nmissing.mp4\n")
     found = find_sources(str(tmp_path / "list.txt"))
-    assert found == Files([str(second), str(tmp_path / "in/00.png"), "missing.jpg"], [])
-    assert frames(str(tmp_path / "list.txt"))[2] == Unreadable("missing.jpg", "No such file or directory")
+    assert found == Files([str(second), str(tmp_path / "in/00.png"), "missing.jpg"], ["missing.mp4"])
+    missing = frames(str(tmp_path / "list.txt"))[2:]
+    assert missing == [Unreadable(f"missing.{each}", "No such file or directory") for each in ("jpg", "mp4")]
     assert str(first) == str(tmp_path / "in/00.png")
 
 

@@ -5,11 +5,10 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-import numpy as np
 import pytest
 
-from flatout.yolo.predict.files import Frame, Origin, Prepare, Prepared
-from flatout.yolo.predict.results import ReorderBuffer, ShapeBatcher
+from flatout.yolo.data.letterbox import ShapeBatcher
+from flatout.yolo.predict.results import ReorderBuffer
 from flatout.yolo.predict.threads import Prefetcher, WriteQueue
 
 
@@ -121,28 +120,30 @@ def test_the_error_of_the_block_is_the_one_that_is_raised():
         raise KeyError("first")
 
 
-def prepared(width: int) -> Prepared:
-    frame = Frame(np.zeros((64, width, 3), np.uint8), Origin("a", "array", 0, 1))
-    return Prepare(64, 32)(frame)
+Item = tuple[int, int]
+"""A place, and the width that stands for a shape."""
+
+
+def batcher_of(at_once: int, *, patience: int) -> ShapeBatcher[Item]:
+    return ShapeBatcher(at_once, lambda item: item[1], patience=patience)
 
 
 def test_images_of_one_shape_share_a_batch_whatever_comes_between():
-    batcher = ShapeBatcher(2, patience=4)
-    widths = [64, 32, 64, 32, 64]
-    batches = [[each.place for each in batcher.add(place, prepared(width))] for place, width in enumerate(widths)]
+    batcher = batcher_of(2, patience=4)
+    batches = [[place for place, _ in batcher.add(item)] for item in enumerate([64, 32, 64, 32, 64])]
     assert batches == [[], [], [0, 2], [1, 3], []]
-    assert [[each.place for each in batch] for batch in batcher.rest()] == [[4]]
+    assert list(batcher.rest()) == [[(4, 64)]]
 
 
 def test_no_image_waits_forever_for_others():
-    batcher = ShapeBatcher(2, patience=2)
-    lone = batcher.add(0, prepared(32))
-    others = [batcher.add(place, prepared(64)) for place in range(1, 5)]
-    assert not lone and [[each.place for each in batch] for batch in others] == [[], [1, 2], [], [3, 4]]
+    batcher = batcher_of(2, patience=2)
+    lone = batcher.add((0, 32))
+    others = [batcher.add((place, 64)) for place in range(1, 5)]
+    assert not lone and [[place for place, _ in batch] for batch in others] == [[], [1, 2], [], [3, 4]]
     # At most three may wait: a fourth completes the batch of the oldest.
-    small = ShapeBatcher(3, patience=1)
-    waits = [small.add(place, prepared(width)) for place, width in enumerate([32, 64, 64, 16])]
-    assert [[each.place for each in batch] for batch in waits] == [[], [], [], [0, 3]]
+    small = batcher_of(3, patience=1)
+    waits = [small.add(item) for item in enumerate([32, 64, 64, 32])]
+    assert [[place for place, _ in batch] for batch in waits] == [[], [], [], [0, 3]]
 
 
 def test_results_are_returned_in_order_however_they_come():

@@ -81,11 +81,14 @@ class SplitFacts:
     class_names: tuple[str, ...] = ()
     error: str = ""
     """Why the split could not be read at all; "" if it was."""
+    single_class: bool = False
+    """Whether every class of `images` is 0."""
 
     @cached_property
     def images(self) -> ImageSet:
         """The images that training would use."""
-        return image_set(self.table, [pair.image for pair in self.pairs], self.class_names)
+        paths = [pair.image for pair in self.pairs]
+        return image_set(self.table, paths, self.class_names, single_class=self.single_class)
 
     @cached_property
     def used_rows(self) -> list[int]:
@@ -226,9 +229,9 @@ def check_decoding(paths: Sequence[str], rows: np.ndarray, *, workers: int | str
         Feed(source, plan, FeedConfig(workers=workers, epochs=1, bad_share=1.0)) as feed,
     ):
         for batch in feed:
-            facts_M[batch.positions] = batch["record"]
-            crashed = batch.positions[batch.indices != batch.positions]
-            facts_M["state"][crashed] = CRASHED
+            is_own = batch.indices == batch.positions  # else it is another image, in place of one that crashes
+            facts_M[batch.positions[is_own]] = batch["record"][is_own]
+            facts_M["state"][batch.positions[~is_own]] = CRASHED
             advance(min(int(batch.positions[-1]) + 1, len(rows)), 0)
     return DecodeTable(rows, facts_M[: len(rows)])
 

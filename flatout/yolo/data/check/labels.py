@@ -4,7 +4,7 @@ Dimension key:  N images   T labels of all images   n labels of one image
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -133,7 +133,11 @@ def label_orphan(facts: SetFacts) -> Found:
     stops=True,
 )
 def class_beyond_names(facts: SetFacts) -> Found:
-    beyond = _labels(facts, lambda split: split.images.labels.class_box_T5[:, 0] >= facts.num_classes)
+    beyond = (
+        (split, row, label)
+        for split in facts.splits.values()
+        for row, label in _labels(split, split.images.labels.class_box_T5[:, 0] >= facts.num_classes)
+    )
     for index, (split, row, label) in enumerate(beyond):
         number = int(split.images.labels.class_box_T5[label, 0])
         place = split.label_place(row)
@@ -143,20 +147,16 @@ def class_beyond_names(facts: SetFacts) -> Found:
         yield place, f"the label has class {number}, but {names}"
 
 
-@set_check(
+@split_check(
     "warning",
     "boxes that reach out of the image by more than 2 % of its side",
     "clip them to the image: the part outside cannot be seen",
 )
-def box_outside(facts: SetFacts) -> Found:
-    def outside(split: SplitFacts) -> np.ndarray:
-        box_T4 = split.images.labels.class_box_T5[:, 1:]
-        low_T2, high_T2 = box_T4[:, :2] - box_T4[:, 2:] / 2, box_T4[:, :2] + box_T4[:, 2:] / 2
-        farthest_T: np.ndarray = np.maximum(-low_T2, high_T2 - 1).max(1)
-        return np.asarray(farthest_T > OUTSIDE)
-
-    for split, row, label in _labels(facts, outside):
-        box = " ".join(f"{value:.3g}" for value in split.images.labels.class_box_T5[label, 1:])
+def box_outside(split: SplitFacts, facts: SetFacts) -> Found:
+    box_T4 = split.images.labels.class_box_T5[:, 1:]
+    low_T2, high_T2 = box_T4[:, :2] - box_T4[:, 2:] / 2, box_T4[:, :2] + box_T4[:, 2:] / 2
+    for row, label in _labels(split, np.maximum(-low_T2, high_T2 - 1).max(1) > OUTSIDE):
+        box = " ".join(f"{value:.3g}" for value in box_T4[label])
         yield split.label_place(row), f"cx cy w h = {box}"
 
 
@@ -168,28 +168,27 @@ def box_outside(facts: SetFacts) -> Found:
 def box_tiny(split: SplitFacts, facts: SetFacts) -> Found:
     box_px_T2 = split.box_px(facts.img_size, facts.tiles)
     is_tiny_T = (box_px_T2.min(1, initial=TINY_PX) < TINY_PX) & ~_below_one_pixel(split)
-    for label in np.flatnonzero(is_tiny_T).tolist():
+    for row, label in _labels(split, is_tiny_T):
         width, height = box_px_T2[label].tolist()
-        place = split.label_place(int(split.images.labels.image_T[label]))
-        yield place, f"{width:.1f} x {height:.1f} px at size {facts.img_size}"
+        yield split.label_place(row), f"{width:.1f} x {height:.1f} px at size {facts.img_size}"
 
 
-@set_check(
+@split_check(
     "warning",
     "boxes with a side below half a pixel of their image",
     "remove them: they contain nothing to see at any size",
 )
-def box_no_pixel(facts: SetFacts) -> Found:
-    for split, row, label in _labels(facts, _below_one_pixel):
+def box_no_pixel(split: SplitFacts, facts: SetFacts) -> Found:
+    for row, label in _labels(split, _below_one_pixel(split)):
         width, height = (split.images.labels.class_box_T5[label, 3:] * split.images.size_wh_N2[row]).tolist()
         yield split.label_place(row), f"{width:.2g} x {height:.2g} px in the image"
 
 
-@set_check(
+@split_check(
     "note", "boxes that cover nearly the whole image", "look at a few of them: some tools write such boxes by mistake"
 )
-def box_whole(facts: SetFacts) -> Found:
-    for split, row, _ in _labels(facts, lambda split: np.all(split.images.labels.class_box_T5[:, 3:] > WHOLE, axis=1)):
+def box_whole(split: SplitFacts, facts: SetFacts) -> Found:
+    for row, _ in _labels(split, np.all(split.images.labels.class_box_T5[:, 3:] > WHOLE, axis=1)):
         yield split.label_place(row), "the box covers the whole image"
 
 
@@ -276,11 +275,10 @@ def _dropped_labels(split: SplitFacts) -> str:
     return f"{unusable}, the first at {line}: {problem.text}"
 
 
-def _labels(facts: SetFacts, chosen: Callable[[SplitFacts], np.ndarray]) -> Iterator[tuple[SplitFacts, int, int]]:
-    """Split, image and index of each label for which `chosen(split)`, bool [T], is true."""
-    for split in facts.splits.values():
-        for label in np.flatnonzero(chosen(split)).tolist():
-            yield split, int(split.images.labels.image_T[label]), label
+def _labels(split: SplitFacts, is_chosen_T: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Image and index of each chosen label."""
+    for label in np.flatnonzero(is_chosen_T).tolist():
+        yield int(split.images.labels.image_T[label]), label
 
 
 def _with_line(path: str, number: int) -> str:

@@ -165,16 +165,9 @@ def as_plain(report: CheckReport, *, most: int) -> dict[str, Any]:
     """The report as values for JSON, with at most `most` places per check."""
     checks: dict[str, Any] = {}
     for finding in report.findings:
-        entry = checks.setdefault(
-            finding.topic,
-            {
-                "severity": CHECKS[finding.topic].severity,
-                "looks_for": CHECKS[finding.topic].looks_for,
-                "advice": CHECKS[finding.topic].advice,
-                "count": 0,
-                "places": [],
-            },
-        )
+        check = CHECKS[finding.topic]
+        about = {"severity": check.severity, "looks_for": check.looks_for, "advice": check.advice}
+        entry = checks.setdefault(check.id, {**about, "count": 0, "places": []})
         entry["count"] += 1
         if len(entry["places"]) < most:
             entry["places"].append({"where": finding.where, "text": finding.value})

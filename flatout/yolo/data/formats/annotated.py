@@ -13,10 +13,11 @@ import csv
 import json
 import math
 import os
-import xml.parsers.expat
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -211,32 +212,26 @@ def _relative_points(points: Sequence[Sequence[float]] | np.ndarray | None, size
     return point_P2.astype(np.float32)
 
 
-# Files of text, JSON, CSV and XML. DataError names the file, and the line of the damage.
+# Files of text, JSON and CSV. DataError names the file, and the line of the damage.
 
 
-def check_size(path: str, most: int = MAX_FILE_BYTES) -> None:
-    """DataError if the file is too large, or cannot be read."""
+@contextmanager
+def opened(path: str, most: int = MAX_FILE_BYTES) -> Iterator[BinaryIO]:
+    """The file, open for reading; DataError if it is too large, or cannot be read, also within the block."""
     try:
-        num_bytes = os.path.getsize(path)
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > most:
+                raise DataError(f"{path}: the file is larger than {most >> 30} GiB. Is it the right file?")
+            yield file
     except OSError as error:
-        raise unreadable(path, error) from None
-    if num_bytes > most:
-        raise DataError(f"{path}: the file is larger than {most >> 30} GiB. Is it the right file?")
-
-
-def unreadable(path: str, error: OSError) -> DataError:
-    """The error for a file that cannot be opened."""
-    return DataError(f"{path}: cannot be read: {error.strerror or error}. Check its path and permissions.")
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}. Check its path and permissions.") from None
 
 
 def read_text(path: str) -> str:
     """The text of a UTF-8 file of JSON."""
-    check_size(path, MAX_JSON_BYTES)
     try:
-        with open(path, "rb") as file:
+        with opened(path, MAX_JSON_BYTES) as file:
             return file.read().decode("utf-8-sig")
-    except OSError as error:
-        raise unreadable(path, error) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text: byte {error.start}. Export it again.") from None
 
@@ -277,66 +272,18 @@ def _skip_blank(text: str, at: int) -> int:
 
 def csv_rows(path: str) -> Iterator[tuple[list[str], int]]:
     """The rows of a CSV file with their line numbers, without blank ones."""
-    check_size(path)
     line = 0
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with opened(path) as content, TextIOWrapper(content, "utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             for row in reader:
                 line = reader.line_num
                 if row:
                     yield row, line
-    except OSError as error:
-        raise unreadable(path, error) from None
     except UnicodeDecodeError:
         raise DataError(f"{path}:{line + 1}: not UTF-8 text. Export it again.") from None
     except csv.Error as error:
         raise DataError(f"{path}:{line + 1}: not valid CSV: {error}. Export it again.") from None
-
-
-class XmlEvent(NamedTuple):
-    """The begin or end of an element, or text in it."""
-
-    kind: str
-    """"begin", "end" or "text"."""
-    value: str
-    """Tag, or text."""
-    attributes: Mapping[str, str]
-    line: int
-
-
-def parse_xml(path: str, handle: Callable[[XmlEvent], None]) -> None:
-    """Parse an XML file of any size piece by piece. A document type declaration is refused: nested entities can expand
-    to gigabytes, and annotations never need them."""
-    check_size(path)
-    parser = xml.parsers.expat.ParserCreate()
-    parser.buffer_text = True
-
-    def refuse(*_: object) -> None:
-        raise DataError(
-            f"{path}:{parser.CurrentLineNumber}: XML with a document type declaration (<!DOCTYPE, <!ENTITY) is "
-            "not read, because entities can expand without limit. Delete it, or export without it."
-        )
-
-    def forward(kind: str) -> Callable[..., None]:
-        def called(value: str, attributes: Mapping[str, str] | None = None) -> None:
-            handle(XmlEvent(kind, value, attributes or {}, parser.CurrentLineNumber))
-
-        return called
-
-    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
-    parser.StartElementHandler, parser.EndElementHandler = forward("begin"), forward("end")
-    parser.CharacterDataHandler = forward("text")
-    try:
-        with open(path, "rb") as file:
-            parser.ParseFile(file)
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except (xml.parsers.expat.ExpatError, LookupError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        reason = str(error).partition(":")[0]
-        raise DataError(f"{path}:{parser.CurrentLineNumber}: not valid XML: {reason}. Export it again.") from None
 
 
 # Images of an annotation file

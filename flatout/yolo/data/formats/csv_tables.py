@@ -9,6 +9,7 @@ An image without objects has no row, so it is not listed.
 
 import glob
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -34,10 +35,9 @@ WRITTEN_COLUMNS = (
 )
 
 
-class _Row(NamedTuple):
+class _Box(NamedTuple):
     """A box as a row has it."""
 
-    image: str
     name: str
     corners: list[float]
     size_wh: tuple[float, float] | None = None
@@ -52,13 +52,12 @@ def read_open_images(path: str) -> AnnotationFile:
     image, label, x1, x2, y1, y2 = (column[name] for name in OPEN_IMAGES_COLUMNS)
     group = column.get("IsGroupOf")
 
-    def parse(row: list[str]) -> _Row | None:
+    def parse(row: list[str]) -> _Box | None:
         if group is not None and row[group] == "1":
             return None
-        corners = numbers((row[x1], row[y1], row[x2], row[y2]))
-        return _Row(row[image], name_of.get(row[label], row[label]), corners, (1, 1))
+        return _Box(name_of.get(row[label], row[label]), numbers((row[x1], row[y1], row[x2], row[y2])), (1, 1))
 
-    return _collected(path, rows, parse, first_of=lambda row: row[image])
+    return _collected(path, rows, image, parse)
 
 
 def read_tensorflow(path: str) -> AnnotationFile:
@@ -67,24 +66,24 @@ def read_tensorflow(path: str) -> AnnotationFile:
     column = _columns(path, rows, TENSORFLOW_COLUMNS)
     image, width, height, label, *corners = (column[name] for name in TENSORFLOW_COLUMNS)
 
-    def parse(row: list[str]) -> _Row:
+    def parse(row: list[str]) -> _Box:
         side_x, side_y = numbers((row[width], row[height]))
         if side_x <= 0 or side_y <= 0:
             raise ValueError
-        return _Row(row[image], row[label], numbers(row[at] for at in corners), (side_x, side_y))
+        return _Box(row[label], numbers(row[at] for at in corners), (side_x, side_y))
 
-    return _collected(path, rows, parse, first_of=lambda row: row[image])
+    return _collected(path, rows, image, parse)
 
 
 def read_retinanet(path: str) -> AnnotationFile:
     """Read a CSV file of Keras RetinaNet; an image without objects has a row without a box."""
 
-    def parse(row: list[str]) -> _Row | None:
+    def parse(row: list[str]) -> _Box | None:
         if len(row) != RETINANET_COLUMNS:
             raise ValueError
-        return _Row(row[0], row[5], numbers(row[1:5])) if any(row[1:]) else None
+        return _Box(row[5], numbers(row[1:5])) if any(row[1:]) else None
 
-    return _collected(path, csv_rows(path), parse, first_of=lambda row: row[0])
+    return _collected(path, csv_rows(path), 0, parse)
 
 
 def _columns(path: str, rows: Iterator[tuple[list[str], int]], needed: Sequence[str]) -> dict[str, int]:
@@ -96,30 +95,24 @@ def _columns(path: str, rows: Iterator[tuple[list[str], int]], needed: Sequence[
 
 
 def _collected(
-    path: str,
-    rows: Iterator[tuple[list[str], int]],
-    parse: Callable[[list[str]], _Row | None],
-    *,
-    first_of: Callable[[list[str]], str],
+    path: str, rows: Iterator[tuple[list[str], int]], column: int, parse: Callable[[list[str]], _Box | None]
 ) -> AnnotationFile:
-    """The images of all rows; a row that `parse` refuses with ValueError or IndexError is a problem of its image."""
-    objects: dict[str, Objects] = {}
+    """The images of all rows, whose names are in `column`; a row that `parse` refuses with ValueError or IndexError is
+    a problem of its image."""
+    objects: dict[str, Objects] = defaultdict(Objects)
     sizes: dict[str, tuple[float, float] | None] = {}
     for row, line in rows:
+        image = row[column] if column < len(row) else ""
+        if not image:
+            raise DataError(f"{path}:{line}: a row without the name of an image. Export the file again.")
+        own = objects[image]
         try:
-            image = first_of(row)
-            own = objects.get(image)
-            if own is None:
-                own = objects[image] = Objects()
             if (box := parse(row)) is not None:
                 sizes.setdefault(image, box.size_wh)
                 own.add(box.name, box.corners, line=line)
         except (ValueError, IndexError):
-            if not row or not row[0]:
-                raise DataError(f"{path}:{line}: a row without the name of an image. Export the file again.") from None
-            objects.setdefault(row[0], Objects()).report(
-                "label-columns", f"{','.join(row)[:60]!r} is not a box: columns are missing or not numbers", line=line
-            )
+            text = f"{','.join(row)[:60]!r} is not a box: columns are missing or not numbers"
+            own.report("label-columns", text, line=line)
     return AnnotationFile([AnnotatedImage(image, own, sizes.get(image)) for image, own in objects.items()])
 
 

@@ -5,6 +5,7 @@ Rotated boxes and ellipses are replaced by the upright box around them, and repo
 
 import os
 from collections.abc import Iterator, Sequence
+from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
 from flatout.errors import DataError
@@ -13,10 +14,9 @@ from flatout.yolo.data.formats.annotated import (
     AnnotationFile,
     ImageToWrite,
     Objects,
-    XmlEvent,
     ellipse_half,
     numbers,
-    parse_xml,
+    opened,
     px,
     rotated_corners,
 )
@@ -27,101 +27,118 @@ READ = SHAPES[:4]
 
 def read_cvat(path: str) -> AnnotationFile:
     """Read a file of the format "CVAT for images 1.1"."""
-    reader = _Reader(path)
-    parse_xml(path, reader.handle)
-    return AnnotationFile(reader.images, tuple(dict.fromkeys(reader.names)))
+    return _Reader(path).read()
 
 
 class _Reader:
-    """Collects images, shapes and class names from the elements of the file."""
+    """Collects images, shapes and class names from the elements of a file of any size, piece by piece."""
 
     def __init__(self, path: str) -> None:
-        self.images: list[AnnotatedImage] = []
-        self.names: list[str] = []
-        """Class names in the order in which the file declares them."""
         self._path = path
-        self._folder = os.path.dirname(path)
+        self._images: list[AnnotatedImage] = []
+        self._names: dict[str, None] = {}
+        """Class names in the order in which the file declares them."""
         self._open: list[str] = []
         """Tags of the elements that contain the current place."""
         self._text = ""
+        self._parser = expat.ParserCreate()
+        self._parser.buffer_text = True
+        self._parser.StartDoctypeDeclHandler = self._parser.EntityDeclHandler = self._refuse
+        self._parser.StartElementHandler, self._parser.EndElementHandler = self._begin, self._end
+        self._parser.CharacterDataHandler = self._add_text
 
-    def handle(self, event: XmlEvent) -> None:
-        if event.kind == "text":
-            self._text += event.value
-        elif event.kind == "end":
-            self._open.pop()
-            if self._open[-2:] == ["labels", "label"] and event.value == "name":
-                self.names.append(self._text.strip())
-        else:
-            self._begin(event)
-            self._open.append(event.value)
-            self._text = ""
+    def read(self) -> AnnotationFile:
+        try:
+            with opened(self._path) as file:
+                self._parser.ParseFile(file)
+        except DataError:
+            raise
+        except (expat.ExpatError, LookupError, ValueError) as error:
+            reason = str(error).partition(":")[0]
+            raise DataError(f"{self._path}:{self._line}: not valid XML: {reason}. Export it again.") from None
+        return AnnotationFile(self._images, tuple(self._names))
 
-    def _begin(self, event: XmlEvent) -> None:
+    @property
+    def _line(self) -> int:
+        return self._parser.CurrentLineNumber
+
+    def _refuse(self, *_: object) -> None:
+        # Nested entities can expand to gigabytes, and annotations never need them.
+        raise DataError(
+            f"{self._path}:{self._line}: XML with a document type declaration (<!DOCTYPE, <!ENTITY) is not read, "
+            "because entities can expand without limit. Delete it, or export without it."
+        )
+
+    def _begin(self, tag: str, attributes: dict[str, str]) -> None:
         parent = self._open[-1] if self._open else ""
-        if not parent and event.value != "annotations":
-            hint = " It looks like Pascal VOC: give its folder." if event.value == "annotation" else ""
+        if not parent and tag != "annotations":
+            hint = " It looks like Pascal VOC: give its folder." if tag == "annotation" else ""
             raise DataError(f"{self._path}: not a file of CVAT, which begins with <annotations>.{hint}")
-        if event.value == "track":
+        if tag == "track":
             raise DataError(
-                f"{self._path}:{event.line}: this file is in the format CVAT for video. Export the task as "
+                f"{self._path}:{self._line}: this file is in the format CVAT for video. Export the task as "
                 '"CVAT for images 1.1".'
             )
-        if event.value == "image" and parent == "annotations":
-            self._add_image(event)
-        elif event.value in SHAPES and parent == "image":
-            self._add_shape(event)
+        if tag == "image" and parent == "annotations":
+            self._add_image(attributes)
+        elif tag in SHAPES and parent == "image":
+            self._add_shape(tag, attributes)
+        self._open.append(tag)
+        self._text = ""
 
-    def _add_image(self, event: XmlEvent) -> None:
+    def _end(self, tag: str) -> None:
+        self._open.pop()
+        if self._open[-2:] == ["labels", "label"] and tag == "name":
+            self._names[self._text.strip()] = None
+
+    def _add_text(self, text: str) -> None:
+        self._text += text
+
+    def _add_image(self, attributes: dict[str, str]) -> None:
         try:
-            name = event.attributes["name"]
-            width, height = numbers(event.attributes[side] for side in ("width", "height"))
+            name = attributes["name"]
+            width, height = numbers(attributes[side] for side in ("width", "height"))
             if width <= 0 or height <= 0:
                 raise ValueError
         except (KeyError, ValueError):
             raise DataError(
-                f"{self._path}:{event.line}: an image without name, width and height. Export the file again."
+                f"{self._path}:{self._line}: an image without name, width and height. Export the file again."
             ) from None
         # Images of a project with subsets are in folders of that name.
-        in_subset = os.path.join(event.attributes.get("subset", ""), name)
-        if in_subset != name and os.path.lexists(os.path.join(self._folder, "images", in_subset)):
+        in_subset = os.path.join(attributes.get("subset", ""), name)
+        if in_subset != name and os.path.lexists(os.path.join(os.path.dirname(self._path), "images", in_subset)):
             name = in_subset
-        self.images.append(AnnotatedImage(name, Objects(), (width, height)))
+        self._images.append(AnnotatedImage(name, Objects(), (width, height)))
 
-    def _add_shape(self, event: XmlEvent) -> None:
-        objects = self.images[-1].objects
+    def _add_shape(self, tag: str, attributes: dict[str, str]) -> None:
+        objects = self._images[-1].objects
         place = f"object {len(objects.names) + 1}"
-        if event.value not in READ:
-            objects.report("label-shape", f"{place}: a {event.value} is not read", line=event.line)
+        if tag not in READ:
+            objects.report("label-shape", f"{place}: a {tag} is not read", line=self._line)
             return
         try:
-            if _rotation(event):
+            degrees = numbers([attributes.get("rotation", "0")])[0]
+            if degrees:
                 text = f"{place}: rotated; the upright box around it is used"
-                objects.report("label-rotated", text, line=event.line)
-            _add(objects, event)
+                objects.report("label-rotated", text, line=self._line)
+            _add(objects, tag, attributes, degrees, self._line)
         except (KeyError, ValueError):
-            text = f"{place}: a {event.value} without a label, or without numbers for its place"
-            objects.report("label-columns", text, line=event.line)
+            text = f"{place}: a {tag} without a label, or without numbers for its place"
+            objects.report("label-columns", text, line=self._line)
 
 
-def _rotation(event: XmlEvent) -> float:
-    """The rotation of a shape in degrees; ValueError if it is not a number."""
-    return numbers([event.attributes.get("rotation", "0")])[0]
-
-
-def _add(objects: Objects, event: XmlEvent) -> None:
+def _add(objects: Objects, tag: str, at: dict[str, str], degrees: float, line: int) -> None:
     """Add one shape; KeyError or ValueError if it is incomplete."""
-    at, line = event.attributes, event.line
-    name, degrees = at["label"], _rotation(event)
-    if event.value == "polygon":
+    name = at["label"]
+    if tag == "polygon":
         points = [numbers(point.split(",")) for point in at["points"].split(";")]
         if any(len(point) != 2 for point in points):
             raise ValueError
         objects.add_polygon(name, points, line=line)
         return
-    if event.value == "box":
+    if tag == "box":
         x1, y1, x2, y2 = numbers(at[key] for key in ("xtl", "ytl", "xbr", "ybr"))
-    elif event.value == "ellipse":
+    elif tag == "ellipse":
         x, y, radius_x, radius_y = numbers(at[key] for key in ("cx", "cy", "rx", "ry"))
         half_x, half_y = ellipse_half((radius_x, radius_y), degrees)
         objects.add(name, (x - half_x, y - half_y, x + half_x, y + half_y), line=line)

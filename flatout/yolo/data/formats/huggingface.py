@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,11 @@ from flatout.yolo.data.formats.annotated import (
     AnnotationFile,
     ImageToWrite,
     Objects,
-    check_size,
     csv_rows,
     invalid_json,
     numbers,
+    opened,
     px,
-    unreadable,
 )
 
 CLASS_KEYS = ("category", "categories", "label", "labels", "category_id", "class", "classes", "name", "names")
@@ -52,10 +52,9 @@ def read_metadata(path: str) -> AnnotationFile:
 
 
 def _json_lines(path: str) -> Iterator[tuple[dict[str, Any], int]]:
-    check_size(path)
     line = 0
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        with opened(path) as content, TextIOWrapper(content, "utf-8-sig") as file:
             while text := file.readline(MAX_LINE):
                 line += 1
                 if not text.strip():
@@ -64,8 +63,6 @@ def _json_lines(path: str) -> Iterator[tuple[dict[str, Any], int]]:
                 if not isinstance(record, dict):
                     raise DataError(f"{path}:{line}: not a record. Is it the right file?")
                 yield record, line
-    except OSError as error:
-        raise unreadable(path, error) from None
     except UnicodeDecodeError:
         raise DataError(f"{path}:{line + 1}: not UTF-8 text. Export it again.") from None
     except (json.JSONDecodeError, RecursionError) as error:
@@ -127,9 +124,9 @@ def write_metadata(images: Sequence[ImageToWrite], names: Sequence[str]) -> Iter
 
 def read_parquet(path: str) -> AnnotationFile:
     """Read a .parquet or .arrow file. Its images are written to the cache folder, unless they are there."""
-    check_size(path)
-    opened = _open_table(path)
-    schema = opened.schema if path.lower().endswith(".arrow") else opened.schema_arrow
+    with opened(path):  # one that cannot be read is refused like any other
+        table = _open_table(path)
+    schema = table.schema if path.lower().endswith(".arrow") else table.schema_arrow
     names = class_names(schema.metadata)
     folder = cache_folder(path)
     if not folder.is_dir():
@@ -250,17 +247,17 @@ def _batches(path: str, *, without_images: bool) -> Iterator[list[dict[str, Any]
     """The rows as plain values, some at a time."""
     import pyarrow
 
-    opened = _open_table(path)
+    table = _open_table(path)
     try:
         if path.lower().endswith(".arrow"):
-            for batch in opened:
+            for batch in table:
                 wanted = [name for name in batch.schema.names if (name == "image") != without_images]
                 for start in range(0, batch.num_rows, ROWS):
                     yield batch.slice(start, ROWS).select(wanted).to_pylist()
         else:
-            names = opened.schema_arrow.names
+            names = table.schema_arrow.names
             wanted = [name for name in names if (name == "image") != without_images]
-            for batch in opened.iter_batches(batch_size=ROWS, columns=wanted):
+            for batch in table.iter_batches(batch_size=ROWS, columns=wanted):
                 yield batch.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the file is damaged: {str(error)[:100]}. Save it again.") from None
