@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from flatout.errors import DataError
 from flatout.yolo.data.formats.sidecars import LabelFolder, find_sidecars
@@ -126,14 +126,17 @@ def is_image_name(path: str) -> bool:
 def _search(folder: str, found: FoundImages) -> None:
     """Add the files of a folder and its subfolders, once even if symbolic links form a cycle; no hidden folders."""
 
-    def refuse(error: OSError) -> None:
+    def refuse(error: OSError) -> NoReturn:
         raise DataError(
             f"{error.filename}: the folder cannot be read: {error.strerror}. Check its permissions."
         ) from None
 
     seen = set()
     for directory, subfolders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        status = os.stat(directory)
+        try:
+            status = os.stat(directory)
+        except OSError as error:  # its name could be read, but the folder above it may not be entered
+            refuse(error)
         if (status.st_dev, status.st_ino) in seen:
             subfolders.clear()
             continue

@@ -172,6 +172,20 @@ def test_a_folder_that_cannot_be_read_is_a_data_error(folder, monkeypatch):
         find_images(["images"])
 
 
+def test_a_folder_that_cannot_be_entered_is_a_data_error(folder, monkeypatch):
+    put("images/locked/a.jpg")
+    stat = os.stat
+
+    def refuse(path, *args, **kwargs):
+        if path == "images/locked":
+            raise PermissionError(13, "Permission denied", path)
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(DataError, match=r"images/locked: the folder cannot be read: Permission denied"):
+        find_images(["images"])
+
+
 def test_only_the_first_folder_images_is_replaced():
     assert label_path("/images/images/a.b.JPG") == "/labels/images/a.b.txt"
     assert label_path("images/a.jpg") == "images/a.txt"
