@@ -131,8 +131,8 @@ def _decode_jpeg(path: str, header: Header, memory: mmap.mmap) -> bool:
 
 def _decode_png(path: str, header: Header, memory: mmap.mmap) -> bool:
     """Decode in strips. A row may refer to the row above, so each strip begins with the last row of the one before."""
-    fd = open_regular(path)
-    try:
+    with open_regular(path) as file, suppress(zlib.error, struct.error):
+        fd = file.fileno()
         colour, _, _, is_interlaced = struct.unpack(">4B", os.pread(fd, 4, 25))
         if colour not in _PNG_CHANNELS or is_interlaced:
             return False
@@ -157,10 +157,7 @@ def _decode_png(path: str, header: Header, memory: mmap.mmap) -> bool:
                 begin += 3 * header.width * num_rows
                 rows_left -= num_rows
         return not rows_left
-    except (zlib.error, struct.error):
-        return False
-    finally:
-        os.close(fd)
+    return False
 
 
 def _inflated(fd: int) -> Iterator[bytes]:
@@ -229,8 +226,8 @@ def _decode_tiff(path: str, header: Header, memory: mmap.mmap) -> bool:
     """Decode in bands: some strips, or a row of tiles. Turned images and separate planes are not decoded this way."""
     import cv2
 
-    fd = open_regular(path)
-    try:
+    with open_regular(path) as file, suppress(struct.error, OSError, OverflowError, cv2.error):
+        fd = file.fileno()
         tags = TiffTags(lambda offset, count: os.pread(fd, count, offset))
         chunks = _chunks_of(tags, header)
         if chunks is None or header.orientation != 1:
@@ -251,10 +248,7 @@ def _decode_tiff(path: str, header: Header, memory: mmap.mmap) -> bool:
             pixels_HW3[top : top + num_rows] = band_hW3
             memory.madvise(mmap.MADV_DONTNEED)
         return True
-    except (struct.error, OSError, OverflowError, cv2.error):
-        return False
-    finally:
-        os.close(fd)
+    return False
 
 
 def _chunks_of(tags: TiffTags, header: Header) -> _Chunks | None:
