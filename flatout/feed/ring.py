@@ -21,6 +21,7 @@ import ctypes
 import errno
 import fcntl
 import logging
+import math
 import mmap
 import os
 import struct
@@ -289,7 +290,7 @@ def pack(parts: Iterable[tuple[str, DTypeLike, tuple[int, ...]]]) -> Layout:
     end = 0
     for name, dtype, shape in parts:
         placed[name] = (end, np.dtype(dtype), shape)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        nbytes = int(math.prod(shape)) * np.dtype(dtype).itemsize
         end += -(-nbytes // CACHE_LINE) * CACHE_LINE
     return Layout(placed, end)
 

@@ -25,15 +25,13 @@ from flatout.feed.loader.batch_parts import (
     BatchPart,
     BatchRequest,
     Hole,
-    Leaf,
     PartHead,
     PartKind,
     TensorHole,
     load_filled,
-    place,
     raise_packed,
     row_value,
-    view,
+    views,
 )
 from flatout.feed.loader.runtime import LoaderRuntime
 
@@ -76,7 +74,9 @@ class Assembler:
         whole = parts[0].kind == PartKind.COLLATED and self._join_fn is None
         leaves = next((head.leaves for head in heads if head.leaves), ())
         in_place = [leaf for leaf in leaves if leaf is not None]
-        tensors, arrays = _leaf_tensors(body, in_place, 1 if whole else num_rows, copy_tensors)
+        tensors, arrays = views(body, in_place, 1 if whole else num_rows)
+        if copy_tensors:
+            tensors, arrays = [tensor.clone() for tensor in tensors], []
         begins = range(0, max(1, num_rows), micro_batch)
         if whole:
             batch = _filled(parts[0].content, lambda number: tensors[number][0], heads[0])
@@ -111,17 +111,6 @@ class Assembler:
             return _filled(part.content, lambda number: tensors[number][rows], head)
 
         return self._join_fn(list(map(micro_batch, parts, heads, begins)))
-
-
-def _leaf_tensors(
-    body: np.ndarray, leaves: list[Leaf], num_rows: int, copy_tensors: bool
-) -> tuple[list[Tensor], list[np.ndarray]]:
-    """The leaves of one batch as tensors [N, *shape], and the arrays behind those that are views of the body."""
-    offsets = place(leaves, num_rows).offsets
-    views = [view(body, offset, leaf, num_rows) for leaf, offset in zip(leaves, offsets, strict=True)]
-    if copy_tensors:
-        return [tensor.clone() for tensor, _ in views], []
-    return [tensor for tensor, _ in views], [array for _, array in views]
 
 
 def _filled(content: bytes, tensor_of: Callable[[int], Tensor], head: PartHead) -> Any:

@@ -30,10 +30,10 @@ from flatout.feed.loader.batch_parts import (
     decode_request,
     dump_with_holes,
     fingerprint,
+    layout_of,
     leaf_of,
     pack_error,
-    place,
-    view,
+    views,
     write_rows,
 )
 from flatout.feed.loader.slots import SlotBuffers
@@ -76,14 +76,13 @@ def write_default_collated(samples: Sequence[Any], region: BodyRegion) -> BatchP
     leaves = tuple(leaf if isinstance(leaf, Leaf) else None for leaf in found)
     paths = {hole.number: path for path, hole in _holes(skeleton, "")}
     in_place = [leaf for leaf in leaves if leaf is not None]
-    placed = place(in_place, region.num_rows)
-    if placed.nbytes > len(region.memory):
-        return _pickled(PartKind.SAMPLES, list(samples), _why_too_small(region), placed.nbytes)
+    nbytes = layout_of(in_place, region.num_rows).nbytes
+    if nbytes > len(region.memory):
+        return _pickled(PartKind.SAMPLES, list(samples), _why_too_small(region), nbytes)
     if not region.agree_on_layout(fingerprint(in_place, repr(paths))):
-        return _pickled(PartKind.SAMPLES, list(samples), _why_laid_out_differently(found, paths), placed.nbytes)
+        return _pickled(PartKind.SAMPLES, list(samples), _why_laid_out_differently(found, paths), nbytes)
     numbers = [number for number, leaf in enumerate(leaves) if leaf is not None]
-    for leaf, offset, number in zip(in_place, placed.offsets, numbers, strict=True):
-        rows = _rows(region, leaf, offset, len(samples))
+    for leaf, rows, number in zip(in_place, _rows(region, in_place, len(samples)), numbers, strict=True):
         write_rows(leaf, values_by_leaf[number], rows)
     messages = tuple(
         f"sample{paths.get(number, '')} is sent by pickle: {why}"
@@ -92,7 +91,7 @@ def write_default_collated(samples: Sequence[Any], region: BodyRegion) -> BatchP
     )
     head = PartHead(leaves, dump_with_holes(skeleton, lambda each: each if isinstance(each, Hole) else None), messages)
     pickled_values = {number: list(values_by_leaf[number]) for number, leaf in enumerate(leaves) if leaf is None}
-    return BatchPart(PartKind.ROWS, pickle.dumps(head), pickle.dumps(pickled_values), placed.nbytes)
+    return BatchPart(PartKind.ROWS, pickle.dumps(head), pickle.dumps(pickled_values), nbytes)
 
 
 def write_micro_batch(collated: Any, num_samples: int, region: BodyRegion) -> BatchPart:
@@ -130,16 +129,15 @@ def _write_collated(
         return holes.get(id(each))
 
     pickled = dump_with_holes(value, hole_for)
-    placed = place(leaves, region.num_rows)
-    if placed.nbytes > len(region.memory):
-        return _pickled(PartKind.COLLATED, value, _why_too_small(region), placed.nbytes)
+    nbytes = layout_of(leaves, region.num_rows).nbytes
+    if nbytes > len(region.memory):
+        return _pickled(PartKind.COLLATED, value, _why_too_small(region), nbytes)
     if not region.agree_on_layout(fingerprint(leaves)):
         why = "the micro-batches of one batch differ in shape or dtype"
-        return _pickled(PartKind.COLLATED, value, why, placed.nbytes)
-    for leaf, offset, source in zip(leaves, placed.offsets, sources, strict=True):
-        rows = _rows(region, leaf, offset, num_rows)
+        return _pickled(PartKind.COLLATED, value, why, nbytes)
+    for source, rows in zip(sources, _rows(region, leaves, num_rows), strict=True):
         _copy(source, rows if rows.ndim == source.ndim else rows[0])
-    return BatchPart(PartKind.COLLATED, pickle.dumps(PartHead(tuple(leaves), b"", ())), pickled, placed.nbytes)
+    return BatchPart(PartKind.COLLATED, pickle.dumps(PartHead(tuple(leaves), b"", ())), pickled, nbytes)
 
 
 def _in_memory_order(value: Tensor | np.ndarray) -> tuple[Tensor | np.ndarray, tuple[int, ...]]:
@@ -164,8 +162,10 @@ def _copy(source: Tensor | np.ndarray, target: Tensor) -> None:
         np.copyto(target.numpy(), source)
 
 
-def _rows(region: BodyRegion, leaf: Leaf, offset: int, num_rows: int) -> Tensor:
-    return view(region.memory, offset, leaf, region.num_rows)[0][region.begin : region.begin + num_rows]
+def _rows(region: BodyRegion, leaves: Sequence[Leaf], num_rows: int) -> list[Tensor]:
+    """The rows of a micro-batch in each leaf."""
+    tensors, _ = views(region.memory, leaves, region.num_rows)
+    return [tensor[region.begin : region.begin + num_rows] for tensor in tensors]
 
 
 def _why_too_small(region: BodyRegion) -> str:
