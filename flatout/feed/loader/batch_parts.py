@@ -140,8 +140,8 @@ def layout_of(leaves: Sequence[Leaf], num_rows: int) -> Layout:
     return pack([(str(number), np.uint8, (leaf.row_bytes * num_rows,)) for number, leaf in enumerate(leaves)])
 
 
-def fingerprint(leaves: Sequence[Leaf], structure: str = "") -> int:
-    """A hash of a layout, never 0."""
+def fingerprint(leaves: Sequence[Leaf | None], structure: str = "") -> int:
+    """A hash of a layout, never 0; None stands for a value that is not stored in the slot."""
     digest = hashlib.blake2b(f"{leaves} {structure}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big") + 1
 

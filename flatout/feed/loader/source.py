@@ -79,7 +79,7 @@ def write_default_collated(samples: Sequence[Any], region: BodyRegion) -> BatchP
     nbytes = layout_of(in_place, region.num_rows).nbytes
     if nbytes > len(region.memory):
         return _pickled(PartKind.SAMPLES, list(samples), _why_too_small(region), nbytes)
-    if not region.agree_on_layout(fingerprint(in_place, repr(paths))):
+    if not region.agree_on_layout(fingerprint(leaves, repr(paths))):
         return _pickled(PartKind.SAMPLES, list(samples), _why_laid_out_differently(found, paths), nbytes)
     numbers = [number for number, leaf in enumerate(leaves) if leaf is not None]
     for leaf, rows, number in zip(in_place, _rows(region, in_place, len(samples)), numbers, strict=True):
