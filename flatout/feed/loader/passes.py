@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 MAX_HEADS = 256
 
 Join = Callable[[list[Any]], Any]
+Tensors = Mapping[int, Tensor]
+"""Number of a leaf -> the tensor [N, *shape] of the batch."""
 
 
 # From parts to a batch
@@ -72,11 +74,13 @@ class Assembler:
                 raise_packed(part.content)
         heads = [self._head(part) for part in parts]
         whole = parts[0].kind == PartKind.COLLATED and self._join_fn is None
+        # All parts that have leaves have the same ones.
         leaves = next((head.leaves for head in heads if head.leaves), ())
-        in_place = [leaf for leaf in leaves if leaf is not None]
-        tensors, arrays = views(body, in_place, 1 if whole else num_rows)
+        in_place = {number: leaf for number, leaf in enumerate(leaves) if leaf is not None}
+        in_body, arrays = views(body, list(in_place.values()), 1 if whole else num_rows)
         if copy_tensors:
-            tensors, arrays = [tensor.clone() for tensor in tensors], []
+            in_body, arrays = [tensor.clone() for tensor in in_body], []
+        tensors = dict(zip(in_place, in_body, strict=True))
         begins = range(0, max(1, num_rows), micro_batch)
         if whole:
             batch = _filled(parts[0].content, lambda number: tensors[number][0], heads[0])
@@ -103,7 +107,7 @@ class Assembler:
             self._logged.add(sentence)
             logger.log(level, "Loader: %s.", sentence)
 
-    def _joined(self, parts: Sequence[BatchPart], heads: list[PartHead], tensors: list[Tensor], begins: range) -> Any:
+    def _joined(self, parts: Sequence[BatchPart], heads: list[PartHead], tensors: Tensors, begins: range) -> Any:
         assert self._join_fn is not None
 
         def micro_batch(part: BatchPart, head: PartHead, begin: int) -> Any:
@@ -127,15 +131,13 @@ def _filled(content: bytes, tensor_of: Callable[[int], Tensor], head: PartHead) 
     return load_filled(content, fill)
 
 
-def _collated(parts: Sequence[BatchPart], head: PartHead, tensors: list[Tensor]) -> Any:
+def _collated(parts: Sequence[BatchPart], head: PartHead, tensors: Tensors) -> Any:
     """A batch under the default collate whose rows are all in place."""
-    numbers = (number for number, leaf in enumerate(head.leaves) if leaf is not None)
-    in_place = dict(zip(numbers, tensors, strict=True))
-    pickled_values = [pickle.loads(part.content) for part in parts] if len(in_place) < len(head.leaves) else []
+    pickled_values = [pickle.loads(part.content) for part in parts] if len(tensors) < len(head.leaves) else []
 
     def fill(hole: Hole) -> Any:
-        if hole.number in in_place:
-            return in_place[hole.number]
+        if hole.number in tensors:
+            return tensors[hole.number]
         values = [value for by_number in pickled_values for value in by_number[hole.number]]
         collated = default_collate(values)
         return tuple(values) if collated is values and hole.in_tuple else collated
@@ -143,7 +145,7 @@ def _collated(parts: Sequence[BatchPart], head: PartHead, tensors: list[Tensor])
     return load_filled(head.skeleton, fill)
 
 
-def _samples(parts: Sequence[BatchPart], heads: list[PartHead], tensors: list[Tensor], begins: range) -> list[Any]:
+def _samples(parts: Sequence[BatchPart], heads: list[PartHead], tensors: Tensors, begins: range) -> list[Any]:
     """The original samples of a batch whose parts differ in structure."""
     samples: list[Any] = []
     for part, head, begin in zip(parts, heads, begins, strict=True):
@@ -156,16 +158,12 @@ def _samples(parts: Sequence[BatchPart], heads: list[PartHead], tensors: list[Te
     return samples
 
 
-def _row(
-    head: PartHead, pickled_values: dict[int, list[Any]], tensors: list[Tensor], row: int, row_of_part: int
-) -> Any:
-    places = {number: place for place, number in enumerate(n for n, leaf in enumerate(head.leaves) if leaf is not None)}
-
+def _row(head: PartHead, pickled_values: dict[int, list[Any]], tensors: Tensors, row: int, row_of_part: int) -> Any:
     def fill(hole: Hole) -> Any:
         leaf = head.leaves[hole.number]
         if leaf is None:
             return pickled_values[hole.number][row_of_part]
-        return row_value(leaf, tensors[places[hole.number]], row)
+        return row_value(leaf, tensors[hole.number], row)
 
     return load_filled(head.skeleton, fill)
 
