@@ -437,8 +437,7 @@ class StoreOpener:
             )
 
     def _differs(self, file: StoreFile) -> bool:
-        threads = FeedConfig(workers=self._config.workers).num_workers
-        difference = first_difference(file, self._items, num_threads=threads)
+        difference = first_difference(file, self._items, num_threads=self._config.num_workers)
         if difference:
             logger.warning("The store is rebuilt: %s.", difference)
         return bool(difference)

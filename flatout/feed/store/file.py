@@ -203,10 +203,8 @@ class StoreFile:
     def view(self, index: int) -> np.ndarray:
         """Read-only array of a stored item: a view of the file's memory, not a copy."""
         entry = self.index[index]
-        kind, ndim = DTYPES[entry["kind"]], int(entry["ndim"])
-        count = int(entry["nbytes"]) // kind.itemsize
-        flat = np.frombuffer(self._map, kind, count, int(entry["offset"])) if count else _empty(kind)
-        return flat.reshape(entry["shape"][:ndim].tolist())
+        shape = entry["shape"][: int(entry["ndim"])].tolist()
+        return np.ndarray(shape, DTYPES[entry["kind"]], self._map, int(entry["offset"]))
 
     def is_intact(self, index: int) -> bool:
         """Whether an item's bytes match their checksum; reads all of them."""
@@ -283,12 +281,6 @@ def _check_index(index_N: np.ndarray, header: StoreHeader) -> None:
         raise StoreFileError("its index has shapes that do not match their number of bytes")
 
 
-def _empty(kind: np.dtype) -> np.ndarray:
-    empty = np.empty(0, kind)
-    empty.flags.writeable = False
-    return empty
-
-
 # Writing a store
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
@@ -317,7 +309,9 @@ class StoreWriter:
             # The index is reserved first: without it, the data would be useless.
             os.posix_fallocate(fd, 0, self._begin)
         except OSError as error:
-            raise _as_no_room(error) from error
+            if error.errno not in NO_ROOM:
+                raise
+            raise NoRoomError(error.strerror) from error
 
     def add(self, index: int, entry: np.ndarray, data: np.ndarray) -> bool:
         """Store an item's bytes, uint8 [nbytes], and its row of the index, `entry`; False if the store is full.
@@ -333,7 +327,8 @@ class StoreWriter:
         try:
             _write_all(self._fd, data, offset)
         except OSError as error:
-            _as_no_room(error)
+            if error.errno not in NO_ROOM:
+                raise
             self.stopped_by = "no room"
             return False
         self.index[index] = entry
@@ -359,9 +354,3 @@ def _write_all(fd: int, data: np.ndarray, offset: int) -> None:
     while rest:
         written = os.pwrite(fd, rest, offset)
         rest, offset = rest[written:], offset + written
-
-
-def _as_no_room(error: OSError) -> NoRoomError:
-    if error.errno not in NO_ROOM:
-        raise error
-    return NoRoomError(error.strerror)
