@@ -184,9 +184,12 @@ class TaskRunner:
     def _fill(self, task: Task) -> int:
         """Read a task's rows and hand them over; returns the bytes needed if its ragged rows do not fit, else 0."""
         slot = self._ring.slots[task.slot]
-        parts = None if task.singly else self._try_read_all(slot, task)
-        if parts is None:
-            parts = [self._read_one(slot, row) for row in range(task.begin, task.end)]
+        parts: list[ReadRows] = []
+        if not task.singly:
+            # Not swallowed: when the rows are read one by one, the error recurs with the sample that causes it.
+            with contextlib.suppress(Exception, SystemExit):
+                parts = [self._read_without_unreadable(slot, task.begin, task.end)]
+        parts = parts or [self._read_one(slot, row) for row in range(task.begin, task.end)]
         rows = slice(task.begin, task.end)
         slot.shown[rows] = np.concatenate([part.selection.shown for part in parts])
         slot.replaced[rows] = np.concatenate([part.selection.num_replaced for part in parts])
@@ -194,14 +197,6 @@ class TaskRunner:
             fields = self._ring.spec.rows_fields
             taken = {name: [rows for part in parts for rows in part.out[name].taken] for name in fields}
             return hand_over(self._ring, task, taken) if taken else 0
-
-    def _try_read_all(self, slot: Slot, task: Task) -> list[ReadRows] | None:
-        """Read all rows in one call; None if that raised, so that they are read one by one."""
-        try:
-            return [self._read_without_unreadable(slot, task.begin, task.end)]
-        except (Exception, SystemExit):
-            # Not swallowed: when the rows are read one by one, the error recurs with the sample that causes it.
-            return None
 
     def _read_one(self, slot: Slot, row: int) -> ReadRows:
         """Read one row. If its sample is an item and is unreadable, it is replaced; any other error is a failure."""
@@ -273,11 +268,13 @@ class TaskRunner:
         """Call the source's `read` once; also returns the items that could not be read -> cause."""
         spec, indices = self._ring.spec, selection.indices
         fetcher = ItemFetcher(self._note, substitute=self._settings.substitute_errors)
+        # If samples are items, the one that is being read is recorded.
+        reading = None if self._items is not None else lambda sample: self._note(int(indices[sample]))
 
         def read() -> Out:
             parts: dict[str, np.ndarray | RowsOut] = {name: slot.field(name)[begin:end] for name in spec.fixed_fields}
             parts |= {name: RowsOut(name, rows, end - begin) for name, rows in spec.rows_fields.items()}
-            out = Out(parts, self._reading_callback(indices), first_row=begin, fetch=fetcher)
+            out = Out(parts, reading, first_row=begin, fetch=fetcher)
             self._source.read(indices, selection.draws, out)
             return out
 
@@ -294,10 +291,6 @@ class TaskRunner:
     def _note(self, item: int) -> None:
         self._current_item = item
         self._ring.note_item(self._worker, item)
-
-    def _reading_callback(self, indices: np.ndarray) -> Callable[[int], None] | None:
-        """Records the sample that is being read; None if samples are not items."""
-        return None if self._items is not None else lambda sample: self._note(int(indices[sample]))
 
     def _check_all_put(self, out: Out, indices: np.ndarray) -> None:
         for name in self._ring.spec.rows_fields:
