@@ -175,8 +175,7 @@ class Supervisor:
             spill = task._replace(spill_offset=offset, spill_bytes=report.overflow_bytes)
             self._spills[task.slot].append(spill)
             self._publish([spill], self._ring.lane_of(report.ticket))
-            return
-        if report.failure:
+        elif report.failure:
             self._failures[task.slot].append(report.failure)
 
     def _recover(self, end: WorkerEnded) -> None:

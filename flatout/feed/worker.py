@@ -65,15 +65,10 @@ class Report(NamedTuple):
     """Progress or outcome of a task: to be repeated if `overflow_bytes` is set, failed if `failure` is set."""
 
     ticket: int
-    worker: int
     replaced: tuple[tuple[int, str], ...] = ()
     """Items that could not be read, and why."""
     overflow_bytes: int = 0
     failure: Failure | None = None
-
-    @property
-    def has_problem(self) -> bool:
-        return bool(self.replaced or self.overflow_bytes or self.failure)
 
 
 class TaskFailedError(Exception):
@@ -166,20 +161,20 @@ class TaskRunner:
             return
         self._ticket, task = claimed
         report = self._run(task)
-        if report.has_problem:
+        if report.overflow_bytes or report.failure:
             self._send(report)
         if not report.overflow_bytes and self._ring.finish(task):
-            self._send(Report(self._ticket, self._worker))
+            self._send(Report(self._ticket))
         self._ring.release(self._worker)
 
     def _run(self, task: Task) -> Report:
         with clock.recording(self._totals):
             try:
-                return Report(self._ticket, self._worker, overflow_bytes=self._fill(task))
+                return Report(self._ticket, overflow_bytes=self._fill(task))
             except TaskFailedError as failed:
-                return Report(self._ticket, self._worker, failure=failed.failure)
+                return Report(self._ticket, failure=failed.failure)
             except (Exception, SystemExit) as error:  # the source is the user's code; its errors go to the trainer
-                return Report(self._ticket, self._worker, failure=_describe(error, row=-1, sample=-1))
+                return Report(self._ticket, failure=_describe(error, row=-1, sample=-1))
 
     def _fill(self, task: Task) -> int:
         """Read a task's rows and hand them over; returns the bytes needed if its ragged rows do not fit, else 0."""
@@ -235,7 +230,7 @@ class TaskRunner:
         """Make sure that no worker reads these items again. Reported before they are marked, so no report is lost."""
         for begin in range(0, len(unreadable), REPLACEMENTS_AT_ONCE):
             some = islice(unreadable.items(), begin, begin + REPLACEMENTS_AT_ONCE)
-            self._send(Report(self._ticket, self._worker, replaced=tuple(some)))
+            self._send(Report(self._ticket, replaced=tuple(some)))
         for item in unreadable:
             self._ring.mark(item, UNREADABLE)
 
