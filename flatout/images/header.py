@@ -248,8 +248,8 @@ def read_header(read_at: ReadAt, num_bytes: int) -> Header:
 
 def sniff(start: bytes) -> str:
     """Format of a file, one of FORMATS, from its first 32 bytes."""
-    for magic, kind in _MAGIC:
-        if start.startswith(magic):
+    for kind, magics in _MAGIC.items():
+        if start.startswith(magics):
             return kind
     if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
         return "webp"
@@ -263,23 +263,18 @@ def sniff(start: bytes) -> str:
     return "svg" if head.startswith((b"<svg", b"<?xml")) else "unknown"
 
 
-_MAGIC = (
-    (b"\xff\xd8\xff", "jpeg"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"BM", "bmp"),
-    (b"II*\0", "tiff"),
-    (b"MM\0*", "tiff"),
-    (b"II+\0", "tiff"),
-    (b"MM\0+", "tiff"),
-    (b"GIF87a", "gif"),
-    (b"GIF89a", "gif"),
-    (b"\0\0\0\x0cjP  ", "jpeg2000"),
-    (b"\xff\x4f\xff\x51", "jpeg2000"),
-    (b"8BPS", "psd"),
-    (b"\0\0\x01\0", "ico"),
-    (b"%PDF", "pdf"),
-    (b"PK\x03\x04", "zip"),
-)
+_MAGIC: dict[str, bytes | tuple[bytes, ...]] = {
+    "jpeg": b"\xff\xd8\xff",
+    "png": b"\x89PNG\r\n\x1a\n",
+    "bmp": b"BM",
+    "tiff": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "gif": (b"GIF87a", b"GIF89a"),
+    "jpeg2000": (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"),
+    "psd": b"8BPS",
+    "ico": b"\0\0\x01\0",
+    "pdf": b"%PDF",
+    "zip": b"PK\x03\x04",
+}
 
 
 def _jpeg(read_at: ReadAt, num_bytes: int) -> Header:
