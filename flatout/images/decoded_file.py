@@ -118,12 +118,10 @@ def _decode_jpeg(path: str, header: Header, memory: mmap.mmap) -> bool:
     except ImportError:
         return False
     content = read_bytes(path)
-    with _giving_back(memory):
-        try:
-            decoded = simplejpeg.decode_jpeg(content, "BGR", buffer=memory)
-        except ValueError:
-            return False
-    return bool(decoded.shape == (header.height, header.width, 3))
+    with _giving_back(memory), suppress(ValueError):
+        decoded = simplejpeg.decode_jpeg(content, "BGR", buffer=memory)
+        return bool(decoded.shape == (header.height, header.width, 3))
+    return False
 
 
 # PNG

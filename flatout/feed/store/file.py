@@ -22,7 +22,7 @@ import weakref
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -190,8 +190,7 @@ class StoreFile:
         if nbytes < PAGE:
             raise StoreFileError(f"it has only {nbytes} bytes")
         self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        self.header = _read_header(self._map)
-        self.index = _read_index(self._map, self.header)
+        self.header, self.index = _read_header_and_index(self._map)
         _check_index(self.index, self.header)
 
     def __len__(self) -> int:
@@ -237,33 +236,27 @@ def head_and_index(header: StoreHeader, index_N: np.ndarray) -> bytes:
     return head.ljust(PAGE, b"\0") + index
 
 
-def _read_header(memory: mmap.mmap) -> StoreHeader:
-    magic, version, length, _ = HEAD.unpack_from(memory)
+def _read_header_and_index(memory: mmap.mmap) -> tuple[StoreHeader, np.ndarray]:
+    magic, version, length, digest = HEAD.unpack_from(memory)
     if magic != MAGIC:
         raise StoreFileError("it is not a store file")
     if version != VERSION:
         raise StoreFileError(f"it has format version {version}, but this version of flatout reads {VERSION}")
+    text = memory[HEAD.size : HEAD.size + length]
     try:
-        fields: dict[str, Any] = json.loads(memory[HEAD.size : HEAD.size + length])
-        header = StoreHeader(**fields)
+        header = StoreHeader(**json.loads(text))
     except (ValueError, TypeError) as error:
         raise StoreFileError("its header is damaged") from error
     if any(type(value) is not StoreHeader.__annotations__[name] for name, value in header._asdict().items()):
         raise StoreFileError("its header is damaged")
     if header.nbytes != len(memory):
         raise StoreFileError(f"it has {len(memory)} of {header.nbytes} bytes")
-    return header
-
-
-def _read_index(memory: mmap.mmap, header: StoreHeader) -> np.ndarray:
     if not 0 <= data_offset(header.num_items) <= len(memory):
         raise StoreFileError("its header is damaged")
-    _, _, length, digest = HEAD.unpack_from(memory)
     index_N = np.frombuffer(memory, ENTRY, header.num_items, PAGE)
-    covered = memory[HEAD.size : HEAD.size + length] + index_N.tobytes()
-    if hashlib.sha256(covered).digest() != digest:
+    if hashlib.sha256(text + index_N.tobytes()).digest() != digest:
         raise StoreFileError("its header or index is damaged")
-    return index_N
+    return header, index_N
 
 
 def _check_index(index_N: np.ndarray, header: StoreHeader) -> None:

@@ -226,17 +226,9 @@ def _locked_part(path: Path) -> Iterator[int]:
 
 def _remove_if_left_behind(path: Path) -> None:
     """Remove a file whose writer is dead, which is the case if no process holds its lock."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove_same(path, fd)
-    except OSError:
-        return  # its writer is alive
-    finally:
-        os.close(fd)
+    with suppress(OSError), path.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError while its writer lives
+        remove_same(path, file.fileno())
 
 
 def remove_same(path: Path, fd: int) -> None:
