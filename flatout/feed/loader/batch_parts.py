@@ -163,7 +163,7 @@ def leaf_of(values: Sequence[Any]) -> Leaf | str:
         return _array_leaf(values)
     kinds = {type(value) for value in values}
     if len(kinds) > 1:
-        return f"its type changes ({_names(kinds)})"
+        return f"its type changes ({', '.join(sorted(each.__name__ for each in kinds))})"
     if type(first) in PYTHON_DTYPES:
         return Leaf(type(first).__name__, _name(PYTHON_DTYPES[type(first)]), ())
     if isinstance(first, np.bool_ | np.number):
@@ -220,10 +220,6 @@ def _array_leaf(values: Sequence[Any]) -> Leaf | str:
 
 def _tensor_text(tensor: Any) -> str:
     return f"{_name(tensor.dtype)} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-
-
-def _names(types: set[type]) -> str:
-    return ", ".join(sorted(each.__name__ for each in types))
 
 
 def _name(dtype: torch.dtype) -> str:

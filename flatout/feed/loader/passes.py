@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,13 +47,6 @@ Tensors = Mapping[int, Tensor]
 # From parts to a batch
 
 
-class Assembled(NamedTuple):
-    """A batch, and the arrays behind those of its tensors that are views of the slot."""
-
-    batch: Any
-    arrays: list[np.ndarray]
-
-
 class Assembler:
     """Assembles batches from their parts; caches the heads of parts."""
 
@@ -64,8 +57,9 @@ class Assembler:
 
     def assemble(
         self, parts: Sequence[BatchPart], body: np.ndarray, num_rows: int, micro_batch: int, *, copy_tensors: bool
-    ) -> Assembled:
-        """The batch of `num_rows` samples made of `parts`; with `copy_tensors`, its tensors are copies, not views.
+    ) -> tuple[Any, list[np.ndarray]]:
+        """The batch of `num_rows` samples made of `parts`, and the arrays behind those of its tensors that are views of
+        the slot; with `copy_tensors`, these are copies.
 
         Raises the exception of a part that failed in its worker.
         """
@@ -90,7 +84,7 @@ class Assembler:
             batch = _collated(parts, heads[0], tensors)
         else:
             batch = default_collate(_samples(parts, heads, tensors, begins))
-        return Assembled(batch, arrays)
+        return batch, arrays
 
     def _head(self, part: BatchPart) -> PartHead:
         if part.head not in self._heads:

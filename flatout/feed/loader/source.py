@@ -388,7 +388,8 @@ class DatasetSource:
         Each is seeded by its position, except with round-robin workers or in a data set that draws no random numbers.
         """
         keys = request.keys[begin:end]
-        self._note(keys, request, begin)
+        if not keys or type(keys[0]) is not int:  # others are recorded one by one
+            self._ring.note_item(self._worker, request.position + begin)
         if self.round_robin:
             return self._read_keys(keys)
         if self._draw_detector is not None:
@@ -420,10 +421,6 @@ class DatasetSource:
                 self._ring.note_item(self._worker, key)
             samples.append(self.dataset[key])
         return samples
-
-    def _note(self, keys: list[Any], request: BatchRequest, begin: int) -> None:
-        if not keys or type(keys[0]) is not int:
-            self._ring.note_item(self._worker, request.position + begin)
 
 
 POSITIONS_PER_SLOT = 2**32
