@@ -18,7 +18,7 @@ from flatout.feed.config import FeedConfig
 from flatout.feed.plan import Plan, Step, choose_micro_batch, choose_slots
 from flatout.feed.processes import InlineBackend, ProcessBackend, ThreadBackend, WorkerBackend
 from flatout.feed.ring import Ring, RingSpec
-from flatout.feed.source import ItemSource, Source
+from flatout.feed.source import Source, num_items_of
 from flatout.feed.supervisor import SampleError, Supervisor
 from flatout.feed.worker import WorkerSettings
 
@@ -350,5 +350,5 @@ def _ring_spec(source: Source, plan: Plan, config: FeedConfig, num_workers: int)
         micro_batch=min(plan.batch_size, config.micro_batch or choose_micro_batch(plan.batch_size, num_workers)),
         num_slots=config.slots or prefetched or choose_slots(plan.batch_size, num_workers),
         num_workers=max(1, num_workers),
-        num_items=source.num_items if isinstance(source, ItemSource) else len(source),
+        num_items=num_items_of(source),
     )

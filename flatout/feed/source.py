@@ -251,6 +251,11 @@ class SampleSource(ABC):
                 _place(name, self.fields[name], value, i, out)
 
 
+def num_items_of(source: Source) -> int:
+    """Number of items whose readability is tracked: in most sources, each sample is one."""
+    return source.num_items if isinstance(source, ItemSource) else len(source)
+
+
 def check_source(source: Source) -> None:
     """Raise ConfigError or DataError if `source` does not follow the protocol or is empty."""
     if missing := [name for name in ("__len__", "fields", "draw", "read", "where") if not hasattr(source, name)]:
