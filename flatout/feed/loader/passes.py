@@ -308,16 +308,13 @@ class LoaderPass:
                 if request is None:
                     return
                 self._in_flight.append((slot, request))
-                self.runtime.publish(slot, request, lane=self._num_published % self.runtime.num_lanes)
+                self.runtime.publish(slot, request, lane=self._num_published % slots.ring.spec.num_lanes)
                 self._num_published += 1
 
     def _wait_for(self, slot: int) -> None:
         with clock.stage("feed.wait"):
-            if not self.timeout_s:
-                self.runtime.supervisor.wait_until_ready(slot)
-                return
             deadline = time.monotonic() + self.timeout_s
-            while not self.runtime.supervisor.is_ready(slot):
+            while self.timeout_s and not self.runtime.supervisor.is_ready(slot):
                 if time.monotonic() > deadline:
                     raise BatchTimeoutError(
                         # The first words are torch's: some programs look for them.

@@ -87,10 +87,6 @@ class LoaderRuntime:
         except ConfigError as error:
             raise _explained(error, self._source.dataset) from error.__cause__
 
-    @property
-    def num_lanes(self) -> int:
-        return self.slots.ring.spec.num_lanes
-
     def publish(self, slot: int, request: BatchRequest, lane: int = 0) -> None:
         """Have workers of `lane` fill a free slot as requested."""
         self.slots.prepare(slot)
