@@ -125,12 +125,6 @@ class TiffTags:
     def _longs(self, numbers: Sequence[int]) -> bytes:
         return struct.pack(f"{self._order}{len(numbers)}I", *numbers)
 
-    @property
-    def orientation(self) -> int:
-        """1 to 8; invalid values count as 1."""
-        value = self.first("orientation") or 1
-        return value if 1 <= value <= 8 else 1
-
 
 def orientation_in(exif: bytes) -> int | None:
     """EXIF's orientation as OpenCV reads it: 1 if there is none, None if no entry can be read.
@@ -406,13 +400,14 @@ def _tiff(read_at: ReadAt, num_bytes: int) -> Header:
     width, height = tags.first("width"), tags.first("height")
     if width is None or height is None:
         raise DecodeError("a TIFF without a size")
+    orientation = tags.first("orientation") or 1
     bits, samples = tags.first("bits") or 1, min(tags.first("samples") or 1, MAX_ENTRIES)
     is_plain = tags.first("compression") in (None, 1)
     return Header(
         "dng" if tags.first("dng_version") is not None else "tiff",
         width,
         height,
-        tags.orientation,
+        orientation if 1 <= orientation <= 8 else 1,
         bits,
         samples,
         2 if tags.next_page else 1,
