@@ -259,13 +259,13 @@ class RingSpec:
         return _slot_layout(self).nbytes + self.scratch_bytes
 
     @property
-    def fixed_bytes(self) -> int:
-        """Control block and slots, without scratch: one extent."""
-        return _control_layout(self).nbytes + self.num_slots * _slot_layout(self).nbytes
+    def control_bytes(self) -> int:
+        return _control_layout(self).nbytes
 
     @property
-    def total_bytes(self) -> int:
-        return self.fixed_bytes + self.num_slots * self.scratch_bytes
+    def fixed_bytes(self) -> int:
+        """Control block and slots, without scratch: one extent."""
+        return self.control_bytes + self.num_slots * _slot_layout(self).nbytes
 
 
 class Layout(NamedTuple):

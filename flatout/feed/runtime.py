@@ -303,9 +303,8 @@ class FeedRuntime:
     def __init__(self, source: Source, plan: Plan, config: FeedConfig, num_workers: int) -> None:
         check_descriptors(machine.descriptors())
         spec = _ring_spec(source, plan, config, num_workers)
-        other_bytes = spec.total_bytes - spec.num_slots * spec.slot_bytes
         batch = f"batch of {plan.batch_size}"
-        num_slots = slots_that_fit(spec.num_slots, spec.slot_bytes, other_bytes=other_bytes, batch=batch)
+        num_slots = slots_that_fit(spec.num_slots, spec.slot_bytes, other_bytes=spec.control_bytes, batch=batch)
         spec = replace(spec, num_slots=num_slots)
         self.ring = Ring.create(spec, shared_by_processes=config.backend == "process" and num_workers > 0)
         settings = WorkerSettings(seed=plan.seed, substitute_errors=config.on_error == "substitute")
