@@ -13,6 +13,7 @@ import socket
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -109,28 +110,6 @@ class ReadRows(NamedTuple):
 
     out: Out
     selection: Selection
-
-
-class ItemFetcher:
-    """The `Fetch` of one call of `read`; collects the items that cannot be read, if they are to be replaced."""
-
-    def __init__(self, note: Callable[[int], None], *, substitute: bool) -> None:
-        self._note = note
-        self._substitute = substitute
-        self.unreadable: dict[int, str] = {}
-        """Item -> cause."""
-
-    def __call__(self, item: int, read: Callable[[], Item], /) -> Item | None:
-        if item in self.unreadable:
-            return None
-        self._note(item)
-        try:
-            return read_with_retries(read)
-        except UNREADABLE_ERRORS as error:
-            if not self._substitute:
-                raise
-            self.unreadable[item] = cause_of(error)
-            return None
 
 
 class TaskRunner:
@@ -262,14 +241,14 @@ class TaskRunner:
     ) -> tuple[Out, Mapping[int, str]]:
         """Call the source's `read` once; also returns the items that could not be read -> cause."""
         spec, indices = self._ring.spec, selection.indices
-        fetcher = ItemFetcher(self._note, substitute=self._settings.substitute_errors)
+        unreadable: dict[int, str] = {}
         # If samples are items, the one that is being read is recorded.
         reading = None if self._items is not None else lambda sample: self._note(int(indices[sample]))
 
         def read() -> Out:
             parts: dict[str, np.ndarray | RowsOut] = {name: slot.field(name)[begin:end] for name in spec.fixed_fields}
             parts |= {name: RowsOut(name, rows, end - begin) for name, rows in spec.rows_fields.items()}
-            out = Out(parts, reading, first_row=begin, fetch=fetcher)
+            out = Out(parts, reading, first_row=begin, fetch=partial(self._fetch, unreadable))
             self._source.read(indices, selection.draws, out)
             return out
 
@@ -279,9 +258,22 @@ class TaskRunner:
             self._note(int(indices[0]))
         with clock.stage("read"):
             out = read_with_retries(read) if is_item else read()
-        if not fetcher.unreadable:
+        if not unreadable:
             self._check_all_put(out, indices)
-        return out, fetcher.unreadable
+        return out, unreadable
+
+    def _fetch(self, unreadable: dict[int, str], item: int, read: Callable[[], Item], /) -> Item | None:
+        """The `Fetch` of one call of `read`; adds an item that cannot be read and is to be replaced to `unreadable`."""
+        if item in unreadable:
+            return None
+        self._note(item)
+        try:
+            return read_with_retries(read)
+        except UNREADABLE_ERRORS as error:
+            if not self._settings.substitute_errors:
+                raise
+            unreadable[item] = cause_of(error)
+            return None
 
     def _note(self, item: int) -> None:
         self._current_item = item
