@@ -40,9 +40,6 @@ from flatout.feed.loader.slots import SlotBuffers
 from flatout.feed.ring import Ring
 from flatout.feed.source import Out, Rows
 
-Shape = tuple[int, ...]
-
-
 # From samples to a batch part
 
 
@@ -94,23 +91,14 @@ def write_default_collated(samples: Sequence[Any], region: BodyRegion) -> BatchP
     return BatchPart(PartKind.ROWS, pickle.dumps(head), pickle.dumps(pickled_values), nbytes)
 
 
-def write_micro_batch(collated: Any, num_samples: int, region: BodyRegion) -> BatchPart:
-    """Write a micro-batch made by a collate_fn with a join_fn; tensors with one row per sample become adjacent."""
+def write_collated(value: Any, region: BodyRegion, *, num_samples: int | None) -> BatchPart:
+    """Write what a collate_fn returned.
 
-    def row_shape(shape: Shape) -> Shape | None:
-        return shape[1:] if shape[:1] == (num_samples,) else None
-
-    return _write_collated(collated, region, row_shape, num_samples)
-
-
-def write_batch(batch: Any, region: BodyRegion) -> BatchPart:
-    """Write a batch made by a collate_fn without join_fn: each of its tensors is the only row of a leaf."""
-    return _write_collated(batch, region._replace(num_rows=1, begin=0), lambda shape: shape, 1)
-
-
-def _write_collated(
-    value: Any, region: BodyRegion, row_shape: Callable[[Shape], Shape | None], num_rows: int
-) -> BatchPart:
+    With a join_fn, that is a micro-batch of `num_samples`: its tensors with one row per sample become adjacent. Without
+    one (None), it is a whole batch: each of its tensors is the only row of a leaf.
+    """
+    if num_samples is None:
+        region = region._replace(num_rows=1, begin=0)
     leaves: list[Leaf] = []
     sources: list[Tensor | np.ndarray] = []
     holes: dict[int, TensorHole] = {}  # by id: a tensor that appears twice stays one tensor
@@ -120,10 +108,9 @@ def _write_collated(
         if id(each) not in holes and isinstance(each, Tensor | np.ndarray):
             source, back = _in_memory_order(each)
             leaf = leaf_of([source])
-            shape = row_shape(leaf.shape) if isinstance(leaf, Leaf) else None
-            if shape is not None and isinstance(leaf, Leaf):
+            if isinstance(leaf, Leaf) and (num_samples is None or leaf.shape[:1] == (num_samples,)):
                 holes[id(each)] = TensorHole(len(leaves), back)
-                leaves.append(leaf._replace(shape=shape))
+                leaves.append(leaf if num_samples is None else leaf._replace(shape=leaf.shape[1:]))
                 sources.append(source)
                 kept.append(each)
         return holes.get(id(each))
@@ -135,8 +122,8 @@ def _write_collated(
     if not region.agree_on_layout(fingerprint(leaves)):
         why = "the micro-batches of one batch differ in shape or dtype"
         return _pickled(PartKind.COLLATED, value, why, nbytes)
-    for source, rows in zip(sources, _rows(region, leaves, num_rows), strict=True):
-        _copy(source, rows if rows.ndim == source.ndim else rows[0])
+    for source, rows in zip(sources, _rows(region, leaves, 1 if num_samples is None else num_samples), strict=True):
+        _copy(source, rows[0] if num_samples is None else rows)
     return BatchPart(PartKind.COLLATED, pickle.dumps(PartHead(tuple(leaves), b"", ())), pickled, nbytes)
 
 
@@ -378,8 +365,8 @@ class DatasetSource:
             seed_everything(request.step_seed())
         collated = self.collate_fn(samples)
         if self.collate_mode == "part":
-            return write_micro_batch(collated, len(samples), region)
-        part = write_batch(collated, region)
+            return write_collated(collated, region, num_samples=len(samples))
+        part = write_collated(collated, region, num_samples=None)
         return part._replace(body_bytes=part.body_bytes * max(1, request.probe))
 
     def _fetch(self, request: BatchRequest, begin: int, end: int) -> Any:
