@@ -135,6 +135,7 @@ def _decode_png(path: str, header: Header, memory: mmap.mmap) -> bool:
         if colour not in _PNG_CHANNELS or is_interlaced:
             return False
         channels = _PNG_CHANNELS[colour]
+        as_stored = [0] if channels == 1 else [2, 1, 0, 3][:channels]  # red first, transparency last
         row_bytes = 1 + channels * header.width  # the first byte is the filter of the row
         strip_rows = max(1, STRIP_BYTES // row_bytes)
         rows_left, begin = header.height, 0
@@ -148,7 +149,7 @@ def _decode_png(path: str, header: Header, memory: mmap.mmap) -> bool:
                 if strip_hWC is None:
                     return False
                 del waiting[:size]
-                above = b"\0" + _as_stored(strip_hWC[-1]).tobytes()
+                above = b"\0" + strip_hWC[-1][:, as_stored].tobytes()
                 pixels_hW3 = np.ndarray((num_rows, header.width, 3), np.uint8, memory, begin)
                 pixels_hW3[:] = strip_hWC[1:, :, :3]  # grey is repeated
                 memory.madvise(mmap.MADV_DONTNEED)
@@ -195,11 +196,6 @@ def _unfiltered(rows: bytes, width: int, height: int, colour: int) -> np.ndarray
         parts += [struct.pack(">I4s", len(content), kind), content, struct.pack(">I", checksum)]
     image: np.ndarray | None = cv2.imdecode(np.frombuffer(b"".join(parts), np.uint8), cv2.IMREAD_UNCHANGED)
     return image if image is None else image.reshape(height, width, -1)
-
-
-def _as_stored(row_WC: np.ndarray) -> np.ndarray:
-    """A row with the channels in the order of the file: red first, transparency last."""
-    return row_WC if row_WC.shape[1] == 1 else row_WC[:, [2, 1, 0, 3][: row_WC.shape[1]]]
 
 
 # TIFF

@@ -126,8 +126,6 @@ def _tiff_rows(fd: int, header: Header) -> tuple[int, int, bool, bool] | None:
     if not offsets or len(offsets) != len(counts):
         return None
     row_bytes = 3 * header.width
-    if any(offset + count != after for offset, count, after in zip(offsets, counts, offsets[1:], strict=False)):
-        return None
-    if any(count % row_bytes for count in counts) or sum(counts) != row_bytes * header.height:
-        return None
-    return offsets[0], row_bytes, False, True
+    has_gaps = any(at + count != after for at, count, after in zip(offsets, counts, offsets[1:], strict=False))
+    is_whole = sum(counts) == row_bytes * header.height and not any(count % row_bytes for count in counts)
+    return (offsets[0], row_bytes, False, True) if is_whole and not has_gaps else None
