@@ -74,16 +74,18 @@ def cores(root: Path = ROOT) -> Cores:
 
 def cpu_name(root: Path = ROOT) -> str:
     """The processor's model name; its architecture if the system does not report one."""
-    lines = (cgroup.system_text(root / "proc/cpuinfo") or "").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    return _of_processor(root, "model name") or platform.machine()
 
 
 def cpu_features(root: Path = ROOT) -> frozenset[str]:
     """Names of the instruction sets that the processor has, as Linux writes them; empty on other systems."""
+    return frozenset(_of_processor(root, "flags", "Features").split())
+
+
+def _of_processor(root: Path, *names: str) -> str:
+    """What the system says about the first processor under one of these names; empty if nothing."""
     lines = (cgroup.system_text(root / "proc/cpuinfo") or "").splitlines()
-    listed = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(listed, []))
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 
 def usable_cores(machine: int, affinity: int, quota: float | None) -> int:

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
@@ -39,8 +40,8 @@ class Spans:
         """`began_s`: when the run began, by `clock`; by default now."""
         self._clock = clock
         self._began_s = clock() if began_s is None else began_s
-        self._seconds: dict[str, float] = {}
-        self._times: dict[str, int] = {}
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._times: Counter[str] = Counter()
         self._counts: dict[str, int] = {}
         self._last_end_s = self._began_s
         """When the last span ended that was in no other."""
@@ -72,7 +73,7 @@ class Spans:
 
     def parts(self) -> list[Part]:
         """All parts, in the order in which their first spans ended."""
-        times = self._times | self._counts
+        times = {**self._times, **self._counts}
         return [Part(name, seconds, times[name]) for name, seconds in self._seconds.items()]
 
     def name_all_so_far(self, name: str) -> None:
@@ -84,8 +85,8 @@ class Spans:
         self._add(name, self._clock() - self._last_end_s)
 
     def _add(self, name: str, seconds: float) -> None:
-        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-        self._times[name] = self._times.get(name, 0) + 1
+        self._seconds[name] += seconds
+        self._times[name] += 1
 
 
 class _ThreadState(threading.local):

@@ -4,6 +4,7 @@ A timeline is a ring buffer of a worker's last stages with their begin and end, 
 It costs a worker about a microsecond per stage, so it is only kept while it is wanted.
 """
 
+import operator
 import os
 import weakref
 from collections import Counter
@@ -93,8 +94,7 @@ class WorkerTotals(NamedTuple):
 
     def since(self, before: "WorkerTotals") -> "WorkerTotals":
         """What was added after `before`."""
-        self_ns, runs = self.self_ns - before.self_ns, self.runs - before.runs
-        return WorkerTotals(self_ns, runs, self.cpu_ns - before.cpu_ns, self.wanted_ns - before.wanted_ns)
+        return WorkerTotals(*map(operator.sub, self, before))
 
 
 _groups: "weakref.WeakKeyDictionary[object, WorkerGroup]" = weakref.WeakKeyDictionary()

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from functools import partial
 
 import numpy as np
 
@@ -74,14 +74,12 @@ class ItemBytes:
             out.reading(row)
             cause = b""
             try:
-                item = np.ascontiguousarray(self._read(index)).reshape(-1).view(np.uint8)
+                read = read_with_retries(partial(self._items.__getitem__, index))
+                item = np.ascontiguousarray(read).reshape(-1).view(np.uint8)
                 out["data"][row, : len(item)] = item
             except UNREADABLE_ERRORS as error:
                 cause = cause_of(error).encode()
             out["cause"].put(row, np.frombuffer(cause, np.uint8)[:, None])
-
-    def _read(self, index: int) -> np.ndarray:
-        return read_with_retries(lambda: self._items[index])
 
 
 class BackgroundFill:
@@ -218,14 +216,15 @@ class BackgroundFill:
             if self._before_reading is not None:
                 self._before_reading(feed.open(0).runtime)
             nbytes = 0
-            for number in count():
-                if self._is_ordered(number):
-                    break
+            number = 0
+            # The feed makes segments ahead, as epochs of its plan.
+            while number < len(self._segments) or not self._is_ordered_N.all():
                 for batch in feed.epoch(number):
                     nbytes += self._take(batch, self._segments[number][batch.positions], feed)
                     if self._is_closing:
                         return
                     advance(self._num_done, nbytes)
+                number += 1
             seconds = time.monotonic() - self._began_s
             speed = len(self) / max(seconds, 1e-9)
             logger.info("All %d images are decoded, in %.1f s (%.0f images/s).", len(self), seconds, speed)
@@ -267,10 +266,6 @@ class BackgroundFill:
             except Exception as error:
                 self._order_error = error  # the plan may ask again, and must not go on behind the gap
         return self._segments[number]
-
-    def _is_ordered(self, number: int) -> bool:
-        """Whether there is no segment of this number, because all items are in those before it."""
-        return number == len(self._segments) and bool(self._is_ordered_N.all())
 
     def _next_segment(self) -> np.ndarray:
         parts: list[np.ndarray] = []

@@ -1,5 +1,6 @@
 """Settings of a feed, none of which changes the batches it yields, and how many workers each GPU gets."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -111,13 +112,11 @@ def _whole(name: str, value: int | str, least: int, most: int, others: str = "")
 
     ConfigError otherwise; `others` names what else its message offers.
     """
-    try:
+    with suppress(TypeError, ValueError, OverflowError):
         number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        raise _invalid(name, value, least, most, others) from None
-    if isinstance(value, bool) or not least <= number <= most or (not isinstance(value, str) and number != value):
-        raise _invalid(name, value, least, most, others)
-    return number
+        if not isinstance(value, bool) and least <= number <= most and (isinstance(value, str) or number == value):
+            return number
+    raise _invalid(name, value, least, most, others)
 
 
 def _invalid(name: str, value: object, least: int, most: int, others: str) -> ConfigError:

@@ -173,7 +173,7 @@ class _Copier:
         self._stream = torch.cuda.Stream(device)
         # Work that is still queued may use the buffers of an earlier pass.
         self._stream.wait_stream(torch.cuda.current_stream(device))
-        self._buffers = _Buffers(device), _Buffers(device)
+        self._buffers: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
         self._consumed: list[torch.cuda.Event | None] = [None, None]
         self._turn = 0
         self._copied: deque[_Copy] = deque()  # not yielded yet
@@ -216,7 +216,7 @@ class _Copier:
     def _copy(self, lease: Lease) -> _Copy:
         turn, self._turn = self._turn, self._turn + 1
         buffers, consumed = self._buffers[turn % 2], self._consumed[turn % 2]
-        tensors = buffers.views_for(lease.batch, self._stream)
+        tensors = {name: self._view(buffers, name, array) for name, array in lease.batch.fields.items()}
         if consumed is not None:
             self._stream.wait_event(consumed)
         done = torch.cuda.Event()
@@ -228,6 +228,17 @@ class _Copier:
             done.record(self._stream)
         return _Copy(lease, batch, done)
 
+    def _view(self, buffers: dict[str, Tensor], name: str, array: np.ndarray) -> Tensor:
+        """Device memory for a field, as a tensor of its shape in this batch; it grows as batches need more."""
+        memory = buffers.get(name)
+        if memory is None or memory.numel() < array.nbytes:
+            memory = buffers[name] = torch.empty(
+                array.nbytes + array.nbytes // 4, dtype=torch.uint8, device=self._device
+            )
+            # The allocator may return memory that queued work on the current stream still uses.
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        return memory[: array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+
     def _give_back_ended(self) -> None:
         while self._held:
             if not self._held[0].done.query():
@@ -238,27 +249,6 @@ class _Copier:
                 self._held[0].done.synchronize()
                 self._owner.device_wait_s += time.perf_counter() - began
             self._host_pass.give_back(self._held.popleft().lease)
-
-
-class _Buffers:
-    """Device memory for one batch, reused for every second one."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._memory: dict[str, Tensor] = {}
-
-    def views_for(self, batch: Batch, copy_stream: torch.cuda.Stream) -> dict[str, Tensor]:
-        """One tensor per field, with the shapes of this batch."""
-        return {name: self._view(name, array, copy_stream) for name, array in batch.fields.items()}
-
-    def _view(self, name: str, array: np.ndarray, copy_stream: torch.cuda.Stream) -> Tensor:
-        memory = self._memory.get(name)
-        if memory is None or memory.numel() < array.nbytes:
-            memory = torch.empty(array.nbytes + array.nbytes // 4, dtype=torch.uint8, device=self._device)
-            self._memory[name] = memory
-            # The allocator may return memory that queued work on the current stream still uses.
-            copy_stream.wait_stream(torch.cuda.current_stream(self._device))
-        return memory[: array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
 
 
 class PinnedRowsBuffer(RowsBuffer):

@@ -15,7 +15,7 @@ from flatout.feed.batch import Batch
 from flatout.feed.config import FeedConfig
 from flatout.feed.plan import EpochPlans, Plan
 from flatout.feed.runtime import FeedRuntime, Lease, Meter
-from flatout.feed.source import ItemSource, Source, check_source
+from flatout.feed.source import ItemSource, Source, check_source, num_items_of
 
 if TYPE_CHECKING:
     from flatout.feed.device import DeviceBatches
@@ -144,7 +144,7 @@ class Feed:
             "order": self._epochs[epoch].digest(),
             "weights": None if self.plan.weights is None else np.asarray(self.plan.weights, np.float64).tolist(),
             "quarantine": {str(item): cause for item, cause in sorted(self._quarantine.items())},
-            "num_items": self._num_items,
+            "num_items": num_items_of(self.source),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ class Feed:
         self.plan, self._epochs = plan, EpochPlans(plan)
         self._epoch, self._next_step = state["epoch"], state["next_step"]
         # If items are numbered differently, the saved numbers mean other items; deadly ones will be found again.
-        is_same = state.get("num_items", self.plan.num_samples) == self._num_items
+        is_same = state.get("num_items", self.plan.num_samples) == num_items_of(self.source)
         self._quarantine = {int(item): cause for item, cause in state["quarantine"].items()} if is_same else {}
 
     def set_weights(self, weights: np.ndarray | None) -> None:
@@ -265,10 +265,6 @@ class Feed:
             # Persistent workers read ahead into the next epochs.
             last_epoch = (self.config.epochs or np.inf) - 1 if self.config.persistent_workers else epoch
             stream.follow(self._epochs.steps(epoch, start, last_epoch))
-
-    @property
-    def _num_items(self) -> int:
-        return self.source.num_items if isinstance(self.source, ItemSource) else len(self.source)
 
     def _remember_bad(self) -> None:
         if self._runtime is not None:

@@ -470,19 +470,13 @@ class ForkedProcess:
 def _wait_until_gone(pid: int) -> None:
     """Wait until a killed process, not a child of this one, has ended."""
     deadline = time.monotonic() + END_TIMEOUT_S
-    while not _has_ended(pid):
-        if time.monotonic() > deadline:
-            raise ChildLostError(
-                f"Worker process {pid} was killed but does not end: the disk that it reads from may have failed."
-            )
-        time.sleep(0.001)
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return machine.process_fields(pid)[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while machine.process_fields(pid)[0] not in "ZX":
+            if time.monotonic() > deadline:
+                raise ChildLostError(
+                    f"Worker process {pid} was killed but does not end: the disk that it reads from may have failed."
+                )
+            time.sleep(0.001)
 
 
 # Pickling the source

@@ -21,6 +21,7 @@ import ctypes
 import errno
 import fcntl
 import logging
+import math
 import mmap
 import os
 import struct
@@ -246,10 +247,6 @@ class RingSpec:
         return {name: field for name, field in self.fields.items() if isinstance(field, Field)}
 
     @property
-    def max_dims(self) -> int:
-        return max((len(field.shape) for field in self.fixed_fields.values()), default=0)
-
-    @property
     def scratch_bytes(self) -> int:
         """Initial size of a slot's scratch: twice the expected rows, plus the gaps between micro-batches."""
         expected = sum(2 * field.expected * field.row_bytes for field in self.rows_fields.values())
@@ -262,13 +259,13 @@ class RingSpec:
         return _slot_layout(self).nbytes + self.scratch_bytes
 
     @property
-    def fixed_bytes(self) -> int:
-        """Control block and slots, without scratch: one extent."""
-        return _control_layout(self).nbytes + self.num_slots * _slot_layout(self).nbytes
+    def control_bytes(self) -> int:
+        return _control_layout(self).nbytes
 
     @property
-    def total_bytes(self) -> int:
-        return self.fixed_bytes + self.num_slots * self.scratch_bytes
+    def fixed_bytes(self) -> int:
+        """Control block and slots, without scratch: one extent."""
+        return self.control_bytes + self.num_slots * _slot_layout(self).nbytes
 
 
 class Layout(NamedTuple):
@@ -289,7 +286,7 @@ def pack(parts: Iterable[tuple[str, DTypeLike, tuple[int, ...]]]) -> Layout:
     end = 0
     for name, dtype, shape in parts:
         placed[name] = (end, np.dtype(dtype), shape)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        nbytes = int(math.prod(shape)) * np.dtype(dtype).itemsize
         end += -(-nbytes // CACHE_LINE) * CACHE_LINE
     return Layout(placed, end)
 
@@ -310,6 +307,7 @@ def _control_layout(spec: RingSpec) -> Layout:
 
 def _slot_layout(spec: RingSpec) -> Layout:
     B, M = spec.batch_size, spec.tasks_per_slot
+    max_dims = max((len(field.shape) for field in spec.fixed_fields.values()), default=0)
     return pack(
         [
             ("head", HEAD_DTYPE, (1,)),
@@ -317,7 +315,7 @@ def _slot_layout(spec: RingSpec) -> Layout:
             ("positions", np.int64, (B,)),
             ("shown", np.int64, (B,)),
             ("replaced", np.int32, (B,)),
-            ("shapes", np.int64, (len(spec.fixed_fields), spec.max_dims)),
+            ("shapes", np.int64, (len(spec.fixed_fields), max_dims)),
             ("rows_at", np.int64, (M, len(spec.rows_fields))),
             ("done", np.bool_, (M,)),
             *((f"counts {name}", np.int32, (B,)) for name in spec.rows_fields),

@@ -18,7 +18,7 @@ from flatout.feed.config import FeedConfig
 from flatout.feed.plan import Plan, Step, choose_micro_batch, choose_slots
 from flatout.feed.processes import InlineBackend, ProcessBackend, ThreadBackend, WorkerBackend
 from flatout.feed.ring import Ring, RingSpec
-from flatout.feed.source import ItemSource, Source
+from flatout.feed.source import Source, num_items_of
 from flatout.feed.supervisor import SampleError, Supervisor
 from flatout.feed.worker import WorkerSettings
 
@@ -303,9 +303,8 @@ class FeedRuntime:
     def __init__(self, source: Source, plan: Plan, config: FeedConfig, num_workers: int) -> None:
         check_descriptors(machine.descriptors())
         spec = _ring_spec(source, plan, config, num_workers)
-        other_bytes = spec.total_bytes - spec.num_slots * spec.slot_bytes
         batch = f"batch of {plan.batch_size}"
-        num_slots = slots_that_fit(spec.num_slots, spec.slot_bytes, other_bytes=other_bytes, batch=batch)
+        num_slots = slots_that_fit(spec.num_slots, spec.slot_bytes, other_bytes=spec.control_bytes, batch=batch)
         spec = replace(spec, num_slots=num_slots)
         self.ring = Ring.create(spec, shared_by_processes=config.backend == "process" and num_workers > 0)
         settings = WorkerSettings(seed=plan.seed, substitute_errors=config.on_error == "substitute")
@@ -350,5 +349,5 @@ def _ring_spec(source: Source, plan: Plan, config: FeedConfig, num_workers: int)
         micro_batch=min(plan.batch_size, config.micro_batch or choose_micro_batch(plan.batch_size, num_workers)),
         num_slots=config.slots or prefetched or choose_slots(plan.batch_size, num_workers),
         num_workers=max(1, num_workers),
-        num_items=source.num_items if isinstance(source, ItemSource) else len(source),
+        num_items=num_items_of(source),
     )

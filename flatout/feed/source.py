@@ -7,6 +7,7 @@ Dimension key:  M samples of a micro-batch   n rows of one sample   T rows of al
                 K substitutions   R samples with substitutions   J candidates per substitution
 """
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ class Field:
 
     @property
     def sample_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return int(math.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,11 @@ class SampleSource(ABC):
                 raise DataError(f"sample() returned {_describe(values)}, but `fields` declares {_names(self.fields)}")
             for name, value in values.items():
                 _place(name, self.fields[name], value, i, out)
+
+
+def num_items_of(source: Source) -> int:
+    """Number of items whose readability is tracked: in most sources, each sample is one."""
+    return source.num_items if isinstance(source, ItemSource) else len(source)
 
 
 def check_source(source: Source) -> None:

@@ -16,7 +16,7 @@ from flatout.feed.forkserver import WorkerEnded
 from flatout.feed.plan import Step, micro_batches
 from flatout.feed.processes import RemoteError, WorkerBackend, describe_exit
 from flatout.feed.ring import DEADLY, UNKNOWN, UNREADABLE, Claim, Ring, Task
-from flatout.feed.source import ItemSource, Source
+from flatout.feed.source import ItemSource, Source, num_items_of
 from flatout.feed.worker import Failure, Report, cause_of
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Supervisor:
         self._watchdog_s = watchdog_s
         self._tick_s = min(1.0, watchdog_s / 4) if watchdog_s else 1.0
         # The smaller of the two: an item may be part of many samples, and a sample may be made of many items.
-        self._num_replaceable = min(len(source), self._items.num_items) if self._items else len(source)
+        self._num_replaceable = min(len(source), num_items_of(source))
         self._max_bad = max(1, int(bad_share * self._num_replaceable)) if bad_share else 0
         self._open: dict[int, Task] = {}  # ticket -> task of a slot in flight
         self._complete: set[int] = set()  # complete slots whose reports have been processed
@@ -175,8 +175,7 @@ class Supervisor:
             spill = task._replace(spill_offset=offset, spill_bytes=report.overflow_bytes)
             self._spills[task.slot].append(spill)
             self._publish([spill], self._ring.lane_of(report.ticket))
-            return
-        if report.failure:
+        elif report.failure:
             self._failures[task.slot].append(report.failure)
 
     def _recover(self, end: WorkerEnded) -> None:

@@ -13,6 +13,7 @@ import socket
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -65,15 +66,10 @@ class Report(NamedTuple):
     """Progress or outcome of a task: to be repeated if `overflow_bytes` is set, failed if `failure` is set."""
 
     ticket: int
-    worker: int
     replaced: tuple[tuple[int, str], ...] = ()
     """Items that could not be read, and why."""
     overflow_bytes: int = 0
     failure: Failure | None = None
-
-    @property
-    def has_problem(self) -> bool:
-        return bool(self.replaced or self.overflow_bytes or self.failure)
 
 
 class TaskFailedError(Exception):
@@ -116,28 +112,6 @@ class ReadRows(NamedTuple):
     selection: Selection
 
 
-class ItemFetcher:
-    """The `Fetch` of one call of `read`; collects the items that cannot be read, if they are to be replaced."""
-
-    def __init__(self, note: Callable[[int], None], *, substitute: bool) -> None:
-        self._note = note
-        self._substitute = substitute
-        self.unreadable: dict[int, str] = {}
-        """Item -> cause."""
-
-    def __call__(self, item: int, read: Callable[[], Item], /) -> Item | None:
-        if item in self.unreadable:
-            return None
-        self._note(item)
-        try:
-            return read_with_retries(read)
-        except UNREADABLE_ERRORS as error:
-            if not self._substitute:
-                raise
-            self.unreadable[item] = cause_of(error)
-            return None
-
-
 class TaskRunner:
     """Runs the tasks of one worker."""
 
@@ -166,27 +140,30 @@ class TaskRunner:
             return
         self._ticket, task = claimed
         report = self._run(task)
-        if report.has_problem:
+        if report.overflow_bytes or report.failure:
             self._send(report)
         if not report.overflow_bytes and self._ring.finish(task):
-            self._send(Report(self._ticket, self._worker))
+            self._send(Report(self._ticket))
         self._ring.release(self._worker)
 
     def _run(self, task: Task) -> Report:
         with clock.recording(self._totals):
             try:
-                return Report(self._ticket, self._worker, overflow_bytes=self._fill(task))
+                return Report(self._ticket, overflow_bytes=self._fill(task))
             except TaskFailedError as failed:
-                return Report(self._ticket, self._worker, failure=failed.failure)
+                return Report(self._ticket, failure=failed.failure)
             except (Exception, SystemExit) as error:  # the source is the user's code; its errors go to the trainer
-                return Report(self._ticket, self._worker, failure=_describe(error, row=-1, sample=-1))
+                return Report(self._ticket, failure=_describe(error, row=-1, sample=-1))
 
     def _fill(self, task: Task) -> int:
         """Read a task's rows and hand them over; returns the bytes needed if its ragged rows do not fit, else 0."""
         slot = self._ring.slots[task.slot]
-        parts = None if task.singly else self._try_read_all(slot, task)
-        if parts is None:
-            parts = [self._read_one(slot, row) for row in range(task.begin, task.end)]
+        parts: list[ReadRows] = []
+        if not task.singly:
+            # Not swallowed: when the rows are read one by one, the error recurs with the sample that causes it.
+            with contextlib.suppress(Exception, SystemExit):
+                parts = [self._read_without_unreadable(slot, task.begin, task.end)]
+        parts = parts or [self._read_one(slot, row) for row in range(task.begin, task.end)]
         rows = slice(task.begin, task.end)
         slot.shown[rows] = np.concatenate([part.selection.shown for part in parts])
         slot.replaced[rows] = np.concatenate([part.selection.num_replaced for part in parts])
@@ -194,14 +171,6 @@ class TaskRunner:
             fields = self._ring.spec.rows_fields
             taken = {name: [rows for part in parts for rows in part.out[name].taken] for name in fields}
             return hand_over(self._ring, task, taken) if taken else 0
-
-    def _try_read_all(self, slot: Slot, task: Task) -> list[ReadRows] | None:
-        """Read all rows in one call; None if that raised, so that they are read one by one."""
-        try:
-            return [self._read_without_unreadable(slot, task.begin, task.end)]
-        except (Exception, SystemExit):
-            # Not swallowed: when the rows are read one by one, the error recurs with the sample that causes it.
-            return None
 
     def _read_one(self, slot: Slot, row: int) -> ReadRows:
         """Read one row. If its sample is an item and is unreadable, it is replaced; any other error is a failure."""
@@ -240,7 +209,7 @@ class TaskRunner:
         """Make sure that no worker reads these items again. Reported before they are marked, so no report is lost."""
         for begin in range(0, len(unreadable), REPLACEMENTS_AT_ONCE):
             some = islice(unreadable.items(), begin, begin + REPLACEMENTS_AT_ONCE)
-            self._send(Report(self._ticket, self._worker, replaced=tuple(some)))
+            self._send(Report(self._ticket, replaced=tuple(some)))
         for item in unreadable:
             self._ring.mark(item, UNREADABLE)
 
@@ -272,12 +241,14 @@ class TaskRunner:
     ) -> tuple[Out, Mapping[int, str]]:
         """Call the source's `read` once; also returns the items that could not be read -> cause."""
         spec, indices = self._ring.spec, selection.indices
-        fetcher = ItemFetcher(self._note, substitute=self._settings.substitute_errors)
+        unreadable: dict[int, str] = {}
+        # If samples are items, the one that is being read is recorded.
+        reading = None if self._items is not None else lambda sample: self._note(int(indices[sample]))
 
         def read() -> Out:
             parts: dict[str, np.ndarray | RowsOut] = {name: slot.field(name)[begin:end] for name in spec.fixed_fields}
             parts |= {name: RowsOut(name, rows, end - begin) for name, rows in spec.rows_fields.items()}
-            out = Out(parts, self._reading_callback(indices), first_row=begin, fetch=fetcher)
+            out = Out(parts, reading, first_row=begin, fetch=partial(self._fetch, unreadable))
             self._source.read(indices, selection.draws, out)
             return out
 
@@ -287,17 +258,26 @@ class TaskRunner:
             self._note(int(indices[0]))
         with clock.stage("read"):
             out = read_with_retries(read) if is_item else read()
-        if not fetcher.unreadable:
+        if not unreadable:
             self._check_all_put(out, indices)
-        return out, fetcher.unreadable
+        return out, unreadable
+
+    def _fetch(self, unreadable: dict[int, str], item: int, read: Callable[[], Item], /) -> Item | None:
+        """The `Fetch` of one call of `read`; adds an item that cannot be read and is to be replaced to `unreadable`."""
+        if item in unreadable:
+            return None
+        self._note(item)
+        try:
+            return read_with_retries(read)
+        except UNREADABLE_ERRORS as error:
+            if not self._settings.substitute_errors:
+                raise
+            unreadable[item] = cause_of(error)
+            return None
 
     def _note(self, item: int) -> None:
         self._current_item = item
         self._ring.note_item(self._worker, item)
-
-    def _reading_callback(self, indices: np.ndarray) -> Callable[[int], None] | None:
-        """Records the sample that is being read; None if samples are not items."""
-        return None if self._items is not None else lambda sample: self._note(int(indices[sample]))
 
     def _check_all_put(self, out: Out, indices: np.ndarray) -> None:
         for name in self._ring.spec.rows_fields:

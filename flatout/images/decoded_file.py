@@ -118,12 +118,10 @@ def _decode_jpeg(path: str, header: Header, memory: mmap.mmap) -> bool:
     except ImportError:
         return False
     content = read_bytes(path)
-    with _giving_back(memory):
-        try:
-            decoded = simplejpeg.decode_jpeg(content, "BGR", buffer=memory)
-        except ValueError:
-            return False
-    return bool(decoded.shape == (header.height, header.width, 3))
+    with _giving_back(memory), suppress(ValueError):
+        decoded = simplejpeg.decode_jpeg(content, "BGR", buffer=memory)
+        return bool(decoded.shape == (header.height, header.width, 3))
+    return False
 
 
 # PNG
@@ -131,12 +129,13 @@ def _decode_jpeg(path: str, header: Header, memory: mmap.mmap) -> bool:
 
 def _decode_png(path: str, header: Header, memory: mmap.mmap) -> bool:
     """Decode in strips. A row may refer to the row above, so each strip begins with the last row of the one before."""
-    fd = open_regular(path)
-    try:
+    with open_regular(path) as file, suppress(zlib.error, struct.error):
+        fd = file.fileno()
         colour, _, _, is_interlaced = struct.unpack(">4B", os.pread(fd, 4, 25))
         if colour not in _PNG_CHANNELS or is_interlaced:
             return False
         channels = _PNG_CHANNELS[colour]
+        as_stored = [0] if channels == 1 else [2, 1, 0, 3][:channels]  # red first, transparency last
         row_bytes = 1 + channels * header.width  # the first byte is the filter of the row
         strip_rows = max(1, STRIP_BYTES // row_bytes)
         rows_left, begin = header.height, 0
@@ -150,17 +149,14 @@ def _decode_png(path: str, header: Header, memory: mmap.mmap) -> bool:
                 if strip_hWC is None:
                     return False
                 del waiting[:size]
-                above = b"\0" + _as_stored(strip_hWC[-1]).tobytes()
+                above = b"\0" + strip_hWC[-1][:, as_stored].tobytes()
                 pixels_hW3 = np.ndarray((num_rows, header.width, 3), np.uint8, memory, begin)
                 pixels_hW3[:] = strip_hWC[1:, :, :3]  # grey is repeated
                 memory.madvise(mmap.MADV_DONTNEED)
                 begin += 3 * header.width * num_rows
                 rows_left -= num_rows
         return not rows_left
-    except (zlib.error, struct.error):
-        return False
-    finally:
-        os.close(fd)
+    return False
 
 
 def _inflated(fd: int) -> Iterator[bytes]:
@@ -202,11 +198,6 @@ def _unfiltered(rows: bytes, width: int, height: int, colour: int) -> np.ndarray
     return image if image is None else image.reshape(height, width, -1)
 
 
-def _as_stored(row_WC: np.ndarray) -> np.ndarray:
-    """A row with the channels in the order of the file: red first, transparency last."""
-    return row_WC if row_WC.shape[1] == 1 else row_WC[:, [2, 1, 0, 3][: row_WC.shape[1]]]
-
-
 # TIFF
 
 _COMPRESSIONS = {1, 5, 7, 8, 32773, 32946, 50000}
@@ -229,8 +220,8 @@ def _decode_tiff(path: str, header: Header, memory: mmap.mmap) -> bool:
     """Decode in bands: some strips, or a row of tiles. Turned images and separate planes are not decoded this way."""
     import cv2
 
-    fd = open_regular(path)
-    try:
+    with open_regular(path) as file, suppress(struct.error, OSError, OverflowError, cv2.error):
+        fd = file.fileno()
         tags = TiffTags(lambda offset, count: os.pread(fd, count, offset))
         chunks = _chunks_of(tags, header)
         if chunks is None or header.orientation != 1:
@@ -251,10 +242,7 @@ def _decode_tiff(path: str, header: Header, memory: mmap.mmap) -> bool:
             pixels_HW3[top : top + num_rows] = band_hW3
             memory.madvise(mmap.MADV_DONTNEED)
         return True
-    except (struct.error, OSError, OverflowError, cv2.error):
-        return False
-    finally:
-        os.close(fd)
+    return False
 
 
 def _chunks_of(tags: TiffTags, header: Header) -> _Chunks | None:

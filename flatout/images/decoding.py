@@ -8,6 +8,7 @@ are rejected.
 Dimension key:  H height   W width
 """
 
+import io
 import os
 import re
 import stat
@@ -44,8 +45,8 @@ def read_facts(path: str, *, verify: bool = False) -> ImageFacts:
 
     Raises OSError for a file that cannot be opened, DecodeError for one that is not an image.
     """
-    fd = open_regular(path)
-    try:
+    with open_regular(path) as file:
+        fd = file.fileno()
         size = os.fstat(fd).st_size
         if size == 0:
             raise DecodeError("an empty file")
@@ -53,21 +54,18 @@ def read_facts(path: str, *, verify: bool = False) -> ImageFacts:
         if verify and header.format == "png":
             check_png(lambda offset, count: os.pread(fd, count, offset), size)
         return ImageFacts(header, _ending(fd, size, header.format), size)
-    finally:
-        os.close(fd)
 
 
 def read_bytes(path: str) -> bytes:
     """All bytes of an image file; raises DecodeError if there are more than MAX_BYTES."""
-    fd = open_regular(path)
-    with open(fd, "rb") as file:
-        if (size := os.fstat(fd).st_size) > MAX_BYTES:
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
             raise DecodeError(f"a file of {size >> 20} MiB; at most {MAX_BYTES >> 20} MiB are read")
         return file.read()
 
 
-def open_regular(path: str) -> int:
-    """Open a regular file; raises OSError for a FIFO or device, on which reading could wait forever."""
+def open_regular(path: str) -> io.FileIO:
+    """Open a regular file for reading; raises OSError for a FIFO or device, on which reading could wait forever."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError as error:  # a zero byte in the name
@@ -75,7 +73,7 @@ def open_regular(path: str) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError("not a regular file")
-    return fd
+    return io.FileIO(fd)
 
 
 class _Window:

@@ -125,12 +125,6 @@ class TiffTags:
     def _longs(self, numbers: Sequence[int]) -> bytes:
         return struct.pack(f"{self._order}{len(numbers)}I", *numbers)
 
-    @property
-    def orientation(self) -> int:
-        """1 to 8; invalid values count as 1."""
-        value = self.first("orientation") or 1
-        return value if 1 <= value <= 8 else 1
-
 
 def orientation_in(exif: bytes) -> int | None:
     """EXIF's orientation as OpenCV reads it: 1 if there is none, None if no entry can be read.
@@ -248,8 +242,8 @@ def read_header(read_at: ReadAt, num_bytes: int) -> Header:
 
 def sniff(start: bytes) -> str:
     """Format of a file, one of FORMATS, from its first 32 bytes."""
-    for magic, kind in _MAGIC:
-        if start.startswith(magic):
+    for kind, magics in _MAGIC.items():
+        if start.startswith(magics):
             return kind
     if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
         return "webp"
@@ -263,23 +257,18 @@ def sniff(start: bytes) -> str:
     return "svg" if head.startswith((b"<svg", b"<?xml")) else "unknown"
 
 
-_MAGIC = (
-    (b"\xff\xd8\xff", "jpeg"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"BM", "bmp"),
-    (b"II*\0", "tiff"),
-    (b"MM\0*", "tiff"),
-    (b"II+\0", "tiff"),
-    (b"MM\0+", "tiff"),
-    (b"GIF87a", "gif"),
-    (b"GIF89a", "gif"),
-    (b"\0\0\0\x0cjP  ", "jpeg2000"),
-    (b"\xff\x4f\xff\x51", "jpeg2000"),
-    (b"8BPS", "psd"),
-    (b"\0\0\x01\0", "ico"),
-    (b"%PDF", "pdf"),
-    (b"PK\x03\x04", "zip"),
-)
+_MAGIC: dict[str, bytes | tuple[bytes, ...]] = {
+    "jpeg": b"\xff\xd8\xff",
+    "png": b"\x89PNG\r\n\x1a\n",
+    "bmp": b"BM",
+    "tiff": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "gif": (b"GIF87a", b"GIF89a"),
+    "jpeg2000": (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"),
+    "psd": b"8BPS",
+    "ico": b"\0\0\x01\0",
+    "pdf": b"%PDF",
+    "zip": b"PK\x03\x04",
+}
 
 
 def _jpeg(read_at: ReadAt, num_bytes: int) -> Header:
@@ -411,13 +400,14 @@ def _tiff(read_at: ReadAt, num_bytes: int) -> Header:
     width, height = tags.first("width"), tags.first("height")
     if width is None or height is None:
         raise DecodeError("a TIFF without a size")
+    orientation = tags.first("orientation") or 1
     bits, samples = tags.first("bits") or 1, min(tags.first("samples") or 1, MAX_ENTRIES)
     is_plain = tags.first("compression") in (None, 1)
     return Header(
         "dng" if tags.first("dng_version") is not None else "tiff",
         width,
         height,
-        tags.orientation,
+        orientation if 1 <= orientation <= 8 else 1,
         bits,
         samples,
         2 if tags.next_page else 1,

@@ -56,8 +56,8 @@ def map_image(path: str, header: Header) -> np.ndarray | None:
         return None
     if header.width * header.height > MAX_LARGE_PIXELS:
         return None
-    fd = open_regular(path)
-    try:
+    with open_regular(path) as file:
+        fd = file.fileno()
         size = os.fstat(fd).st_size
         if size > MAX_LARGE_BYTES:
             raise DecodeError(f"a file of {size >> 20} MiB; at most {MAX_LARGE_BYTES >> 20} MiB are mapped")
@@ -69,8 +69,6 @@ def map_image(path: str, header: Header) -> np.ndarray | None:
         if begin + (header.height - 1) * row_bytes + 3 * header.width > size:
             return None  # cut off: the decoder decides what to make of it
         memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
-    finally:
-        os.close(fd)
     rows = np.ndarray(
         (header.height, header.width, 3), np.uint8, memory, offset=begin, strides=(row_bytes, 3, 1)
     )  # fmt: skip
@@ -128,8 +126,6 @@ def _tiff_rows(fd: int, header: Header) -> tuple[int, int, bool, bool] | None:
     if not offsets or len(offsets) != len(counts):
         return None
     row_bytes = 3 * header.width
-    if any(offset + count != after for offset, count, after in zip(offsets, counts, offsets[1:], strict=False)):
-        return None
-    if any(count % row_bytes for count in counts) or sum(counts) != row_bytes * header.height:
-        return None
-    return offsets[0], row_bytes, False, True
+    has_gaps = any(at + count != after for at, count, after in zip(offsets, counts, offsets[1:], strict=False))
+    is_whole = sum(counts) == row_bytes * header.height and not any(count % row_bytes for count in counts)
+    return (offsets[0], row_bytes, False, True) if is_whole and not has_gaps else None

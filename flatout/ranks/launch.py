@@ -74,9 +74,8 @@ def run_rank(
     For schedulers that start one process per rank themselves. `folder` is the rank's current folder; empty: this one's.
     If this process is killed, the rank is asked to save and end.
     """
-    place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_ranks}
-    meeting = {"MASTER_ADDR": address, "MASTER_PORT": port}
-    environ = environ_of(local_rank, local_ranks, port, os.environ) | {n: str(v) for n, v in (place | meeting).items()}
+    of_group = {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": address}
+    environ = environ_of(local_rank, local_ranks, port, os.environ) | of_group
     command = [sys.executable, "-m", "flatout", *words]
     return subprocess.Popen(command, env=environ, cwd=folder or None, preexec_fn=_end_with_parent).wait()
 
@@ -88,7 +87,7 @@ def environ_of(rank: int, num_ranks: int, port: int, environ: Mapping[str, str])
     threads = {"OMP_NUM_THREADS": max(1, len(os.sched_getaffinity(0)) // num_ranks)}
     package = str(Path(__file__).parents[2])
     path = {"PYTHONPATH": os.pathsep.join(filter(None, (package, environ.get("PYTHONPATH"))))}
-    return {name: str(value) for name, value in (threads | dict(environ) | ranks | rendezvous | path).items()}
+    return {name: str(value) for name, value in {**threads, **environ, **ranks, **rendezvous, **path}.items()}
 
 
 def exit_code_of(codes: Sequence[int]) -> int:

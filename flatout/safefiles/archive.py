@@ -13,7 +13,9 @@ import os
 import re
 import struct
 import zlib
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
+
+from flatout.safefiles.atomic import Sink
 
 AGAIN = "Download or copy it again."
 DAMAGED = f"It is damaged. {AGAIN}"
@@ -306,16 +308,10 @@ _LENGTH_BYTES = 2
 _CHUNK_BYTES = 4 << 20
 
 
-class ByteSink(Protocol):
-    """Something to write bytes to; `write` returns how many were written."""
-
-    def write(self, content: bytes | memoryview, /) -> int: ...
-
-
 class DigestSink:
     """Writes a zip without comment to `sink` and appends a comment with its digest."""
 
-    def __init__(self, sink: ByteSink) -> None:
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._hash = hashlib.sha256()
         # The last bytes so far, held back because they may be the end record.

@@ -140,8 +140,10 @@ def read_container(path: str | Path) -> dict[str, object]:
         objects = read_objects(file, plain_allowlist) if file_kind(file) == "zip" else None
         if not is_container(objects):
             raise Refusal("was not written by flatout. Convert it first.")
-        if _has_digest_header(objects) and not has_digest(file):
-            raise Refusal(f"is damaged: the digest at its end is missing. {AGAIN}")
+        match objects:
+            # Files of older versions have no digest, and do not say that there is one.
+            case {"flatout": {"digest": _}} if not has_digest(file):
+                raise Refusal(f"is damaged: the digest at its end is missing. {AGAIN}")
         return sections_of(objects)
 
 
@@ -167,14 +169,6 @@ def sections_of(objects: object) -> dict[str, object]:
         case {"flatout": {"schema": int(schema)}} if schema > SCHEMA:
             raise Refusal(f"was written by a newer flatout (schema {schema}; this one reads {SCHEMA}). Update flatout.")
     raise Refusal(f"claims to be written by flatout but has no schema number. {DAMAGED}")
-
-
-def _has_digest_header(objects: object) -> bool:
-    """Whether the header says that there is a digest; files of older versions have none."""
-    match objects:
-        case {"flatout": {"digest": _}}:
-            return True
-    return False
 
 
 def versions() -> dict[str, str]:

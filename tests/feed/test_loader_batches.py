@@ -40,6 +40,12 @@ def test_a_string_is_pickled_and_that_is_logged_once(caplog):
     assert caplog.text.count("sample['path'] is sent by pickle: a str has no fixed size") == 1
 
 
+def test_values_whose_type_changes_in_different_micro_batches_are_collated_as_in_torch():
+    numbers = [(1, 1), (2.5, 1), (1, 1), (1, 2.5)]  # in the first two rows, the second values are alike, then the first
+    mine = list(Loader(numbers, 4, num_workers=1, micro_batch=2))
+    assert equal(mine, list(DataLoader(numbers, 4)))
+
+
 @pytest.mark.parametrize(("workers", "micro_batch"), [(0, 3), (1, "auto"), (1, 1), (2, 5), (2, 100)])
 def test_neither_workers_nor_micro_batch_change_a_batch(workers, micro_batch):
     assert_same_epochs(Kinds("nested"), batch_size=7, num_workers=workers, ours={"micro_batch": micro_batch})

@@ -19,6 +19,7 @@ Dimension key:  N samples of the batch   M samples of a micro-batch
 
 import hashlib
 import io
+import math
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from flatout.feed.plan import Purpose, keyed_bits
 from flatout.feed.processes import RemoteError
-from flatout.feed.ring import CACHE_LINE
+from flatout.feed.ring import Layout, pack
 
 # Batch requests
 
@@ -66,13 +67,8 @@ class BatchRequest(NamedTuple):
         return _as_seed(keyed_bits(self.seed, self.epoch, np.array([self.position]), 1, purpose=Purpose.STEP)[0, 0])
 
 
-def encode_request(request: BatchRequest) -> bytes:
-    """A batch request as bytes."""
-    return pickle.dumps(tuple(request))
-
-
 def decode_request(memory: np.ndarray) -> BatchRequest:
-    """The batch request at the beginning of `memory`."""
+    """The batch request at the beginning of `memory`, where `LoaderRuntime.publish` wrote it."""
     return BatchRequest(*pickle.loads(memory.data))
 
 
@@ -132,41 +128,30 @@ class Leaf(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.torch_dtype.itemsize
+        return math.prod(self.shape) * self.torch_dtype.itemsize
 
     @property
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype)  # type: ignore[no-any-return]
 
 
-class Placed(NamedTuple):
-    """Byte offset of each leaf in the body, and the total size."""
-
-    offsets: list[int]
-    nbytes: int
+def layout_of(leaves: Sequence[Leaf], num_rows: int) -> Layout:
+    """The bytes of each leaf in the body, by its number as text."""
+    return pack([(str(number), np.uint8, (leaf.row_bytes * num_rows,)) for number, leaf in enumerate(leaves)])
 
 
-def place(leaves: Sequence[Leaf], num_rows: int) -> Placed:
-    """Lay out leaves one after another, each beginning on a new cache line."""
-    offsets, end = [], 0
-    for leaf in leaves:
-        offsets.append(end)
-        end += -(-leaf.row_bytes * num_rows // CACHE_LINE) * CACHE_LINE
-    return Placed(offsets, end)
-
-
-def fingerprint(leaves: Sequence[Leaf], structure: str = "") -> int:
-    """A hash of a layout, never 0."""
+def fingerprint(leaves: Sequence[Leaf | None], structure: str = "") -> int:
+    """A hash of a layout, never 0; None stands for a value that is not stored in the slot."""
     digest = hashlib.blake2b(f"{leaves} {structure}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big") + 1
 
 
-def view(memory: np.ndarray, offset: int, leaf: Leaf, num_rows: int) -> tuple[Tensor, np.ndarray]:
-    """A leaf as a tensor [N, *shape] over `memory`, and the array that lives exactly as long as any view of it."""
-    nbytes = leaf.row_bytes * num_rows
-    # A separate array, not a slice: NumPy lets views of a slice refer directly to the slice's owner.
-    array: np.ndarray = np.ndarray((nbytes,), np.uint8, memory.data, offset if nbytes else 0)
-    return torch.from_numpy(array).view(leaf.torch_dtype).view(num_rows, *leaf.shape), array
+def views(body: np.ndarray, leaves: Sequence[Leaf], num_rows: int) -> tuple[list[Tensor], list[np.ndarray]]:
+    """Leaves as tensors [N, *shape] over `body`, and the arrays that live exactly as long as any view of each."""
+    # Separate arrays, not slices: NumPy lets views of a slice refer directly to the slice's owner.
+    arrays = list(layout_of(leaves, num_rows).views(body).values())
+    flat = [torch.from_numpy(array).view(leaf.torch_dtype) for leaf, array in zip(leaves, arrays, strict=True)]
+    return [tensor.view(num_rows, *leaf.shape) for leaf, tensor in zip(leaves, flat, strict=True)], arrays
 
 
 def leaf_of(values: Sequence[Any]) -> Leaf | str:
@@ -178,7 +163,7 @@ def leaf_of(values: Sequence[Any]) -> Leaf | str:
         return _array_leaf(values)
     kinds = {type(value) for value in values}
     if len(kinds) > 1:
-        return f"its type changes ({_names(kinds)})"
+        return f"its type changes ({', '.join(sorted(each.__name__ for each in kinds))})"
     if type(first) in PYTHON_DTYPES:
         return Leaf(type(first).__name__, _name(PYTHON_DTYPES[type(first)]), ())
     if isinstance(first, np.bool_ | np.number):
@@ -235,10 +220,6 @@ def _array_leaf(values: Sequence[Any]) -> Leaf | str:
 
 def _tensor_text(tensor: Any) -> str:
     return f"{_name(tensor.dtype)} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-
-
-def _names(types: set[type]) -> str:
-    return ", ".join(sorted(each.__name__ for each in types))
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -310,28 +291,14 @@ class TensorHole(NamedTuple):
 def dump_with_holes(value: Any, hole_for: Callable[[Any], Any]) -> bytes:
     """Pickle `value`, replacing every object for which `hole_for(object)` is not None by that hole."""
     file = io.BytesIO()
-    _HolePickler(file, hole_for).dump(value)
+    pickler = pickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.persistent_id = hole_for  # type: ignore[method-assign]
+    pickler.dump(value)
     return file.getvalue()
 
 
 def load_filled(pickled: bytes, fill: Callable[[Any], Any]) -> Any:
     """Unpickle, replacing every hole by `fill(hole)`."""
-    return _FillingUnpickler(io.BytesIO(pickled), fill).load()
-
-
-class _HolePickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, hole_for: Callable[[Any], Any]) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._hole_for = hole_for
-
-    def persistent_id(self, obj: Any) -> Any:
-        return self._hole_for(obj)
-
-
-class _FillingUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, fill: Callable[[Any], Any]) -> None:
-        super().__init__(file)
-        self._fill = fill
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self._fill(pid)
+    unpickler = pickle.Unpickler(io.BytesIO(pickled))
+    unpickler.persistent_load = fill  # type: ignore[method-assign]
+    return unpickler.load()

@@ -57,12 +57,10 @@ def collates_as_torch_does() -> bool:
 
 def start_method_of(context: Any) -> str:
     """The feed's start method for torch's `multiprocessing_context`: 'fork', or 'spawn' for a fresh interpreter."""
-    if context is not None:
-        method = context.get_start_method()
-    else:
-        # The first is the default; get_start_method() without allow_none would fix it for the whole process.
-        method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    return "fork" if method == "fork" else "spawn"
+    # Without allow_none, this would fix the method for the whole process.
+    method = (context or multiprocessing).get_start_method(allow_none=True)
+    default, *_ = multiprocessing.get_all_start_methods()
+    return "fork" if (method or default) == "fork" else "spawn"
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -194,7 +192,9 @@ class Loader(DataLoader[T_co]):
     def _open(self, base_seed: int, first: list[Any]) -> LoaderRuntime:
         """Start new workers, on the slots of an earlier pass if there are any."""
         batch_size = self.batch_size or len(first)
-        slots, self._slots = self._kept_slots() or self._new_slots(batch_size), None
+        slots, self._slots = self._slots, None
+        if slots is None or slots.ring.spec.num_lanes != self._num_lanes:  # a worker_init_fn was set or removed since
+            slots = self._new_slots(batch_size)
         slots.require_body(self._body_bytes)
         source = DatasetSource(
             self.dataset,
@@ -233,11 +233,6 @@ class Loader(DataLoader[T_co]):
             num_lanes=self._num_lanes,
             pinned=self._pins_memory,
         )
-
-    def _kept_slots(self) -> Slots | None:
-        """The slots of an earlier pass, unless a worker_init_fn was set or removed since."""
-        kept = self._slots
-        return kept if kept is not None and kept.ring.spec.num_lanes == self._num_lanes else None
 
     def _idle_runtime(self) -> LoaderRuntime | None:
         """Persistent workers that no pass uses at the moment; None if there are none."""

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +25,13 @@ from flatout.feed.loader.batch_parts import (
     BatchPart,
     BatchRequest,
     Hole,
-    Leaf,
     PartHead,
     PartKind,
     TensorHole,
     load_filled,
-    place,
     raise_packed,
     row_value,
-    view,
+    views,
 )
 from flatout.feed.loader.runtime import LoaderRuntime
 
@@ -42,16 +40,11 @@ logger = logging.getLogger(__name__)
 MAX_HEADS = 256
 
 Join = Callable[[list[Any]], Any]
+Tensors = Mapping[int, Tensor]
+"""Number of a leaf -> the tensor [N, *shape] of the batch."""
 
 
 # From parts to a batch
-
-
-class Assembled(NamedTuple):
-    """A batch, and the arrays behind those of its tensors that are views of the slot."""
-
-    batch: Any
-    arrays: list[np.ndarray]
 
 
 class Assembler:
@@ -64,8 +57,9 @@ class Assembler:
 
     def assemble(
         self, parts: Sequence[BatchPart], body: np.ndarray, num_rows: int, micro_batch: int, *, copy_tensors: bool
-    ) -> Assembled:
-        """The batch of `num_rows` samples made of `parts`; with `copy_tensors`, its tensors are copies, not views.
+    ) -> tuple[Any, list[np.ndarray]]:
+        """The batch of `num_rows` samples made of `parts`, and the arrays behind those of its tensors that are views of
+        the slot; with `copy_tensors`, these are copies.
 
         Raises the exception of a part that failed in its worker.
         """
@@ -74,9 +68,13 @@ class Assembler:
                 raise_packed(part.content)
         heads = [self._head(part) for part in parts]
         whole = parts[0].kind == PartKind.COLLATED and self._join_fn is None
+        # All parts that have leaves have the same ones.
         leaves = next((head.leaves for head in heads if head.leaves), ())
-        in_place = [leaf for leaf in leaves if leaf is not None]
-        tensors, arrays = _leaf_tensors(body, in_place, 1 if whole else num_rows, copy_tensors)
+        in_place = {number: leaf for number, leaf in enumerate(leaves) if leaf is not None}
+        in_body, arrays = views(body, list(in_place.values()), 1 if whole else num_rows)
+        if copy_tensors:
+            in_body, arrays = [tensor.clone() for tensor in in_body], []
+        tensors = dict(zip(in_place, in_body, strict=True))
         begins = range(0, max(1, num_rows), micro_batch)
         if whole:
             batch = _filled(parts[0].content, lambda number: tensors[number][0], heads[0])
@@ -86,7 +84,7 @@ class Assembler:
             batch = _collated(parts, heads[0], tensors)
         else:
             batch = default_collate(_samples(parts, heads, tensors, begins))
-        return Assembled(batch, arrays)
+        return batch, arrays
 
     def _head(self, part: BatchPart) -> PartHead:
         if part.head not in self._heads:
@@ -103,7 +101,7 @@ class Assembler:
             self._logged.add(sentence)
             logger.log(level, "Loader: %s.", sentence)
 
-    def _joined(self, parts: Sequence[BatchPart], heads: list[PartHead], tensors: list[Tensor], begins: range) -> Any:
+    def _joined(self, parts: Sequence[BatchPart], heads: list[PartHead], tensors: Tensors, begins: range) -> Any:
         assert self._join_fn is not None
 
         def micro_batch(part: BatchPart, head: PartHead, begin: int) -> Any:
@@ -111,17 +109,6 @@ class Assembler:
             return _filled(part.content, lambda number: tensors[number][rows], head)
 
         return self._join_fn(list(map(micro_batch, parts, heads, begins)))
-
-
-def _leaf_tensors(
-    body: np.ndarray, leaves: list[Leaf], num_rows: int, copy_tensors: bool
-) -> tuple[list[Tensor], list[np.ndarray]]:
-    """The leaves of one batch as tensors [N, *shape], and the arrays behind those that are views of the body."""
-    offsets = place(leaves, num_rows).offsets
-    views = [view(body, offset, leaf, num_rows) for leaf, offset in zip(leaves, offsets, strict=True)]
-    if copy_tensors:
-        return [tensor.clone() for tensor, _ in views], []
-    return [tensor for tensor, _ in views], [array for _, array in views]
 
 
 def _filled(content: bytes, tensor_of: Callable[[int], Tensor], head: PartHead) -> Any:
@@ -138,15 +125,13 @@ def _filled(content: bytes, tensor_of: Callable[[int], Tensor], head: PartHead) 
     return load_filled(content, fill)
 
 
-def _collated(parts: Sequence[BatchPart], head: PartHead, tensors: list[Tensor]) -> Any:
+def _collated(parts: Sequence[BatchPart], head: PartHead, tensors: Tensors) -> Any:
     """A batch under the default collate whose rows are all in place."""
-    numbers = (number for number, leaf in enumerate(head.leaves) if leaf is not None)
-    in_place = dict(zip(numbers, tensors, strict=True))
-    pickled_values = [pickle.loads(part.content) for part in parts] if len(in_place) < len(head.leaves) else []
+    pickled_values = [pickle.loads(part.content) for part in parts] if len(tensors) < len(head.leaves) else []
 
     def fill(hole: Hole) -> Any:
-        if hole.number in in_place:
-            return in_place[hole.number]
+        if hole.number in tensors:
+            return tensors[hole.number]
         values = [value for by_number in pickled_values for value in by_number[hole.number]]
         collated = default_collate(values)
         return tuple(values) if collated is values and hole.in_tuple else collated
@@ -154,7 +139,7 @@ def _collated(parts: Sequence[BatchPart], head: PartHead, tensors: list[Tensor])
     return load_filled(head.skeleton, fill)
 
 
-def _samples(parts: Sequence[BatchPart], heads: list[PartHead], tensors: list[Tensor], begins: range) -> list[Any]:
+def _samples(parts: Sequence[BatchPart], heads: list[PartHead], tensors: Tensors, begins: range) -> list[Any]:
     """The original samples of a batch whose parts differ in structure."""
     samples: list[Any] = []
     for part, head, begin in zip(parts, heads, begins, strict=True):
@@ -167,16 +152,12 @@ def _samples(parts: Sequence[BatchPart], heads: list[PartHead], tensors: list[Te
     return samples
 
 
-def _row(
-    head: PartHead, pickled_values: dict[int, list[Any]], tensors: list[Tensor], row: int, row_of_part: int
-) -> Any:
-    places = {number: place for place, number in enumerate(n for n, leaf in enumerate(head.leaves) if leaf is not None)}
-
+def _row(head: PartHead, pickled_values: dict[int, list[Any]], tensors: Tensors, row: int, row_of_part: int) -> Any:
     def fill(hole: Hole) -> Any:
         leaf = head.leaves[hole.number]
         if leaf is None:
             return pickled_values[hole.number][row_of_part]
-        return row_value(leaf, tensors[places[hole.number]], row)
+        return row_value(leaf, tensors[hole.number], row)
 
     return load_filled(head.skeleton, fill)
 
@@ -327,16 +308,13 @@ class LoaderPass:
                 if request is None:
                     return
                 self._in_flight.append((slot, request))
-                self.runtime.publish(slot, request, lane=self._num_published % self.runtime.num_lanes)
+                self.runtime.publish(slot, request, lane=self._num_published % slots.ring.spec.num_lanes)
                 self._num_published += 1
 
     def _wait_for(self, slot: int) -> None:
         with clock.stage("feed.wait"):
-            if not self.timeout_s:
-                self.runtime.supervisor.wait_until_ready(slot)
-                return
             deadline = time.monotonic() + self.timeout_s
-            while not self.runtime.supervisor.is_ready(slot):
+            while self.timeout_s and not self.runtime.supervisor.is_ready(slot):
                 if time.monotonic() > deadline:
                     raise BatchTimeoutError(
                         # The first words are torch's: some programs look for them.

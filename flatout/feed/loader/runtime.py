@@ -14,7 +14,7 @@ import numpy as np
 from flatout.clock import machine
 from flatout.errors import ConfigError
 from flatout.feed.batch import RowsBuffer, gather_rows
-from flatout.feed.loader.batch_parts import BatchPart, BatchRequest, PartKind, encode_request
+from flatout.feed.loader.batch_parts import BatchPart, BatchRequest, PartKind
 from flatout.feed.loader.slots import SlotBuffers, SlotRefs, pin
 from flatout.feed.loader.source import PART, DatasetSource, encode_position
 from flatout.feed.plan import Step
@@ -87,14 +87,10 @@ class LoaderRuntime:
         except ConfigError as error:
             raise _explained(error, self._source.dataset) from error.__cause__
 
-    @property
-    def num_lanes(self) -> int:
-        return self.slots.ring.spec.num_lanes
-
     def publish(self, slot: int, request: BatchRequest, lane: int = 0) -> None:
         """Have workers of `lane` fill a free slot as requested."""
         self.slots.prepare(slot)
-        self.slots.buffers.write_request(slot, encode_request(request))
+        self.slots.buffers.write_request(slot, pickle.dumps(tuple(request)))
         begins = [number * request.micro_batch for number in range(request.num_parts)]
         samples = [request.keys[begin] if begin < len(request.keys) else 0 for begin in begins]
         indices = np.array([key if type(key) is int else request.position for key in samples], np.int64)

@@ -30,18 +30,15 @@ from flatout.feed.loader.batch_parts import (
     decode_request,
     dump_with_holes,
     fingerprint,
+    layout_of,
     leaf_of,
     pack_error,
-    place,
-    view,
+    views,
     write_rows,
 )
 from flatout.feed.loader.slots import SlotBuffers
 from flatout.feed.ring import Ring
 from flatout.feed.source import Out, Rows
-
-Shape = tuple[int, ...]
-
 
 # From samples to a batch part
 
@@ -76,14 +73,13 @@ def write_default_collated(samples: Sequence[Any], region: BodyRegion) -> BatchP
     leaves = tuple(leaf if isinstance(leaf, Leaf) else None for leaf in found)
     paths = {hole.number: path for path, hole in _holes(skeleton, "")}
     in_place = [leaf for leaf in leaves if leaf is not None]
-    placed = place(in_place, region.num_rows)
-    if placed.nbytes > len(region.memory):
-        return _pickled(PartKind.SAMPLES, list(samples), _why_too_small(region), placed.nbytes)
-    if not region.agree_on_layout(fingerprint(in_place, repr(paths))):
-        return _pickled(PartKind.SAMPLES, list(samples), _why_laid_out_differently(found, paths), placed.nbytes)
+    nbytes = layout_of(in_place, region.num_rows).nbytes
+    if nbytes > len(region.memory):
+        return _pickled(PartKind.SAMPLES, list(samples), _why_too_small(region), nbytes)
+    if not region.agree_on_layout(fingerprint(leaves, repr(paths))):
+        return _pickled(PartKind.SAMPLES, list(samples), _why_laid_out_differently(found, paths), nbytes)
     numbers = [number for number, leaf in enumerate(leaves) if leaf is not None]
-    for leaf, offset, number in zip(in_place, placed.offsets, numbers, strict=True):
-        rows = _rows(region, leaf, offset, len(samples))
+    for leaf, rows, number in zip(in_place, _rows(region, in_place, len(samples)), numbers, strict=True):
         write_rows(leaf, values_by_leaf[number], rows)
     messages = tuple(
         f"sample{paths.get(number, '')} is sent by pickle: {why}"
@@ -92,26 +88,17 @@ def write_default_collated(samples: Sequence[Any], region: BodyRegion) -> BatchP
     )
     head = PartHead(leaves, dump_with_holes(skeleton, lambda each: each if isinstance(each, Hole) else None), messages)
     pickled_values = {number: list(values_by_leaf[number]) for number, leaf in enumerate(leaves) if leaf is None}
-    return BatchPart(PartKind.ROWS, pickle.dumps(head), pickle.dumps(pickled_values), placed.nbytes)
+    return BatchPart(PartKind.ROWS, pickle.dumps(head), pickle.dumps(pickled_values), nbytes)
 
 
-def write_micro_batch(collated: Any, num_samples: int, region: BodyRegion) -> BatchPart:
-    """Write a micro-batch made by a collate_fn with a join_fn; tensors with one row per sample become adjacent."""
+def write_collated(value: Any, region: BodyRegion, *, num_samples: int | None) -> BatchPart:
+    """Write what a collate_fn returned.
 
-    def row_shape(shape: Shape) -> Shape | None:
-        return shape[1:] if shape[:1] == (num_samples,) else None
-
-    return _write_collated(collated, region, row_shape, num_samples)
-
-
-def write_batch(batch: Any, region: BodyRegion) -> BatchPart:
-    """Write a batch made by a collate_fn without join_fn: each of its tensors is the only row of a leaf."""
-    return _write_collated(batch, region._replace(num_rows=1, begin=0), lambda shape: shape, 1)
-
-
-def _write_collated(
-    value: Any, region: BodyRegion, row_shape: Callable[[Shape], Shape | None], num_rows: int
-) -> BatchPart:
+    With a join_fn, that is a micro-batch of `num_samples`: its tensors with one row per sample become adjacent. Without
+    one (None), it is a whole batch: each of its tensors is the only row of a leaf.
+    """
+    if num_samples is None:
+        region = region._replace(num_rows=1, begin=0)
     leaves: list[Leaf] = []
     sources: list[Tensor | np.ndarray] = []
     holes: dict[int, TensorHole] = {}  # by id: a tensor that appears twice stays one tensor
@@ -121,25 +108,23 @@ def _write_collated(
         if id(each) not in holes and isinstance(each, Tensor | np.ndarray):
             source, back = _in_memory_order(each)
             leaf = leaf_of([source])
-            shape = row_shape(leaf.shape) if isinstance(leaf, Leaf) else None
-            if shape is not None and isinstance(leaf, Leaf):
+            if isinstance(leaf, Leaf) and (num_samples is None or leaf.shape[:1] == (num_samples,)):
                 holes[id(each)] = TensorHole(len(leaves), back)
-                leaves.append(leaf._replace(shape=shape))
+                leaves.append(leaf if num_samples is None else leaf._replace(shape=leaf.shape[1:]))
                 sources.append(source)
                 kept.append(each)
         return holes.get(id(each))
 
     pickled = dump_with_holes(value, hole_for)
-    placed = place(leaves, region.num_rows)
-    if placed.nbytes > len(region.memory):
-        return _pickled(PartKind.COLLATED, value, _why_too_small(region), placed.nbytes)
+    nbytes = layout_of(leaves, region.num_rows).nbytes
+    if nbytes > len(region.memory):
+        return _pickled(PartKind.COLLATED, value, _why_too_small(region), nbytes)
     if not region.agree_on_layout(fingerprint(leaves)):
         why = "the micro-batches of one batch differ in shape or dtype"
-        return _pickled(PartKind.COLLATED, value, why, placed.nbytes)
-    for leaf, offset, source in zip(leaves, placed.offsets, sources, strict=True):
-        rows = _rows(region, leaf, offset, num_rows)
-        _copy(source, rows if rows.ndim == source.ndim else rows[0])
-    return BatchPart(PartKind.COLLATED, pickle.dumps(PartHead(tuple(leaves), b"", ())), pickled, placed.nbytes)
+        return _pickled(PartKind.COLLATED, value, why, nbytes)
+    for source, rows in zip(sources, _rows(region, leaves, 1 if num_samples is None else num_samples), strict=True):
+        _copy(source, rows[0] if num_samples is None else rows)
+    return BatchPart(PartKind.COLLATED, pickle.dumps(PartHead(tuple(leaves), b"", ())), pickled, nbytes)
 
 
 def _in_memory_order(value: Tensor | np.ndarray) -> tuple[Tensor | np.ndarray, tuple[int, ...]]:
@@ -164,8 +149,10 @@ def _copy(source: Tensor | np.ndarray, target: Tensor) -> None:
         np.copyto(target.numpy(), source)
 
 
-def _rows(region: BodyRegion, leaf: Leaf, offset: int, num_rows: int) -> Tensor:
-    return view(region.memory, offset, leaf, region.num_rows)[0][region.begin : region.begin + num_rows]
+def _rows(region: BodyRegion, leaves: Sequence[Leaf], num_rows: int) -> list[Tensor]:
+    """The rows of a micro-batch in each leaf."""
+    tensors, _ = views(region.memory, leaves, region.num_rows)
+    return [tensor[region.begin : region.begin + num_rows] for tensor in tensors]
 
 
 def _why_too_small(region: BodyRegion) -> str:
@@ -378,8 +365,8 @@ class DatasetSource:
             seed_everything(request.step_seed())
         collated = self.collate_fn(samples)
         if self.collate_mode == "part":
-            return write_micro_batch(collated, len(samples), region)
-        part = write_batch(collated, region)
+            return write_collated(collated, region, num_samples=len(samples))
+        part = write_collated(collated, region, num_samples=None)
         return part._replace(body_bytes=part.body_bytes * max(1, request.probe))
 
     def _fetch(self, request: BatchRequest, begin: int, end: int) -> Any:
@@ -388,7 +375,8 @@ class DatasetSource:
         Each is seeded by its position, except with round-robin workers or in a data set that draws no random numbers.
         """
         keys = request.keys[begin:end]
-        self._note(keys, request, begin)
+        if not keys or type(keys[0]) is not int:  # others are recorded one by one
+            self._ring.note_item(self._worker, request.position + begin)
         if self.round_robin:
             return self._read_keys(keys)
         if self._draw_detector is not None:
@@ -420,10 +408,6 @@ class DatasetSource:
                 self._ring.note_item(self._worker, key)
             samples.append(self.dataset[key])
         return samples
-
-    def _note(self, keys: list[Any], request: BatchRequest, begin: int) -> None:
-        if not keys or type(keys[0]) is not int:
-            self._ring.note_item(self._worker, request.position + begin)
 
 
 POSITIONS_PER_SLOT = 2**32

@@ -74,13 +74,11 @@ def first_difference(file: StoreFile, items: Items, *, num_threads: int) -> str:
 def crc_of_file(path: str) -> int:
     """CRC-32 of a file's bytes; 0 if the path is not a file, such as a member of an archive."""
     crc = 0
-    try:
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                crc = zlib.crc32(block, crc)
-    except OSError:
-        return 0
-    return crc
+    with suppress(OSError), open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+        return crc
+    return 0
 
 
 # Decoding all items
@@ -437,8 +435,7 @@ class StoreOpener:
             )
 
     def _differs(self, file: StoreFile) -> bool:
-        threads = FeedConfig(workers=self._config.workers).num_workers
-        difference = first_difference(file, self._items, num_threads=threads)
+        difference = first_difference(file, self._items, num_threads=self._config.num_workers)
         if difference:
             logger.warning("The store is rebuilt: %s.", difference)
         return bool(difference)

@@ -22,7 +22,7 @@ import weakref
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -190,8 +190,7 @@ class StoreFile:
         if nbytes < PAGE:
             raise StoreFileError(f"it has only {nbytes} bytes")
         self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        self.header = _read_header(self._map)
-        self.index = _read_index(self._map, self.header)
+        self.header, self.index = _read_header_and_index(self._map)
         _check_index(self.index, self.header)
 
     def __len__(self) -> int:
@@ -203,10 +202,8 @@ class StoreFile:
     def view(self, index: int) -> np.ndarray:
         """Read-only array of a stored item: a view of the file's memory, not a copy."""
         entry = self.index[index]
-        kind, ndim = DTYPES[entry["kind"]], int(entry["ndim"])
-        count = int(entry["nbytes"]) // kind.itemsize
-        flat = np.frombuffer(self._map, kind, count, int(entry["offset"])) if count else _empty(kind)
-        return flat.reshape(entry["shape"][:ndim].tolist())
+        shape = entry["shape"][: int(entry["ndim"])].tolist()
+        return np.ndarray(shape, DTYPES[entry["kind"]], self._map, int(entry["offset"]))
 
     def is_intact(self, index: int) -> bool:
         """Whether an item's bytes match their checksum; reads all of them."""
@@ -239,33 +236,27 @@ def head_and_index(header: StoreHeader, index_N: np.ndarray) -> bytes:
     return head.ljust(PAGE, b"\0") + index
 
 
-def _read_header(memory: mmap.mmap) -> StoreHeader:
-    magic, version, length, _ = HEAD.unpack_from(memory)
+def _read_header_and_index(memory: mmap.mmap) -> tuple[StoreHeader, np.ndarray]:
+    magic, version, length, digest = HEAD.unpack_from(memory)
     if magic != MAGIC:
         raise StoreFileError("it is not a store file")
     if version != VERSION:
         raise StoreFileError(f"it has format version {version}, but this version of flatout reads {VERSION}")
+    text = memory[HEAD.size : HEAD.size + length]
     try:
-        fields: dict[str, Any] = json.loads(memory[HEAD.size : HEAD.size + length])
-        header = StoreHeader(**fields)
+        header = StoreHeader(**json.loads(text))
     except (ValueError, TypeError) as error:
         raise StoreFileError("its header is damaged") from error
     if any(type(value) is not StoreHeader.__annotations__[name] for name, value in header._asdict().items()):
         raise StoreFileError("its header is damaged")
     if header.nbytes != len(memory):
         raise StoreFileError(f"it has {len(memory)} of {header.nbytes} bytes")
-    return header
-
-
-def _read_index(memory: mmap.mmap, header: StoreHeader) -> np.ndarray:
     if not 0 <= data_offset(header.num_items) <= len(memory):
         raise StoreFileError("its header is damaged")
-    _, _, length, digest = HEAD.unpack_from(memory)
     index_N = np.frombuffer(memory, ENTRY, header.num_items, PAGE)
-    covered = memory[HEAD.size : HEAD.size + length] + index_N.tobytes()
-    if hashlib.sha256(covered).digest() != digest:
+    if hashlib.sha256(text + index_N.tobytes()).digest() != digest:
         raise StoreFileError("its header or index is damaged")
-    return index_N
+    return header, index_N
 
 
 def _check_index(index_N: np.ndarray, header: StoreHeader) -> None:
@@ -281,12 +272,6 @@ def _check_index(index_N: np.ndarray, header: StoreHeader) -> None:
     itemsize_M = np.array([kind.itemsize for kind in DTYPES], np.uint64)[stored_M["kind"]]
     if (np.where(used_MD, stored_M["shape"], 1).prod(axis=1) * itemsize_M != stored_M["nbytes"]).any():
         raise StoreFileError("its index has shapes that do not match their number of bytes")
-
-
-def _empty(kind: np.dtype) -> np.ndarray:
-    empty = np.empty(0, kind)
-    empty.flags.writeable = False
-    return empty
 
 
 # Writing a store
@@ -317,7 +302,9 @@ class StoreWriter:
             # The index is reserved first: without it, the data would be useless.
             os.posix_fallocate(fd, 0, self._begin)
         except OSError as error:
-            raise _as_no_room(error) from error
+            if error.errno not in NO_ROOM:
+                raise
+            raise NoRoomError(error.strerror) from error
 
     def add(self, index: int, entry: np.ndarray, data: np.ndarray) -> bool:
         """Store an item's bytes, uint8 [nbytes], and its row of the index, `entry`; False if the store is full.
@@ -333,7 +320,8 @@ class StoreWriter:
         try:
             _write_all(self._fd, data, offset)
         except OSError as error:
-            _as_no_room(error)
+            if error.errno not in NO_ROOM:
+                raise
             self.stopped_by = "no room"
             return False
         self.index[index] = entry
@@ -359,9 +347,3 @@ def _write_all(fd: int, data: np.ndarray, offset: int) -> None:
     while rest:
         written = os.pwrite(fd, rest, offset)
         rest, offset = rest[written:], offset + written
-
-
-def _as_no_room(error: OSError) -> NoRoomError:
-    if error.errno not in NO_ROOM:
-        raise error
-    return NoRoomError(error.strerror)

@@ -16,6 +16,7 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,12 +58,9 @@ def key_of(items: Items) -> StoreKey:
 
 def _inputs(items: Items) -> Iterator[tuple[str, str]]:
     """Absolute path and state of each item's input file."""
-    last, path, state = None, "", ""
-    for index in range(len(items)):
-        name = items.path(index)
-        if name != last:  # neighbours often come from one file
-            last, path, state = name, os.path.abspath(name), _state_of(name)
-        yield path, state
+    for name, neighbours in groupby(map(items.path, range(len(items)))):  # neighbours often come from one file
+        path_and_state = os.path.abspath(name), _state_of(name)
+        yield from (path_and_state for _ in neighbours)
 
 
 def _state_of(path: str) -> str:
@@ -226,17 +224,9 @@ def _locked_part(path: Path) -> Iterator[int]:
 
 def _remove_if_left_behind(path: Path) -> None:
     """Remove a file whose writer is dead, which is the case if no process holds its lock."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove_same(path, fd)
-    except OSError:
-        return  # its writer is alive
-    finally:
-        os.close(fd)
+    with suppress(OSError), path.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError while its writer lives
+        remove_same(path, file.fileno())
 
 
 def remove_same(path: Path, fd: int) -> None:

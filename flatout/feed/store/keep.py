@@ -14,7 +14,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -32,11 +32,6 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class _Kept(NamedTuple, Generic[Value]):
-    value: Value
-    size: int
-
-
 class Lru(Generic[Key, Value]):
     """Values by key, up to `budget` in total; sizes are in the unit of the budget: bytes, or 1 per item.
 
@@ -46,15 +41,16 @@ class Lru(Generic[Key, Value]):
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
-        self._kept: OrderedDict[Key, _Kept[Value]] = OrderedDict()
+        self._kept: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+        """Values and their sizes."""
 
     def get(self, key: Key) -> Value | None:
         """The value, which becomes the newest; None if it is not cached."""
-        kept = self._kept.get(key)
-        if kept is None:
+        if key not in self._kept:
             return None
         self._kept.move_to_end(key)
-        return kept.value
+        value, _ = self._kept[key]
+        return value
 
     def put(self, key: Key, value: Value, size: int = 1) -> list[Key]:
         """Add a value as the newest; returns the evicted keys, oldest first.
@@ -64,13 +60,13 @@ class Lru(Generic[Key, Value]):
         if size > self.budget:
             return []
         if key in self._kept:
-            self.used -= self._kept.pop(key).size
+            self.used -= self._kept.pop(key)[1]
         evicted = []
         while self.used + size > self.budget:
-            oldest, kept = self._kept.popitem(last=False)
-            self.used -= kept.size
+            oldest, (_, freed) = self._kept.popitem(last=False)
+            self.used -= freed
             evicted.append(oldest)
-        self._kept[key] = _Kept(value, size)
+        self._kept[key] = value, size
         self.used += size
         return evicted
 

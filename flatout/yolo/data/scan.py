@@ -138,18 +138,13 @@ def read_labels(
     sidecar = SIDECARS.get(os.path.splitext(path)[1])
     most_bytes = MAX_BYTES if sidecar is None else sidecar.max_bytes
     try:
-        fd = open_regular(path)
+        with open_regular(path) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            content = file.read(min(num_bytes, most_bytes))
     except FileNotFoundError:
         return "missing", NO_LABELS
     except OSError as error:
         return "found", _unreadable(error.strerror or str(error), strict)
-    try:
-        num_bytes = os.fstat(fd).st_size
-        content = os.pread(fd, min(num_bytes, most_bytes), 0)
-    except OSError as error:
-        return "found", _unreadable(error.strerror or str(error), strict)
-    finally:
-        os.close(fd)
     if sidecar is None and num_lines(content) > MAX_LABELS:
         return "found", too_many_labels()
     if num_bytes > most_bytes:
