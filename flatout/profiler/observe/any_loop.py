@@ -17,7 +17,7 @@ from typing import Any
 from flatout.clock import clock
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import WAIT
-from flatout.profiler.observe.hooks import marked, replaced, stages_around
+from flatout.profiler.observe.hooks import marked, opened, replaced, stages_around
 from flatout.profiler.observe.network_runs import ForwardCall, detached, network_runs
 from flatout.profiler.observe.observation import ALL_PHASES, Observation
 from flatout.profiler.observe.recorder import StepRecorder
@@ -106,8 +106,7 @@ class AnyLoop:
     def _update_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.is_here():
             self.leave_validation()
-            self._optimizer_mark = clock.stage("optimizer")
-            self._optimizer_mark.__enter__()
+            self._optimizer_mark = opened("optimizer")
 
     def _update_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.is_here() or self._optimizer_mark is None:
@@ -202,8 +201,7 @@ class AnyLoop:
 
     def _enter_validation(self) -> None:
         if self._validation is None:
-            self._validation = clock.stage("validate")
-            self._validation.__enter__()
+            self._validation = opened("validate")
 
     def leave_validation(self) -> None:
         """The loop trains again; nothing happens if it is not validating."""
@@ -342,9 +340,7 @@ class Forwards:
             id(module) in self._trained and not self._loop.is_validating
         ):  # the network is evaluated, in a loop without a DataLoader
             stage = "validate"
-        mark = clock.stage(stage)
-        mark.__enter__()
-        self._marks.append(mark)
+        self._marks.append(opened(stage))
 
     def _leave(self) -> None:
         if self._marks:
