@@ -104,7 +104,8 @@ class AnyLoop:
     # Updates
 
     def _update_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.is_here():
+        # One that is called by another (a wrapper, or step() of a parent class) is part of the same update.
+        if self.is_here() and self._optimizer_mark is None:
             self.leave_validation()
             self._optimizer_mark = opened("optimizer")
 
