@@ -197,7 +197,7 @@ def traced(monkeypatch, *, pause_after, in_step):
     traces, observation = Traces(monkeypatch), Observation(WorkerObserver())
     observation._device = observation.recorder.device = FakeClock()
     with observation.recorder.recording():
-        for step in range(1, ALL_PHASES.tracing_ends(on_device=True) + 1):
+        for step in range(1, ALL_PHASES.tracing_ends + 1):
             if step == pause_after and in_step:
                 with clock.stage("train.between"), clock.stage("train.validate"):
                     assert traces.running == 0

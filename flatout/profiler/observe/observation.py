@@ -52,7 +52,7 @@ class Phases(NamedTuple):
     counted: int = 2
     """Steps in which waits are counted."""
     traced: int = 2
-    """Steps in which kernels are traced; only with a GPU."""
+    """Steps in which kernels are traced."""
     settled: int = 5
     """Steps on a GPU that use up the batches made ahead: our feed has four slots, and one more batch in flight."""
 
@@ -61,12 +61,14 @@ class Phases(NamedTuple):
         """Number of steps after which counting of waits ends and tracing begins."""
         return self.warm_up + self.counted
 
-    def tracing_ends(self, *, on_device: bool) -> int:
-        return self.counting_ends + (self.traced if on_device else 0)
+    @property
+    def tracing_ends(self) -> int:
+        return self.counting_ends + self.traced
 
-    def timing_begins(self, *, on_device: bool) -> int:
+    @property
+    def timing_begins(self) -> int:
         """Number of steps before the first timed one."""
-        return self.tracing_ends(on_device=on_device) + (self.settled if on_device else 0)
+        return sum(self)
 
     def is_counted(self, step: int) -> bool:
         """Whether waits are counted in this step; steps are numbered from 1."""
@@ -238,7 +240,9 @@ class Observation:
         self.recorder = recorder or StepRecorder()
         self.recorder.on_pause = self._pause_in_step
         self.workers = workers
-        self._num_steps, self._phases, self._on_end = num_steps, phases, on_end
+        self._num_steps, self._on_end = num_steps, on_end
+        # Without a GPU nothing is traced, and nothing settles.
+        self._phases_on_device, self._phases_on_host = phases, phases._replace(traced=0, settled=0)
         self._functions, self._title = functions or {}, title
         self._waits = WaitCounter(self._stage_apart)
         self._lines = LineCounter()
@@ -253,13 +257,15 @@ class Observation:
         """Whether the observation has ended."""
 
     @property
-    def steps_before_timing(self) -> int:
-        return self._phases.timing_begins(on_device=self._device is not None)
+    def phases(self) -> Phases:
+        return self._phases_on_host if self._device is None else self._phases_on_device
 
     def attach_device(self) -> None:
         """Mark stages on the GPU as well, if there is one that CUDA has been initialized for (host-device wait)."""
-        if self._device is None:
-            self._device = self.recorder.device = _device_clock()
+        import torch
+
+        if self._device is None and torch.cuda.is_available() and torch.cuda.is_initialized():
+            self._device = self.recorder.device = DeviceClock()
 
     @contextmanager
     def observing(self) -> Iterator["Observation"]:
@@ -283,13 +289,13 @@ class Observation:
         if self._timed is not None:
             self._timed.step_ended()
         self._advance_phase()
-        if self.steps_observed == self.steps_before_timing:
+        if self.steps_observed == self.phases.timing_begins:
             self._timed = TimedSteps(self.recorder, self.workers, self._device, self._functions)
         if self._num_steps is not None and self._timed is not None and self.recorder.num_steps >= self._num_steps:
             self.finish()
 
     def _advance_phase(self) -> None:
-        seen, phases = self.steps_observed, self._phases
+        seen, phases = self.steps_observed, self.phases
         if phases.is_counted(seen):
             self._waits.num_steps += 1
             self._lines.num_steps += 1
@@ -298,9 +304,9 @@ class Observation:
             self._counting.enter_context(self._lines.counting())
         if seen == phases.counting_ends:
             self._counting.close()
-            if self._device and phases.traced:
+            if phases.traced:
                 self._trace.start()
-        if seen == phases.tracing_ends(on_device=self._device is not None):
+        if seen == phases.tracing_ends:
             self._trace.stop(phases.traced)
 
     def pass_begins(self) -> None:
@@ -323,7 +329,7 @@ class Observation:
     @property
     def _num_traced(self) -> int:
         """Complete steps since tracing was due; negative if it is not due yet, or never."""
-        return self.steps_observed - self._phases.counting_ends if self._device and self._phases.traced else -1
+        return self.steps_observed - self.phases.counting_ends if self.phases.traced else -1
 
     def finish(self) -> None:
         """End the observation and summarize the steps timed so far; may be called twice."""
@@ -362,7 +368,7 @@ class Observation:
     def too_short(self) -> str:
         """The message for an observation with too few steps."""
         seen = "1 step was" if self.steps_observed == 1 else f"{self.steps_observed} steps were"
-        return f"Only {seen} observed; a profile needs at least {self.steps_before_timing + MIN_TIMED_STEPS}."
+        return f"Only {seen} observed; a profile needs at least {self.phases.timing_begins + MIN_TIMED_STEPS}."
 
     @property
     def timeline(self) -> dict[str, list[Event]]:
@@ -371,9 +377,3 @@ class Observation:
 
     def _stage_apart(self) -> str | None:
         return "between" if self._is_between_passes else pause_stage(self.recorder.innermost)
-
-
-def _device_clock() -> DeviceClock | None:
-    import torch
-
-    return DeviceClock() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
