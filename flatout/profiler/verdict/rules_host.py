@@ -259,7 +259,7 @@ def _load_evidence(n: StepNumbers) -> list[str]:
     """Load of main process, workers and GPU: shows whether the main thread is saturated or starved."""
     lines = []
     if n.m.main_cpu_ms:
-        lines.append(f"main process uses {n.main_cpu_percent:.0f} % of a core")
+        lines.append(f"main process uses {n.percent(n.m.main_cpu_ms)} of a core")
     if n.m.num_workers and n.worker_ms:
         lines.append(f"workers are busy {100 * n.worker_busy:.1f} % of the time: the input is not the limit")
     if n.m.device_busy_ms is not None:

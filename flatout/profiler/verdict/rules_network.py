@@ -122,14 +122,12 @@ def _with_batch(n: StepNumbers, now: NetworkRun, run: NetworkRun) -> Remedy:
         tried_then_ms=n.network_ms * run.ms / now.ms,
         device_ms=(n.m.device_busy_ms or 0.0) * run.ms / now.ms,
     )
-    return Remedy(
+    return n.remedy(
         what=f"batch {n.images:.0f} -> {n.images * factor:.0f}",
         change="a larger batch_size, with the learning rate that suits it",
         step_ms=step_ms,
         uncertainty=0.15,
-        now_ms=n.step_ms,
         images=n.images * factor,
-        now_images=n.images,
     )
 
 
