@@ -19,7 +19,7 @@ from typing import NamedTuple
 from flatout.clock import Event, OtherLoad, clock, machine, pause_stage, worker_registry
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import Lane, Limits, Measurement
-from flatout.profiler.observe.device_times import DeviceClock, DeviceSteps, DeviceWork, StepTrace
+from flatout.profiler.observe.device_times import DeviceClock, DeviceSteps, DeviceTrace, DeviceWork
 from flatout.profiler.observe.line_counts import LineCounter
 from flatout.profiler.observe.recorder import Line, Sampler, StepRecorder
 from flatout.profiler.observe.speed_of_light import launch_us
@@ -247,7 +247,8 @@ class Observation:
         self._waits = WaitCounter(self._stage_apart)
         self._lines = LineCounter()
         self._counting = ExitStack()
-        self._trace = StepTrace()
+        self._trace: DeviceTrace | None = None
+        self._work: DeviceWork | None = None  # of the last trace
         self._timed: TimedSteps | None = None
         self._is_between_passes = False
         self.steps_observed = 0
@@ -305,26 +306,37 @@ class Observation:
         if seen == phases.counting_ends:
             self._counting.close()
             if phases.traced:
-                self._trace.start()
+                self._trace = DeviceTrace()
         if seen == phases.tracing_ends:
-            self._trace.stop(phases.traced)
+            self._end_trace(phases.traced)
 
     def pass_begins(self) -> None:
         """To be called before the first step of a pass over the data, where steps end with their pass."""
         self._is_between_passes = False
         if self._timed is not None:
             self._timed.discard_samples()
-        if self._num_traced == 0 and not self._trace.is_running:
-            self._trace.start()
+        if self._num_traced == 0 and self._trace is None:
+            self._trace = DeviceTrace()
 
     def pass_ends(self) -> None:
         """To be called after the last step of a pass: what follows, up to the next pass, belongs to no step."""
         self._is_between_passes = True
-        self._trace.stop(self._num_traced)
+        self._end_trace(self._num_traced)
 
     def _pause_in_step(self) -> None:
         """End a trace: the work of the step is done, and before the step ends a pause begins."""
-        self._trace.stop(self._num_traced + 1)
+        self._end_trace(self._num_traced + 1)
+
+    def _end_trace(self, num_steps: int) -> None:
+        """End the current trace, if any (host-device wait).
+
+        A trace covers complete steps only: it ends where a pause between steps begins. One that had not covered a step
+        by then is discarded, and started again.
+        """
+        if self._trace is not None:
+            work = self._trace.stop(max(1, num_steps))
+            self._work = work if num_steps else None
+            self._trace = None
 
     @property
     def _num_traced(self) -> int:
@@ -337,11 +349,11 @@ class Observation:
             return
         self.is_over = True
         self._counting.close()
-        self._trace.stop(0)
+        self._end_trace(0)
         if self._timed is not None:
             self._timed.close()
             if self.recorder.num_steps >= MIN_TIMED_STEPS:
-                self._measurement = self._timed.summarize(self._trace.work, self._waits, self._lines, self._title)
+                self._measurement = self._timed.summarize(self._work, self._waits, self._lines, self._title)
         clock.stop(self.recorder)
         self._on_end()
 
