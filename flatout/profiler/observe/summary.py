@@ -194,11 +194,7 @@ class FeedWorkers(WorkerObserver):
         self._poll(num_steps)
         for group in worker_registry.worker_groups():
             want(group.timelines, False)
-        nothing = worker_registry.WorkerTotals(Counter(), Counter(), 0, 0)
-        groups = [
-            (group, after.since(self._before.get(id(group), (group, nothing))[1]), steps)
-            for group, after, steps in self._latest.values()
-        ]
+        groups = self._latest.values()
         busy = [(group, spent, steps) for group, spent, steps in groups if not group.in_pause and spent.runs]
         if not busy:
             return None
@@ -214,7 +210,8 @@ class FeedWorkers(WorkerObserver):
         self._polled_s = time.monotonic()
         for group in worker_registry.worker_groups():
             if id(group) in self._before or group.in_pause:
-                self._latest[id(group)] = group, worker_registry.spent(group), num_steps
+                _, before = self._before.get(id(group), (group, NOTHING_SPENT.spent))
+                self._latest[id(group)] = group, worker_registry.spent(group).since(before), num_steps
                 if group.num_workers and not group.in_pause:
                     self._timelines[id(group)] = worker_timelines(group.timelines)
 
