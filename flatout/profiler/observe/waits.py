@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from linecache import getline
 from pathlib import Path
 from types import FrameType
@@ -69,14 +69,12 @@ class WaitCounter:
         """Whether a stage is part of a step; logging is, if it waits in every step."""
         return stage is None or (stage == LOG and len(self._steps_logged) >= max(1, self.num_steps))
 
-    @contextmanager
-    def counting(self) -> Iterator["WaitCounter"]:
+    def counting(self) -> AbstractContextManager[None]:
         """Count waits inside the block. This slows every wait down, so steps inside it must not be timed."""
         import torch
 
         how = _cuda_waits if torch.cuda.is_available() and torch.cuda.is_initialized() else _scalar_reads
-        with how(self.note):
-            yield self
+        return how(self.note)
 
 
 @contextmanager
@@ -100,12 +98,10 @@ def _cuda_waits(note: Callable[[str], None]) -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
 
 
-@contextmanager
-def _scalar_reads(note: Callable[[str], None]) -> Iterator[None]:
+def _scalar_reads(note: Callable[[str], None]) -> AbstractContextManager[None]:
     import torch
 
-    with replaced(torch.Tensor, {name: _noted(getattr(torch.Tensor, name), note) for name in _READS}):
-        yield
+    return replaced(torch.Tensor, {name: _noted(getattr(torch.Tensor, name), note) for name in _READS})
 
 
 def _noted(original: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
