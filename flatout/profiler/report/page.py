@@ -168,13 +168,11 @@ def _head(title: str, ledger: Ledger, measurement: Measurement) -> str:
     figures = [
         (number(ledger.images_per_s), "images per second"),
         (f"{number(ledger.step_ms)} ms", f"per step (p10 {number(ledger.p10_ms)}, p90 {number(ledger.p90_ms)})"),
-        (f"{ledger.images:g}", f"images per step, {ledger.num_steps} steps timed"),
     ]
     between_ms = sum(row.ms for row in pauses_of(ledger))
     if between_ms > MIN_BETWEEN_SHARE * ledger.step_ms:
-        figures.insert(
-            2, (f"{number(ledger.step_ms - between_ms)} ms", "of that inside the step, the rest between steps")
-        )
+        figures.append((f"{number(ledger.step_ms - between_ms)} ms", "of that inside the step, the rest between steps"))
+    figures.append((f"{ledger.images:g}", f"images per step, {ledger.num_steps} steps timed"))
     blocks = "".join(f"<div><b>{value}</b><span>{label}</span></div>" for value, label in figures)
     return f'<h1>{escape(title)}</h1><div class="numbers">{blocks}</div>'
 
@@ -217,9 +215,8 @@ def _limits(ledger: Ledger, measurement: Measurement) -> str:
         "network and copy, on batches kept in host memory": limits.transfer_ms,
         "input alone, without using the batches": limits.input_ms,
     }
-    if not any(parts.values()):
-        return ""
-    speeds = {name: ms for name, ms in parts.items() if ms} | {"the training as it is": ledger.step_ms}
+    measured = {name: ms for name, ms in parts.items() if ms}
+    speeds = measured | {"the training as it is": ledger.step_ms} if measured else {}
     rows = [(name, f"{number(ms)} ms", f"{number(1e3 * ledger.images / ms)} img/s") for name, ms in speeds.items()]
     return _section("Limits: the speed of each part by itself", _table(rows))
 
@@ -298,15 +295,13 @@ def _between(ledger: Ledger, measurement: Measurement) -> str:
 
 
 def _waits_between(measurement: Measurement) -> str:
-    if not measurement.waits_between:
-        return ""
     rows = [
         (site.where, site.text, escape(label_of(site.stage)), f"{site.times:,}")
         for site in measurement.waits_between[:5]
     ]
     kind = wait_kind(measurement).capitalize()
     what = f"{kind}, between the steps in which they were counted. Removing them makes no step faster."
-    return f'<p class="soft small">{what}</p>{_code_table(["in", "times"], rows)}'
+    return f'<p class="soft small">{what}</p>{_code_table(["in", "times"], rows)}' if rows else ""
 
 
 def _lines(measurement: Measurement) -> str:
