@@ -284,12 +284,9 @@ class Sampler:
                 for _ in range(times):
                     self._on_sample(line, label)
 
-    def _function(self, frame: FrameType | None) -> str | None:
-        while self._functions and frame is not None:
-            if frame.f_code in self._functions:
-                return self._functions[frame.f_code]
-            frame = frame.f_back
-        return None
+    def _function(self, frame: FrameType) -> str | None:
+        callers = callers_of(frame) if self._functions else ()
+        return next((self._functions[each.f_code] for each in callers if each.f_code in self._functions), None)
 
 
 def jittered(interval_s: float) -> Iterator[float]:
@@ -299,15 +296,16 @@ def jittered(interval_s: float) -> Iterator[float]:
         yield interval_s * numbers.uniform(0.5, 1.5)
 
 
-def user_line(frame: FrameType | None) -> Line:
-    """The innermost line outside of installed packages; if there is none, the innermost of all."""
-    first = frame
+def callers_of(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame itself, the one that called it, and so on."""
     while frame is not None:
-        if not is_library_code(frame.f_code.co_filename):
-            return _line(frame)
+        yield frame
         frame = frame.f_back
-    assert first is not None
-    return _line(first)
+
+
+def user_line(frame: FrameType) -> Line:
+    """The innermost line outside of installed packages; if there is none, the innermost of all."""
+    return _line(next((each for each in callers_of(frame) if not is_library_code(each.f_code.co_filename)), frame))
 
 
 def is_library_code(file: str) -> bool:

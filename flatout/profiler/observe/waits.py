@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import takewhile
 from linecache import getline
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,7 @@ from typing import Any
 from flatout.clock import LOG
 from flatout.profiler.measurement import WaitBetween, WaitSite
 from flatout.profiler.observe.hooks import replaced
-from flatout.profiler.observe.recorder import is_library_code, relative_location, user_line
+from flatout.profiler.observe.recorder import callers_of, is_library_code, relative_location, user_line
 
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
 _OPTIMIZERS = str(Path("torch", "optim")) + os.sep
@@ -113,13 +114,10 @@ def _noted(original: Callable[..., Any], note: Callable[[str], None]) -> Callabl
     return read
 
 
-def _is_in_optimizer(frame: FrameType | None) -> bool:
+def _is_in_optimizer(frame: FrameType) -> bool:
     """Whether a torch optimizer does the reading: Adam's step counters, one per weight, are always in host memory."""
-    while frame is not None and is_library_code(frame.f_code.co_filename):
-        if _OPTIMIZERS in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
+    files = (each.f_code.co_filename for each in callers_of(frame))
+    return any(_OPTIMIZERS in file for file in takewhile(is_library_code, files))
 
 
 def source_text(where: str) -> str:
