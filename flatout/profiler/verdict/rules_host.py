@@ -184,24 +184,15 @@ def _worker_start(n: StepNumbers) -> Iterator[Bottleneck]:
 def _after_steps(n: StepNumbers) -> Iterator[Bottleneck]:
     """Logging, validation and checkpoints: fine from time to time, a bottleneck above a tenth of the run."""
     knobs = {
-        "log": ("Logging", "log less often", "--log-every 100", 0.9),
-        "validate": (
-            "Validation",
-            "validate less often",
-            "every 1,000 steps or every few epochs (yolo: --notest)",
-            0.75,
-        ),
-        "checkpoint": (
-            "Saving checkpoints",
-            "save less often",
-            "every 1,000 steps (flatout: --save-every-minutes 30)",
-            0.75,
-        ),
+        "log": ("Logging", "log less often", "--log-every 100"),
+        "validate": ("Validation", "validate less often", "every 1,000 steps or every few epochs (yolo: --notest)"),
+        "checkpoint": ("Saving checkpoints", "save less often", "every 1,000 steps (flatout: --save-every-minutes 30)"),
     }
     for stage, ms in n.host.stage_ms.items():
         if stage not in knobs or ms < 0.1 * n.step_ms:
             continue
-        activity, what, change, share = knobs[stage]
+        activity, what, change = knobs[stage]
+        share = 0.9 if stage == "log" else 0.75
         if runs := n.host.stage_runs.get(stage, 0.0):
             share = max(share, 1 - 1 / (RARE_STEPS * runs))
         # The device continues to work while the host logs, but not in a pause between steps.
