@@ -201,8 +201,9 @@ class AnyLoop:
 
     def leave_validation(self) -> None:
         """The loop trains again; nothing happens if it is not validating."""
-        if self._validation is not None and clock.innermost() is self._validation:
-            self._validation.__exit__(None, None, None)
+        innermost = clock.innermost()
+        if innermost is not None and innermost is self._validation:
+            innermost.__exit__(None, None, None)
             self._validation = None
 
     # Modules and checkpoints

@@ -34,11 +34,14 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from flatout.clock import ALL_PAUSES, Event, clock, owners
+
+if TYPE_CHECKING:
+    from flatout.profiler.observe.device_times import DeviceClock
 
 GC = "gc"
 CHARGED_AT_ONCE = 4096
@@ -65,14 +68,6 @@ class Steps(NamedTuple):
         return np.asarray(self.end_ns - self.begin_ns)
 
 
-class DeviceMarks(Protocol):
-    """Recorder of marks on a device's own timeline; see device_times.py."""
-
-    def opened(self, name: str) -> None: ...
-    def closed(self, name: str) -> None: ...
-    def step_ended(self) -> None: ...
-
-
 class StepRecorder(clock.Totals):
     """Records the stages of one thread, step by step, and a timeline of the last steps."""
 
@@ -82,11 +77,12 @@ class StepRecorder(clock.Totals):
     def __init__(
         self,
         *,
-        device: DeviceMarks | None = None,
+        device: "DeviceClock | None" = None,
         max_steps: int = 2000,
         timeline_events: int = 4096,
     ) -> None:
-        """The last `max_steps` steps are kept, and the last `timeline_events` stages."""
+        """The last `max_steps` steps are kept, and the last `timeline_events` stages. Marks are also given to
+        `device`, which has a timeline of its own."""
         super().__init__()
         self.device = device
         self._timeline_events = timeline_events
