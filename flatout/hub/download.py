@@ -7,7 +7,6 @@ still the same (ETag). A file with another hash than the stated one is never put
 """
 
 import errno
-import hashlib
 import http.client
 import logging
 import math
@@ -18,6 +17,7 @@ import urllib.request
 from pathlib import Path
 
 from flatout.errors import ConfigError, DataError, ResourceError
+from flatout.hub.catalogue import sha256_of
 from flatout.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -84,12 +84,6 @@ def _reason(error: Exception) -> str:
     inner = getattr(error, "reason", None)
     error = inner if isinstance(inner, OSError) else error
     return getattr(error, "strerror", None) or str(error)
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fetch(url: str, part: Path, tag: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flatout.errors import ConfigError, ResourceError
-from flatout.hub.download import put_in_place, sha256_of
+from flatout.hub.catalogue import sha256_of
+from flatout.hub.download import put_in_place
 
 
 class Place(NamedTuple):
