@@ -11,6 +11,7 @@ Files:
 """
 
 import argparse
+import os
 import secrets
 import socket
 from pathlib import Path
@@ -23,8 +24,16 @@ def main(argv: list[str]) -> int:
     """Serve until Ctrl-C; returns the exit code."""
     args = _parser().parse_args(argv)
     for path in args.runs:
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"{path}: a file, not a run folder. Give a folder such as runs/train/exp.")
+        try:
+            os.scandir(path).close()
+        except FileNotFoundError:
+            continue  # shown as soon as it is there
+        except NotADirectoryError:
+            raise ConfigError(f"{path}: a file, not a run folder. Give a folder such as runs/train/exp.") from None
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: cannot be read: {error.strerror}. Give a folder such as runs/train/exp."
+            ) from error
     from flatout.monitor.run_state import find_runs
     from flatout.monitor.server import make_server
 

@@ -80,7 +80,8 @@ def without_run(paths: Sequence[Path], runs: Sequence[Path]) -> list[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in RECORDS)
+    # os.path: Path.is_file() raises an error in a folder that may not be entered.
+    return any(os.path.isfile(folder / name) for name in RECORDS)
 
 
 def images_of(folder: Path) -> dict[str, list[str]]:
