@@ -277,8 +277,7 @@ class Forwards:
 
         with self._discovery, self._hooks:
             self._discovery.enter_context(register_module_forward_pre_hook(self._enter_any))
-            leave = register_module_forward_hook(self._leave_any, always_call=True)
-            self._discovery.enter_context(leave)
+            self._discovery.enter_context(register_module_forward_hook(self._leave_any, always_call=True))
             yield
 
     def step_ended(self, images: int, steps_before: int) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from flatout.clock import Event, OtherLoad, clock, machine, pause_stage, worker_registry
 from flatout.errors import ConfigError
-from flatout.profiler.measurement import Lane, Limits, Measurement
+from flatout.profiler.measurement import Lane, Measurement
 from flatout.profiler.observe.device_times import DeviceClock, DeviceSteps, DeviceTrace, DeviceWork
 from flatout.profiler.observe.line_counts import LineCounter
 from flatout.profiler.observe.recorder import Line, Sampler, StepRecorder
@@ -150,7 +150,7 @@ class TimedSteps:
         self._worker_timelines = self.workers.timelines()
         host = host_lane(steps, self._samples, set(self.functions.values()))
         blocked_ms = workers.blocked_ms if workers else None
-        if workers is not None and workers.num_workers == 0:
+        if workers is not None and workers.lane.width == 0:
             host, workers = with_serial_input(host, workers.lane), None
         walls_ms = steps.wall_ns / 1e6
         device, other_streams = self._read_device(), self._read_device(other_streams=True)
@@ -176,7 +176,7 @@ class TimedSteps:
             worker_cpu_ms=workers.cpu_ms if workers else None,
             worker_blocked_ms=blocked_ms,
             worker_start_ms=workers.start_ms if workers else 0.0,
-            num_workers=workers.num_workers if workers else self.workers.num_unobserved,
+            num_workers=workers.lane.width if workers else self.workers.num_unobserved,
             usable_cores=float(machine.cores().usable),
             others_cores=self._others.cores(self._own_cpu_s(workers)),
             num_threads=torch.get_num_threads(),
@@ -188,7 +188,6 @@ class TimedSteps:
             waits=waits.sites(),
             waits_between=waits.between(),
             lines=lines,
-            limits=Limits(),
             machine=machine_facts(),
             title=title,
         )

@@ -136,6 +136,7 @@ class WorkerStats(NamedTuple):
     """What workers did per step, all workers together."""
 
     lane: Lane
+    """Its width is the number of workers; 0: the main thread makes the batches."""
     cpu_ms: float
     blocked_ms: float | None
     lines: list[HotLine]
@@ -143,10 +144,6 @@ class WorkerStats(NamedTuple):
     """CPU time of workers that do not make batches for training steps: those of a validation."""
     start_ms: float = 0.0
     """What first samples after a start take beyond others."""
-
-    @property
-    def num_workers(self) -> int:
-        return self.lane.width
 
 
 class WorkerObserver:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flatout.clock import PAUSES, kind_of, label_of
+from flatout.errors import counted
 from flatout.profiler.demands import KEPT_DECODED, Demands
 from flatout.profiler.measurement import HotLine
 from flatout.profiler.verdict.predict_step import MIN_WAIT_SHARE, StepNumbers
@@ -260,7 +261,7 @@ def _evidence(n: StepNumbers, lost_ms: float, stage: str | None) -> list[str]:
         f"{n.consumer_ms:.1f} ms"
     ]
     if n.m.num_workers and n.worker_ms:
-        workers = "1 worker" if n.m.num_workers == 1 else f"{n.m.num_workers} workers"
+        workers = counted(n.m.num_workers, "worker")
         lines.append(
             f"{workers} on {n.m.usable_cores:g} usable cores, busy {100 * n.worker_busy:.0f} % of the time; an image "
             f"takes {n.input_ms / n.images:.2f} ms of {'one core' if n.worker_blocked < 0.2 else 'a worker'}"
