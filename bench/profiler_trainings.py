@@ -60,7 +60,7 @@ class Size:
     @property
     def num_images(self) -> int:
         """So many that no epoch ends before the last timed step, including a warm-up of six steps."""
-        return (BEFORE.timing_begins(on_device=True) + 4 + self.steps + 2) * self.batch
+        return (BEFORE.timing_begins + 4 + self.steps + 2) * self.batch
 
 
 QUICK = Size(

@@ -75,17 +75,12 @@ def _watched(words: Sequence[str], args: argparse.Namespace) -> int:
             code = _run(words, is_module=args.module)
     except _Stopped:
         return 0
-    if not profile.is_complete:
-        print(f"\nflatout: no profile: {_why_not(profile)}", file=sys.stderr)
-    return code
-
-
-def _why_not(profile: "Profile") -> str:
     try:
         profile.measurement  # noqa: B018 - asked for its error
     except ConfigError as error:
-        return f"{error} A step is an optimizer.step() of torch in the main thread."
-    return ""
+        why = f"{error} A step is an optimizer.step() of torch in the main thread."
+        print(f"\nflatout: no profile: {why}", file=sys.stderr)
+    return code
 
 
 def _run(words: Sequence[str], *, is_module: bool) -> int:

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 from flatout.cli import parser_of, switch, value
@@ -95,7 +96,7 @@ def main(argv: list[str]) -> int:
     args = parser_of("flatout doctor", DESCRIPTION, EPILOG, FLAGS, shortened=True).parse_args(argv)
     facts = examine(args.disk)
     sections = diagnose(facts)
-    code = exit_code(_all(sections))
+    code = exit_code(chain(*sections.values()))
     if args.json:
         print(as_json(facts, sections, code))
     else:
@@ -122,7 +123,7 @@ def as_text(sections: dict[str, list[Finding]]) -> str:
             lines.append(f"  {finding.level:<5} {finding.topic:<11} {finding.value}")
             lines.append(f"{'':<19} {finding.advice}")
         lines.append("")
-    return "\n".join([*lines, summary(_all(sections))])
+    return "\n".join([*lines, summary(chain(*sections.values()))])
 
 
 def summary(findings: Iterable[Finding]) -> str:
@@ -130,10 +131,6 @@ def summary(findings: Iterable[Finding]) -> str:
     counts = Counter(finding.level for finding in findings)
     verdict = "not ready to train: see `bad` above" if counts["bad"] else "ready to train"
     return f"{verdict} ({', '.join(f'{counts[level]} {level}' for level in LEVELS if counts[level])})"
-
-
-def _all(sections: dict[str, list[Finding]]) -> list[Finding]:
-    return [finding for findings in sections.values() for finding in findings]
 
 
 def _show(report: str) -> None:

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flatout.clock import machine, system_text
@@ -98,14 +98,9 @@ def read_probe(returncode: int, stdout: str, version: str | None) -> TorchFacts:
 
 def driver_facts(root: Path = Path("/")) -> DriverFacts:
     """Facts about the driver from NVML; without NVML, its version from the kernel module."""
-    version, gpus, error = _ask_nvml()
-    return DriverFacts(
-        version=version or kernel_module_version(root),
-        gpus=gpus,
-        error=error,
-        pci_gpus=count_pci_gpus(root),
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-    )
+    found, visible = _ask_nvml(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    version = found.version or kernel_module_version(root)
+    return replace(found, version=version, pci_gpus=count_pci_gpus(root), visible=visible)
 
 
 def kernel_module_version(root: Path = Path("/")) -> str | None:
@@ -121,25 +116,25 @@ def count_pci_gpus(root: Path = Path("/")) -> int:
     return sum((system_text(device / "class") or "").startswith("0x03") for device in nvidia)
 
 
-def _ask_nvml() -> tuple[str | None, tuple[DriverGpu, ...], str | None]:
-    """Driver version, GPUs, and the error; all empty if there is no driver."""
+def _ask_nvml() -> DriverFacts:
+    """Driver version and GPUs, or the error; nothing if there is no driver."""
     try:
         import pynvml
     except ImportError:
-        return None, (), None
+        return DriverFacts()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         # No library means no driver, as on any machine without a GPU. Any other error is a problem of the driver.
         absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        return None, (), None if error.value in absent else str(error)
+        return DriverFacts(error=None if error.value in absent else str(error))
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         name, capability = pynvml.nvmlDeviceGetName, pynvml.nvmlDeviceGetCudaComputeCapability
         gpus = tuple(DriverGpu(name(handle), tuple(capability(handle))) for handle in handles)
-        return pynvml.nvmlSystemGetDriverVersion(), gpus, None
+        return DriverFacts(pynvml.nvmlSystemGetDriverVersion(), gpus)
     except pynvml.NVMLError as error:
-        return None, (), str(error)
+        return DriverFacts(error=str(error))
     finally:
         pynvml.nvmlShutdown()
 

@@ -4,6 +4,7 @@ A name is looked up in a catalogue file of the user. Downloaded files lie in one
 them; NAME.url beside each has the address it came from, so that a name never stands for another file than before.
 """
 
+import hashlib
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -65,7 +66,7 @@ def get(
         if path.suffix not in ENDINGS:
             raise ConfigError(f"{path.name}: weights end in {' or '.join(ENDINGS)}. Name the file with --out FILE.")
         _refuse_other(path, entry, force=force, is_shipped=path.stem in own)
-    if path.is_file() and not force and (entry.sha256 is None or _sha256_of(path) == entry.sha256):
+    if path.is_file() and not force and (entry.sha256 is None or sha256_of(path) == entry.sha256):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     _download(entry, path)
@@ -110,10 +111,10 @@ def _without_query(url: str) -> str:
     return urlsplit(url)._replace(query="", fragment="").geturl()
 
 
-def _sha256_of(path: Path) -> str:
-    from flatout.hub.download import sha256_of
-
-    return sha256_of(path)
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_entry(what: str, *, sha256: str | None, file: Path | None) -> Entry:
@@ -169,7 +170,7 @@ def listing() -> str:
 
 
 def _line(path: Path, where: str) -> str:
-    return f"{path.stem:<28} {path.stat().st_size / 1e6:8.1f} MB  sha256 {_sha256_of(path)}  {where}"
+    return f"{path.stem:<28} {path.stat().st_size / 1e6:8.1f} MB  sha256 {sha256_of(path)}  {where}"
 
 
 def _checked_hash(text: object, where: str) -> str | None:

@@ -7,7 +7,6 @@ still the same (ETag). A file with another hash than the stated one is never put
 """
 
 import errno
-import hashlib
 import http.client
 import logging
 import math
@@ -18,6 +17,7 @@ import urllib.request
 from pathlib import Path
 
 from flatout.errors import ConfigError, DataError, ResourceError
+from flatout.hub.catalogue import sha256_of
 from flatout.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ BUSY = (408, 425, 429, 500, 502, 503, 504)
 
 def download(url: str, path: Path, *, sha256: str | None) -> None:
     """Download to `path`; DataError if the hash is another one, ResourceError if the server does not answer."""
-    part, tag = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.etag")
+    part, tag = path.with_name(f"{path.name}.part"), _tag_of(path)
     for number in range(TRIES):
         try:
             _fetch(url, part, tag)
@@ -49,17 +49,26 @@ def download(url: str, path: Path, *, sha256: str | None) -> None:
                 raise ResourceError(_given_up(url, part, error)) from error
             logger.warning("%s: %s; trying again in %d s", url, _reason(error), 2**number)
             time.sleep(2**number)
+    put_in_place(part, path, url=url, sha256=sha256)
+
+
+def put_in_place(part: Path, path: Path, *, url: str, sha256: str | None) -> None:
+    """Check the hash of a complete download and give it its name; DataError, and no file, if it is another one."""
     found = sha256_of(part)
-    if sha256 is not None and found != sha256:
-        part.unlink()
-        tag.unlink(missing_ok=True)
-        raise DataError(f"{url}: the file has the SHA-256 {found}, not {sha256}. It was not kept: do not use it.")
     if sha256 is None:
-        logger.warning(
-            "%s has the SHA-256 %s. It was not checked, because none was stated (--sha256).", path.name, found
-        )
+        unchecked = "%s has the SHA-256 %s. It was not checked, because none was stated (--sha256)."
+        logger.warning(unchecked, path.name, found)
+    elif sha256 != found:
+        part.unlink()
+        _tag_of(path).unlink(missing_ok=True)
+        raise DataError(f"{url}: the file has the SHA-256 {found}, not {sha256}. It was not kept: do not use it.")
     os.replace(part, path)
-    tag.unlink(missing_ok=True)
+    _tag_of(path).unlink(missing_ok=True)
+
+
+def _tag_of(path: Path) -> Path:
+    """Where the ETag of an unfinished download is kept."""
+    return path.with_name(f"{path.name}.etag")
 
 
 def _given_up(url: str, part: Path, error: Exception) -> str:
@@ -75,12 +84,6 @@ def _reason(error: Exception) -> str:
     inner = getattr(error, "reason", None)
     error = inner if isinstance(inner, OSError) else error
     return getattr(error, "strerror", None) or str(error)
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fetch(url: str, part: Path, tag: Path) -> None:

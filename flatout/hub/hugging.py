@@ -1,16 +1,14 @@
 """Repositories of the Hugging Face Hub, through their own package: weights are pulled from them and pushed to them."""
 
-import logging
 import os
 import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flatout.errors import ConfigError, DataError, ResourceError
-from flatout.hub.download import sha256_of
-
-logger = logging.getLogger(__name__)
+from flatout.errors import ConfigError, ResourceError
+from flatout.hub.catalogue import sha256_of
+from flatout.hub.download import put_in_place
 
 
 class Place(NamedTuple):
@@ -27,14 +25,9 @@ def pull(address: str, path: Path, *, sha256: str | None) -> None:
         found = Path(api.hf_hub_download(place.repository, place.file))
     except Exception as error:  # the package's own exceptions, those of its HTTP client, and of the network below it
         raise ResourceError(f"{address}: the Hub did not send it: {_first_line(error)}") from error
-    if sha256 is not None and sha256_of(found) != sha256:
-        raise DataError(f"{address}: the file has the SHA-256 {sha256_of(found)}, not {sha256}. It was not kept.")
-    if sha256 is None:
-        unchecked = "%s has the SHA-256 %s. It was not checked, because none was stated (--sha256)."
-        logger.warning(unchecked, path.name, sha256_of(found))
     part = path.with_name(f"{path.name}.part")
     shutil.copyfile(found, part)
-    os.replace(part, path)
+    put_in_place(part, path, url=address, sha256=sha256)
 
 
 def push(file: Path, address: str) -> str:

@@ -11,8 +11,10 @@ Files:
 """
 
 import argparse
+import os
 import secrets
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from flatout.cli import parser_of, value
@@ -23,8 +25,14 @@ def main(argv: list[str]) -> int:
     """Serve until Ctrl-C; returns the exit code."""
     args = _parser().parse_args(argv)
     for path in args.runs:
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"{path}: a file, not a run folder. Give a folder such as runs/train/exp.")
+        try:
+            os.scandir(path).close()
+        except FileNotFoundError:
+            continue  # shown as soon as it is there
+        except OSError as error:
+            is_file = isinstance(error, NotADirectoryError)
+            why = "a file, not a run folder" if is_file else f"cannot be read: {error.strerror}"
+            raise ConfigError(f"{path}: {why}. Give a folder such as runs/train/exp.") from error
     from flatout.monitor.run_state import find_runs
     from flatout.monitor.server import make_server
 
@@ -44,10 +52,8 @@ def main(argv: list[str]) -> int:
             f"From another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}   and open the same address"
         )
         print("Press Ctrl-C to end the monitor; the training is not affected.")
-        try:
+        with suppress(KeyboardInterrupt):
             server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            return 0
     return 0
 
 

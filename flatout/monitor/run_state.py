@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from flatout.monitor.charts import Row
 
 READY_ENOUGH = 0.9
@@ -78,7 +80,8 @@ def without_run(paths: Sequence[Path], runs: Sequence[Path]) -> list[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in RECORDS)
+    # os.path: Path.is_file() raises an error in a folder that may not be entered.
+    return any(os.path.isfile(folder / name) for name in RECORDS)
 
 
 def images_of(folder: Path) -> dict[str, list[str]]:
@@ -108,9 +111,8 @@ def state_of(record: Mapping[str, Any], holder: Mapping[str, Any]) -> str:
         return "finished"
     if not holder:
         return "stopped"
-    if holder.get("host") != socket.gethostname():
-        return "running"
-    return "running" if _is_alive(holder.get("pid")) else "stopped"
+    is_elsewhere = holder.get("host") != socket.gethostname()
+    return "running" if is_elsewhere or _is_alive(holder.get("pid")) else "stopped"
 
 
 def summary_of(state: str, holder: Mapping[str, Any], changed_s: float | None, now_s: float) -> str:
@@ -233,21 +235,15 @@ def _mtime_s(path: Path) -> float | None:
 
 
 def _is_alive(pid: Any) -> bool:
-    if not isinstance(pid, int) or pid <= 0:  # 0 and below mean process groups, including this one's
-        return False
     try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
+        return isinstance(pid, int) and psutil.pid_exists(pid)
+    except OverflowError:
         return False
-    except OSError:
-        return True
-    return True
 
 
 def _is_number(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return abs(value) < LARGEST  # also False for NaN
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) < LARGEST  # also False for NaN
 
 
 def _is_text_number(text: str) -> bool:

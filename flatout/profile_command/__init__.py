@@ -167,6 +167,7 @@ def _profile(args: argparse.Namespace, flags: list[str]) -> int:
 
 def _refuse_unwritable(folder: Path) -> None:
     """ConfigError if `folder` cannot be written to: before minutes of measuring, and without creating it yet."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    # os.path: Path.exists() raises an error below a folder that may not be entered.
+    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"--out {folder} cannot be written: {existing} is not a writable folder. Choose another one.")

@@ -1,22 +1,14 @@
 """Switch the best remedy on, measure again, and compare with the prediction."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING
 
 from flatout.profiler import Profile, Remedy, number
 
+if TYPE_CHECKING:
+    from flatout.runs import ProfiledTraining
+
 MIN_KEPT_GAIN = 1.02
-
-
-class Training(Protocol):
-    """A training whose options can be changed and whose speed can be measured."""
-
-    def with_switch(self, switch: Mapping[str, Any]) -> Self:
-        """The same training with these option values."""
-
-    def speed(self) -> float:
-        """Measured images per second."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +45,7 @@ class Applied:
         )
 
 
-def apply_best(training: Training, profile: Profile) -> Applied:
+def apply_best(training: "ProfiledTraining", profile: Profile) -> Applied:
     """Switch on the best remedy that is a flag of the training, and measure the speed; if there is none, do nothing."""
     now = profile.ledger.images_per_s
     remedy = next((remedy for remedy in profile.verdict.remedies if remedy.switch), None)

@@ -4,6 +4,7 @@ Times are per image, scaled to the batch of the first profile, so that profiles 
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from flatout.clock import label_of, place_label
@@ -71,15 +72,12 @@ class Comparison:
         before, _ = self._ledgers
         title = f"ms per {before.images:g} images"
         lines = ["", f"{title:<43}{'A':>10}{'B':>10}{'B - A':>10}"]
-        place = ""
-        for change in self.changes:
-            if change.place != place:
-                place = change.place
-                lines.append(place_label(place))
-            lines.append(
-                f"  {label_of(change.stage)[:40]:<41}{change.before_ms:10,.2f}{change.after_ms:10,.2f}"
-                f"{change.added_ms:+10,.2f}"
-            )
+        for place, changes in groupby(self.changes, key=lambda change: change.place):
+            lines.append(place_label(place))
+            lines += [
+                f"  {label_of(each.stage)[:40]:<41}{each.before_ms:10,.2f}{each.after_ms:10,.2f}{each.added_ms:+10,.2f}"
+                for each in changes
+            ]
         step_ms, added_ms = before.step_ms, before.step_ms * self.slower
         return [*lines, f"{'step':<43}{step_ms:10,.2f}{step_ms + added_ms:10,.2f}{added_ms:+10,.2f}"]
 
@@ -87,12 +85,11 @@ class Comparison:
         before, _ = self._ledgers
         way = "slower" if self.slower > 0 else "faster"
         size = abs(self.slower if self.slower > 0 else 1 / (1 + self.slower) - 1)
-        least_ms = MIN_CHANGE * before.step_ms
-        changed = [each for each in self.changes if abs(each.added_ms) > least_ms]
-        changed.sort(key=lambda each: -abs(each.added_ms))
+        largest = sorted(self.changes, key=lambda each: -abs(each.added_ms))[:MAX_CHANGES]
         parts = [
             f"{label_of(each.stage)} ({place_label(each.place)}) {each.added_ms:+.1f} ms"
-            for each in changed[:MAX_CHANGES]
+            for each in largest
+            if abs(each.added_ms) > MIN_CHANGE * before.step_ms
         ]
         causes = [diagnose(measurement).cause for measurement in (self.before, self.after)]
         was = f"{causes[0]}, as before" if causes[0] == causes[1] else f"{causes[1]}; before: {causes[0]}"

@@ -276,11 +276,6 @@ class Ledger:
     def images_per_s(self) -> float:
         return 1e3 * self.images / self.step_ms
 
-    @property
-    def spread(self) -> float:
-        """Half of the range from p10 to p90, relative to the mean step."""
-        return (self.p90_ms - self.p10_ms) / 2 / self.step_ms
-
     def lane(self, place: str) -> list[Row]:
         """Rows of one place; their `ms` add up to `step_ms`."""
         return [row for row in self.rows if row.place == place]

@@ -33,6 +33,9 @@ Timeline = Mapping[str, Sequence[Event]]
 """Place -> its last events."""
 
 FORMAT = 1
+LISTS = {"lanes": Lane, "waits": WaitSite, "waits_between": WaitBetween, "lines": HotLine, "network_runs": NetworkRun}
+PARTS = {"idle_split": IdleSplit, "limits": Limits, "light": SpeedOfLight}
+"""What the lists and the objects in the measurement of a profile.json hold."""
 
 
 class Profile:
@@ -122,17 +125,12 @@ def load_measurement(path: str | Path) -> Measurement:
     """The measurement in a profile.json, for `diagnose` and `make_ledger`. ConfigError if it cannot be read."""
     try:
         content = json.loads(Path(path).read_text())["measurement"]
-        parts: dict[str, Any] = {name: content[name] for name in content}
-        parts["lanes"] = [Lane(**lane) for lane in content["lanes"]]
-        parts["waits"] = [WaitSite(**site) for site in content["waits"]]
-        parts["waits_between"] = [WaitBetween(**site) for site in content.get("waits_between", ())]
-        parts["lines"] = [HotLine(**line) for line in content["lines"]]
-        parts["network_runs"] = [NetworkRun(**run) for run in content.get("network_runs", ())]
-        parts["idle_split"] = IdleSplit(**content["idle_split"]) if content.get("idle_split") else None
-        parts["limits"] = Limits(**content["limits"])
-        parts["light"] = SpeedOfLight(**content["light"]) if content.get("light") else None
-        known = {field.name for field in fields(Measurement)}
-        return Measurement(**{name: value for name, value in parts.items() if name in known})
+        # Of another version some may be unknown, and some not there yet; those that are None have a default.
+        known = [field.name for field in fields(Measurement) if content.get(field.name) is not None]
+        parts: dict[str, Any] = {name: content[name] for name in known}
+        parts |= {name: [kind(**each) for each in parts[name]] for name, kind in LISTS.items() if name in known}
+        parts |= {name: kind(**parts[name]) for name, kind in PARTS.items() if name in known}
+        return Measurement(**parts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise ConfigError(

@@ -132,7 +132,6 @@ class RepeatedBatch:
     def _trace(self, real: Iterator[DeviceBatch], most: int) -> DeviceBatch:
         """Measure the kernels of some batches; returns a full batch."""
         trace = DeviceTrace()
-        trace.start()
         images = sum(len(next(real)) for _ in range(TRACED))
         work = trace.stop(TRACED)
         self.kernel_ms = max(0.0, work.busy_ms - work.copy_ms) * TRACED * most / images

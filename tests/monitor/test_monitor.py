@@ -1,5 +1,6 @@
 """The monitor shows the last consistent state of any run folder, on this machine and only with the token."""
 
+import errno
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ from flatout.engine.callbacks import End, RunStart
 from flatout.errors import ConfigError
 from flatout.monitor import _found, _parser, main
 from flatout.monitor.charts import charts_of, ticks_between
-from flatout.monitor.run_state import find_runs, images_of, read_csv, read_rows, run_state
+from flatout.monitor.run_state import find_runs, images_of, is_run, read_csv, read_rows, run_state
 from flatout.monitor.server import machine_load, make_server, names_of, page_data
 from flatout.runs.ends import RunLog
 
@@ -204,6 +205,17 @@ def test_a_browser_shows_one_run_with_its_state_and_charts(run):
     words = rendered([run], 1200)
     assert "stopped" in words and "3 / 10 epochs" in words and "50.00 images per second" in words
     assert "Box loss" in words and "Show 2 more: constant and internal numbers" in words
+
+
+def test_a_folder_that_may_not_be_read_is_refused(run, monkeypatch):
+    def refuse(path, **how):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ConfigError, match=r"exp: cannot be read: Permission denied\. Give a folder such as"):
+        main([str(run), "--port", "99999"])
+    monkeypatch.setattr(os, "stat", refuse)
+    assert not is_run(run)
 
 
 def test_a_file_is_no_run(run):

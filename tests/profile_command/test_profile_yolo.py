@@ -1,6 +1,8 @@
 """`flatout profile yolo` trains for a few steps, shows where the time went, and leaves only its report."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,6 +119,21 @@ def test_an_unwritable_output_folder_is_refused_before_anything_is_measured(tmp_
         said = capsys.readouterr().err
         assert said.startswith(f"flatout: --out {out} cannot be written: ") and "is not a writable folder" in said
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_output_folder_below_one_that_may_not_be_entered_is_refused(tmp_path, monkeypatch, capsys):
+    closed, stat = tmp_path / "closed", os.stat
+    closed.mkdir()
+
+    def refuse(path, **how):
+        if str(path).startswith(f"{closed}/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != closed)
+    assert main(["profile", "yolo", "--out", str(closed / "mine" / "profile")]) == 2
+    assert f"cannot be written: {closed} is not a writable folder" in capsys.readouterr().err
 
 
 class Trainings:

@@ -112,21 +112,18 @@ def test_a_stage_that_is_captured_into_a_graph_has_no_time(device):
 
 def test_a_host_that_runs_ahead_is_not_mistaken_for_a_fast_step(device, monkeypatch):
     """The host queues a step in no time; the device takes five milliseconds for it."""
-    from flatout.profiler.observe import device_times, observation
+    from flatout.profiler.observe import observation
     from flatout.profiler.observe import observation as module
     from flatout.profiler.observe.observation import Observation
     from flatout.profiler.observe.summary import WorkerObserver
 
     class NoTrace:
-        def start(self):
-            pass
-
         def stop(self, num_steps):
             return DeviceWork(busy_ms=4.0, copy_ms=0.0, launches=10.0)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(device_times, "DeviceTrace", NoTrace)
+    monkeypatch.setattr(observation, "DeviceTrace", NoTrace)
     monkeypatch.setattr(observation, "launch_us", lambda: 5.0)
     monkeypatch.setattr(observation, "machine_facts", dict)
     monkeypatch.setattr(module.WaitCounter, "counting", lambda self: contextlib.nullcontext())

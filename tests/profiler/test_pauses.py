@@ -15,7 +15,7 @@ from flatout.clock import clock, worker_registry
 from flatout.clock.clock import Event, is_pause, label_of, owners
 from flatout.profiler import watch
 from flatout.profiler.measurement import WaitBetween, WaitSite
-from flatout.profiler.observe import device_times
+from flatout.profiler.observe import observation
 from flatout.profiler.observe.device_times import DeviceWork
 from flatout.profiler.observe.engine_steps import EngineObservation
 from flatout.profiler.observe.observation import ALL_PHASES, Observation
@@ -172,10 +172,11 @@ class Traces:
 
     def __init__(self, monkeypatch):
         self.running, self.stopped = 0, []
-        monkeypatch.setattr(device_times, "DeviceTrace", lambda: self)
+        monkeypatch.setattr(observation, "DeviceTrace", self.start)
 
     def start(self):
         self.running += 1
+        return self
 
     def stop(self, num_steps):
         assert self.running == 1
@@ -194,22 +195,22 @@ class FakeClock:
 
 def traced(monkeypatch, *, pause_after, in_step):
     """Steps of an observation with a fake GPU, with a pause after one of them."""
-    traces, observation = Traces(monkeypatch), Observation(WorkerObserver())
-    observation._device = observation.recorder.device = FakeClock()
-    with observation.recorder.recording():
-        for step in range(1, ALL_PHASES.tracing_ends(on_device=True) + 1):
+    traces, observed = Traces(monkeypatch), Observation(WorkerObserver())
+    observed._device = observed.recorder.device = FakeClock()
+    with observed.recorder.recording():
+        for step in range(1, ALL_PHASES.tracing_ends + 1):
             if step == pause_after and in_step:
                 with clock.stage("train.between"), clock.stage("train.validate"):
                     assert traces.running == 0
             clock.step_ended(8)
-            observation.after_step()
+            observed.after_step()
             if step == pause_after and not in_step:
-                observation.pass_ends()
+                observed.pass_ends()
                 assert traces.running == 0
-                observation.pass_begins()
-        if observation._timed is not None:
-            observation._timed.close()
-    return traces.stopped, observation._trace.work
+                observed.pass_begins()
+        if observed._timed is not None:
+            observed._timed.close()
+    return traces.stopped, observed._work
 
 
 @pytest.mark.parametrize("in_step", [True, False])

@@ -3,13 +3,15 @@
 import pytest
 
 from flatout.feed.plan import choose_slots
-from flatout.profiler.observe.observation import ALL_PHASES, KERNEL_PHASES, SPEED_PHASES
+from flatout.profiler.observe.observation import ALL_PHASES, KERNEL_PHASES, SPEED_PHASES, Observation
+from flatout.profiler.observe.summary import WorkerObserver
 
 
 @pytest.mark.parametrize("phases", [ALL_PHASES, KERNEL_PHASES, SPEED_PHASES])
 def test_without_a_device_nothing_is_traced_and_nothing_settles(phases):
-    assert phases.timing_begins(on_device=False) == phases.counting_ends == phases.warm_up + phases.counted
-    assert phases.timing_begins(on_device=True) == phases.counting_ends + phases.traced + phases.settled
+    assert phases.timing_begins == phases.counting_ends + phases.traced + phases.settled
+    on_host = Observation(WorkerObserver(), phases=phases).phases
+    assert on_host.timing_begins == phases.counting_ends == phases.warm_up + phases.counted
 
 
 @pytest.mark.parametrize("phases", [ALL_PHASES, SPEED_PHASES])

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from flatout.clock import clock
 from flatout.profile_any import _run, main
 from flatout.profiler import load_measurement, make_ledger, watch_any
 from flatout.profiler.observe.line_counts import LineCounter
@@ -203,6 +204,30 @@ def test_two_optimizers_and_two_loaders_are_one_loop():
     assert watched.ledger.images == 8
     forward = next(row for row in watched.ledger.lane("host") if row.stage == "forward")
     assert forward.runs == 2
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Wraps another optimizer and calls its step()."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+def test_an_optimizer_that_wraps_another_ends_its_stage():
+    network, loader = slow_loops.small_network(), DataLoader(slow_loops.ready_samples(96), batch_size=8)
+    optimizer, running = Lookahead(torch.optim.SGD(network.parameters(), 0.01)), []
+    with watch_any() as watched:
+        for images, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(images), labels).backward()
+            optimizer.step()
+            running.append(clock.innermost())
+    assert running == [None] * 12
+    assert next(row.runs for row in watched.ledger.lane("host") if row.stage == "optimizer") == 1
 
 
 def test_a_validation_without_no_grad_is_recognized_by_its_lack_of_updates():

@@ -17,7 +17,7 @@ from typing import Any
 from flatout.clock import clock
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import WAIT
-from flatout.profiler.observe.hooks import marked, replaced, stages_around
+from flatout.profiler.observe.hooks import marked, opened, replaced, stages_around
 from flatout.profiler.observe.network_runs import ForwardCall, detached, network_runs
 from flatout.profiler.observe.observation import ALL_PHASES, Observation
 from flatout.profiler.observe.recorder import StepRecorder
@@ -104,10 +104,10 @@ class AnyLoop:
     # Updates
 
     def _update_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.is_here():
+        # One that is called by another (a wrapper, or step() of a parent class) is part of the same update.
+        if self.is_here() and self._optimizer_mark is None:
             self.leave_validation()
-            self._optimizer_mark = clock.stage("optimizer")
-            self._optimizer_mark.__enter__()
+            self._optimizer_mark = opened("optimizer")
 
     def _update_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.is_here() or self._optimizer_mark is None:
@@ -140,10 +140,7 @@ class AnyLoop:
                 return begin_pass(loader)
             starts_workers = loader.num_workers > 0 and getattr(loader, "_iterator", None) is None
             # Only while workers are started, or a fetcher is made: both keep what they find.
-            with (
-                probed(loader, self.workers),
-                clock.stage(START) if starts_workers else nullcontext(),
-            ):
+            with probed(loader, self.workers), clock.stage(START) if starts_workers else nullcontext():
                 batches = begin_pass(loader)
             return _Pass(self, loader, batches, starts_workers=starts_workers)
 
@@ -159,24 +156,22 @@ class AnyLoop:
         self.leave_validation()
         if self._boundary == "request" and self._updates:
             self._end_step()
-            if not self.is_here():
+            if not self.is_here():  # that was the last one
                 return next(batches.inner)
         self._requests += 1
-        if batches.num_taken == 0:
-            self._pass_for_training(batches)
-        with clock.stage(START if batches.starts_workers and batches.num_taken == 0 else WAIT):
+        is_first = batches.num_taken == 0
+        if is_first:
+            batches.updates_before = self._total_updates
+            self.workers.pass_begins(batches.loader)
+            if is_stream(batches.loader):
+                self.profile.reword = for_stream
+        with clock.stage(START if is_first and batches.starts_workers else WAIT):
             batch = next(batches.inner)
         batches.num_taken += 1
         if id(batches.loader) not in self._counters:
             self._counters[id(batches.loader)] = SampleCounter.of_loader(batches.loader)
         self._images[id(batches.loader)] += self._counters[id(batches.loader)](batch)
         return batch
-
-    def _pass_for_training(self, batches: "_Pass") -> None:
-        batches.updates_before = self._total_updates
-        self.workers.pass_begins(batches.loader)
-        if is_stream(batches.loader):
-            self.profile.reword = for_stream
 
     def pass_ended(self, batches: "_Pass") -> None:
         """End a pass, after its last batch or when it is abandoned.
@@ -202,14 +197,13 @@ class AnyLoop:
 
     def _enter_validation(self) -> None:
         if self._validation is None:
-            self._validation = clock.stage("validate")
-            self._validation.__enter__()
+            self._validation = opened("validate")
 
     def leave_validation(self) -> None:
         """The loop trains again; nothing happens if it is not validating."""
-        is_innermost = clock.innermost() is self._validation
-        if self._validation is not None and is_innermost:
-            self._validation.__exit__(None, None, None)
+        innermost = clock.innermost()
+        if innermost is not None and innermost is self._validation:
+            innermost.__exit__(None, None, None)
             self._validation = None
 
     # Modules and checkpoints
@@ -283,8 +277,7 @@ class Forwards:
 
         with self._discovery, self._hooks:
             self._discovery.enter_context(register_module_forward_pre_hook(self._enter_any))
-            leave = register_module_forward_hook(lambda module, _, out: self._leave_any(module, out), always_call=True)
-            self._discovery.enter_context(leave)
+            self._discovery.enter_context(register_module_forward_hook(self._leave_any, always_call=True))
             yield
 
     def step_ended(self, images: int, steps_before: int) -> None:
@@ -313,7 +306,7 @@ class Forwards:
         if self._depth == 1 and not _is_in_backward():
             self._enter(module, args, {})
 
-    def _leave_any(self, module: Any, output: Any) -> None:
+    def _leave_any(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
         if not self._loop.is_here():
             return
         self._depth -= 1
@@ -338,13 +331,10 @@ class Forwards:
             self._loop.count_images(module, args)
             if self._keeps_calls and stage == "forward":
                 self._calls.append(detached(ForwardCall(module, args, kwargs)))
-        elif (
-            id(module) in self._trained and not self._loop.is_validating
-        ):  # the network is evaluated, in a loop without a DataLoader
+        elif id(module) in self._trained and not self._loop.is_validating:
+            # The network is evaluated, in a loop without a DataLoader.
             stage = "validate"
-        mark = clock.stage(stage)
-        mark.__enter__()
-        self._marks.append(mark)
+        self._marks.append(opened(stage))
 
     def _leave(self) -> None:
         if self._marks:

@@ -155,19 +155,15 @@ class TraceEvent(NamedTuple):
 
 
 class DeviceTrace:
-    """A trace of the GPU, started and stopped between steps."""
+    """A trace of the GPU, begun and stopped between steps."""
 
     def __init__(self) -> None:
+        """Begin tracing (host-device wait: kernels of earlier steps must not be counted)."""
         import torch
 
         activity = torch.profiler.ProfilerActivity
         # With one cycle there is nothing to accumulate, but without `acc_events` torch warns that it does not.
         self._profile = torch.profiler.profile(activities=[activity.CPU, activity.CUDA], acc_events=True)
-
-    def start(self) -> None:
-        """Begin tracing (host-device wait: kernels of earlier steps must not be counted)."""
-        import torch
-
         torch.cuda.synchronize()
         self._profile.__enter__()
 
@@ -254,33 +250,3 @@ def _trace_events(events: Iterable[Any]) -> list[TraceEvent]:
         # Named ranges (such as an optimizer's step) appear on the device too, but nothing runs for them.
         if not event.is_user_annotation()
     ]
-
-
-# A trace covers complete steps only: it ends where a pause between steps begins, and is started again if it had not
-# covered a step by then.
-
-
-class StepTrace:
-    """The current trace, if any, and the result of the last one."""
-
-    def __init__(self) -> None:
-        self.work: DeviceWork | None = None
-        """Work per step; None: nothing was traced."""
-        self._trace: DeviceTrace | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self._trace is not None
-
-    def start(self) -> None:
-        """Begin a trace (host-device wait)."""
-        trace = DeviceTrace()
-        trace.start()
-        self._trace = trace  # only now: a trace that failed to start cannot be stopped
-
-    def stop(self, num_steps: int) -> None:
-        """End the current trace, if any (host-device wait). A trace of no step is discarded."""
-        if self._trace is not None:
-            work = self._trace.stop(max(1, num_steps))
-            self.work = work if num_steps else None
-            self._trace = None

@@ -48,6 +48,7 @@ class EngineObservation(Observation):
         recorder = _EngineRecorder()
         recorder.observation = self
         super().__init__(FeedWorkers(), recorder, num_steps=num_steps, phases=phases, title=title)
+        self._phases_on_device = phases._replace(warm_up=max(phases.warm_up, WARM_UP_ON_DEVICE))
 
     @property
     def total_steps(self) -> int:
@@ -55,14 +56,8 @@ class EngineObservation(Observation):
         import torch
 
         assert self._num_steps is not None
-        on_device = torch.cuda.is_available()
-        phases = _on_device(self._phases) if on_device else self._phases
-        return phases.timing_begins(on_device=on_device) + self._num_steps + 1
-
-    def attach_device(self) -> None:
-        super().attach_device()
-        if self._device is not None:
-            self._phases = _on_device(self._phases)
+        phases = self._phases_on_device if torch.cuda.is_available() else self._phases_on_host
+        return phases.timing_begins + self._num_steps + 1
 
     @property
     def profile(self) -> Profile:
@@ -101,7 +96,3 @@ class EngineObservation(Observation):
             self._most_images = self._images
             clock.step_ended(self._images)
             self.after_step()
-
-
-def _on_device(phases: Phases) -> Phases:
-    return phases._replace(warm_up=max(phases.warm_up, WARM_UP_ON_DEVICE))

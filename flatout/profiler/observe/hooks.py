@@ -3,8 +3,8 @@
 All hooks are removed when the block ends; the loop itself is not changed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import CodeType
 from typing import Any
 
@@ -19,15 +19,27 @@ def stages_around(model: Any, optimizer: Any, loss_fn: Any) -> Iterator[None]:
     Several models or optimizers (of a GAN, for example) are given as a list or a dict; None: nothing to mark.
     """
     with ExitStack() as stack:
-        for each in each_of(model):
-            stack.enter_context(_module_stage(_module(each), "forward"))
-        if hasattr(loss_fn, "register_forward_pre_hook"):
-            stack.enter_context(_module_stage(loss_fn, "loss"))
-        stack.enter_context(_backward_stage())
-        for each in each_of(optimizer):
-            stack.enter_context(_optimizer_stage(each))
-        stack.enter_context(_copy_stage())
+        for hooked in _hooks(model, optimizer, loss_fn):
+            stack.enter_context(hooked)
         yield
+
+
+def _hooks(model: Any, optimizer: Any, loss_fn: Any) -> Iterator[AbstractContextManager[Any]]:
+    """One hook after the other, so that those before it are removed if one cannot be made."""
+    import torch
+    from torch import autograd
+
+    for each in each_of(model):
+        yield from _module_hooks(_module(each), "forward")
+    if hasattr(loss_fn, "register_forward_pre_hook"):
+        yield from _module_hooks(loss_fn, "loss")
+    # Autograd's own functions, which `Tensor.backward` calls as well.
+    yield replaced(autograd, {name: marked("backward", getattr(autograd, name)) for name in ("backward", "grad")})
+    for each in each_of(optimizer):
+        yield from _optimizer_hooks(each)
+    if torch.cuda.is_available():
+        to, cuda = _marked_copy(torch.Tensor.to, always=False), _marked_copy(torch.Tensor.cuda, always=True)
+        yield replaced(torch.Tensor, {"to": to, "cuda": cuda})
 
 
 def each_of(given: Any) -> Iterable[Any]:
@@ -53,21 +65,11 @@ def code_of(loss_fn: Any) -> CodeType | None:
     return getattr(loss_fn, "__code__", None) or getattr(getattr(loss_fn, "__func__", None), "__code__", None)
 
 
-class _OpenStages:
-    """A stage that is opened and closed by two separate calls. Pairs of calls may nest."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._open: list[Any] = []
-
-    def begin(self, *_: Any) -> None:
-        mark = clock.stage(self._name)
-        mark.__enter__()
-        self._open.append(mark)
-
-    def end(self, *_: Any) -> None:
-        if self._open:
-            self._open.pop().__exit__(None, None, None)
+def opened(name: str) -> AbstractContextManager[None]:
+    """A stage that has begun; whoever asks for it ends it with `__exit__`, in another call."""
+    mark = clock.stage(name)
+    mark.__enter__()
+    return mark
 
 
 @contextmanager
@@ -96,30 +98,36 @@ def marked(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@contextmanager
-def _module_stage(module: Any, name: str) -> Iterator[None]:
-    bracket = _OpenStages(name)
+def _begin_and_end(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Hooks at the beginning and the end of a stage; pairs of calls may nest."""
+    marks: list[AbstractContextManager[None]] = []
+
+    def begin(*_: Any) -> None:
+        marks.append(opened(name))
+
+    def end(*_: Any) -> None:
+        if marks:
+            marks.pop().__exit__(None, None, None)
+
+    return begin, end
+
+
+def _module_hooks(module: Any, name: str) -> Iterator[AbstractContextManager[Any]]:
+    begin, end = _begin_and_end(name)
+    yield module.register_forward_pre_hook(begin)
     # The end is called also when forward raises, or the mark would stay open.
-    begin, end = bracket.begin, bracket.end
-    with module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True):
-        yield
+    yield module.register_forward_hook(end, always_call=True)
 
 
-@contextmanager
-def _optimizer_stage(optimizer: Any) -> Iterator[None]:
-    bracket = _OpenStages("optimizer")
+def _optimizer_hooks(optimizer: Any) -> Sequence[AbstractContextManager[Any]]:
+    begin, end = _begin_and_end("optimizer")
     try:
-        handles = [optimizer.register_step_pre_hook(bracket.begin), optimizer.register_step_post_hook(bracket.end)]
+        return optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)
     except AttributeError:  # a wrapper: it has no hooks, or inherits them without having initialized them
-        handles = []
-    with ExitStack() as stack:
-        for hooked in handles or [_step_stage(optimizer)]:
-            stack.enter_context(hooked)
-        yield
+        return (_step_hook(optimizer),)
 
 
-@contextmanager
-def _step_stage(optimizer: Any) -> Iterator[None]:
+def _step_hook(optimizer: Any) -> AbstractContextManager[None]:
     """Mark the `step` method of an object that is not a torch optimizer, but is used like one."""
     step = getattr(optimizer, "step", None)
     if not callable(step):
@@ -127,40 +135,18 @@ def _step_stage(optimizer: Any) -> Iterator[None]:
             f"A {type(optimizer).__name__} cannot be watched as an optimizer. Pass the object whose step() your loop "
             "calls, a list or dict of them, or None."
         )
-    with replaced(optimizer, {"step": marked("optimizer", step)}):
-        yield
+    return replaced(optimizer, {"step": marked("optimizer", step)})
 
 
-@contextmanager
-def _backward_stage() -> Iterator[None]:
-    """Mark autograd's own functions, which `Tensor.backward` calls as well."""
-    from torch import autograd
+def _marked_copy(original: Callable[..., Any], *, always: bool) -> Callable[..., Any]:
+    """A method of tensors, with copies of host tensors to a GPU marked."""
+    in_stage = marked("copy", original)
 
-    with replaced(autograd, {name: marked("backward", getattr(autograd, name)) for name in ("backward", "grad")}):
-        yield
+    def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_copy = not self.is_cuda and (always or _names_gpu(args, kwargs))
+        return (in_stage if is_copy else original)(self, *args, **kwargs)
 
-
-@contextmanager
-def _copy_stage() -> Iterator[None]:
-    """Mark copies of host tensors to a GPU; does nothing without one."""
-    import torch
-
-    if not torch.cuda.is_available():
-        yield
-        return
-
-    def watched(original: Callable[..., Any], *, always: bool) -> Callable[..., Any]:
-        in_stage = marked("copy", original)
-
-        def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
-            is_copy = not self.is_cuda and (always or _names_gpu(args, kwargs))
-            return (in_stage if is_copy else original)(self, *args, **kwargs)
-
-        return copy
-
-    to, cuda = watched(torch.Tensor.to, always=False), watched(torch.Tensor.cuda, always=True)
-    with replaced(torch.Tensor, {"to": to, "cuda": cuda}):
-        yield
+    return copy
 
 
 def _names_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

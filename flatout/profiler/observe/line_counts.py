@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
-from flatout.profiler.observe.recorder import is_library_code
+from flatout.profiler.observe.recorder import callers_of, is_library_code
 
 WRITING = re.compile(
     r"\.write(lines|row|rows)?\(|\bprint\(|flush\(|fsync|json\.dump|add_(scalar|histogram|image)|\blog(ger|ging)?\.\w+\(|"
@@ -68,7 +68,7 @@ class LineCounter:
         if sys.gettrace() is not None:
             yield
             return
-        running = list(self._running_user_frames())
+        running = [frame for frame in callers_of(sys._getframe()) if self._is_counted(frame.f_code)]
         sys.settrace(self._on_call)
         for frame in running:
             frame.f_trace = self._on_event
@@ -78,13 +78,6 @@ class LineCounter:
             sys.settrace(None)
             for frame in running:
                 frame.f_trace = None
-
-    def _running_user_frames(self) -> Iterator[FrameType]:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if self._is_counted(frame.f_code):
-                yield frame
-            frame = frame.f_back
 
     def _is_counted(self, code: CodeType) -> bool:
         known = self._is_user_code.get(code)

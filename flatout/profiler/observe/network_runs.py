@@ -275,7 +275,7 @@ def kept_calls(modules: Iterable[Any], is_wanted: Callable[[], bool]) -> Iterato
 
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_pre_hook(keep, with_kwargs=True).remove)
+            stack.enter_context(module.register_forward_pre_hook(keep, with_kwargs=True))
         yield calls
 
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from flatout.clock import Event, OtherLoad, clock, machine, pause_stage, worker_registry
 from flatout.errors import ConfigError
-from flatout.profiler.measurement import Lane, Limits, Measurement
-from flatout.profiler.observe.device_times import DeviceClock, DeviceSteps, DeviceWork, StepTrace
+from flatout.profiler.measurement import Lane, Measurement
+from flatout.profiler.observe.device_times import DeviceClock, DeviceSteps, DeviceTrace, DeviceWork
 from flatout.profiler.observe.line_counts import LineCounter
 from flatout.profiler.observe.recorder import Line, Sampler, StepRecorder
 from flatout.profiler.observe.speed_of_light import launch_us
@@ -52,7 +52,7 @@ class Phases(NamedTuple):
     counted: int = 2
     """Steps in which waits are counted."""
     traced: int = 2
-    """Steps in which kernels are traced; only with a GPU."""
+    """Steps in which kernels are traced."""
     settled: int = 5
     """Steps on a GPU that use up the batches made ahead: our feed has four slots, and one more batch in flight."""
 
@@ -61,12 +61,14 @@ class Phases(NamedTuple):
         """Number of steps after which counting of waits ends and tracing begins."""
         return self.warm_up + self.counted
 
-    def tracing_ends(self, *, on_device: bool) -> int:
-        return self.counting_ends + (self.traced if on_device else 0)
+    @property
+    def tracing_ends(self) -> int:
+        return self.counting_ends + self.traced
 
-    def timing_begins(self, *, on_device: bool) -> int:
+    @property
+    def timing_begins(self) -> int:
         """Number of steps before the first timed one."""
-        return self.tracing_ends(on_device=on_device) + (self.settled if on_device else 0)
+        return sum(self)
 
     def is_counted(self, step: int) -> bool:
         """Whether waits are counted in this step; steps are numbered from 1."""
@@ -148,7 +150,7 @@ class TimedSteps:
         self._worker_timelines = self.workers.timelines()
         host = host_lane(steps, self._samples, set(self.functions.values()))
         blocked_ms = workers.blocked_ms if workers else None
-        if workers is not None and workers.num_workers == 0:
+        if workers is not None and workers.lane.width == 0:
             host, workers = with_serial_input(host, workers.lane), None
         walls_ms = steps.wall_ns / 1e6
         device, other_streams = self._read_device(), self._read_device(other_streams=True)
@@ -174,7 +176,7 @@ class TimedSteps:
             worker_cpu_ms=workers.cpu_ms if workers else None,
             worker_blocked_ms=blocked_ms,
             worker_start_ms=workers.start_ms if workers else 0.0,
-            num_workers=workers.num_workers if workers else self.workers.num_unobserved,
+            num_workers=workers.lane.width if workers else self.workers.num_unobserved,
             usable_cores=float(machine.cores().usable),
             others_cores=self._others.cores(self._own_cpu_s(workers)),
             num_threads=torch.get_num_threads(),
@@ -186,7 +188,6 @@ class TimedSteps:
             waits=waits.sites(),
             waits_between=waits.between(),
             lines=lines,
-            limits=Limits(),
             machine=machine_facts(),
             title=title,
         )
@@ -238,12 +239,15 @@ class Observation:
         self.recorder = recorder or StepRecorder()
         self.recorder.on_pause = self._pause_in_step
         self.workers = workers
-        self._num_steps, self._phases, self._on_end = num_steps, phases, on_end
+        self._num_steps, self._on_end = num_steps, on_end
+        # Without a GPU nothing is traced, and nothing settles.
+        self._phases_on_device, self._phases_on_host = phases, phases._replace(traced=0, settled=0)
         self._functions, self._title = functions or {}, title
         self._waits = WaitCounter(self._stage_apart)
         self._lines = LineCounter()
         self._counting = ExitStack()
-        self._trace = StepTrace()
+        self._trace: DeviceTrace | None = None
+        self._work: DeviceWork | None = None  # of the last trace
         self._timed: TimedSteps | None = None
         self._is_between_passes = False
         self.steps_observed = 0
@@ -253,13 +257,15 @@ class Observation:
         """Whether the observation has ended."""
 
     @property
-    def steps_before_timing(self) -> int:
-        return self._phases.timing_begins(on_device=self._device is not None)
+    def phases(self) -> Phases:
+        return self._phases_on_host if self._device is None else self._phases_on_device
 
     def attach_device(self) -> None:
         """Mark stages on the GPU as well, if there is one that CUDA has been initialized for (host-device wait)."""
-        if self._device is None:
-            self._device = self.recorder.device = _device_clock()
+        import torch
+
+        if self._device is None and torch.cuda.is_available() and torch.cuda.is_initialized():
+            self._device = self.recorder.device = DeviceClock()
 
     @contextmanager
     def observing(self) -> Iterator["Observation"]:
@@ -283,13 +289,13 @@ class Observation:
         if self._timed is not None:
             self._timed.step_ended()
         self._advance_phase()
-        if self.steps_observed == self.steps_before_timing:
+        if self.steps_observed == self.phases.timing_begins:
             self._timed = TimedSteps(self.recorder, self.workers, self._device, self._functions)
         if self._num_steps is not None and self._timed is not None and self.recorder.num_steps >= self._num_steps:
             self.finish()
 
     def _advance_phase(self) -> None:
-        seen, phases = self.steps_observed, self._phases
+        seen, phases = self.steps_observed, self.phases
         if phases.is_counted(seen):
             self._waits.num_steps += 1
             self._lines.num_steps += 1
@@ -298,32 +304,43 @@ class Observation:
             self._counting.enter_context(self._lines.counting())
         if seen == phases.counting_ends:
             self._counting.close()
-            if self._device and phases.traced:
-                self._trace.start()
-        if seen == phases.tracing_ends(on_device=self._device is not None):
-            self._trace.stop(phases.traced)
+            if phases.traced:
+                self._trace = DeviceTrace()
+        if seen == phases.tracing_ends:
+            self._end_trace(phases.traced)
 
     def pass_begins(self) -> None:
         """To be called before the first step of a pass over the data, where steps end with their pass."""
         self._is_between_passes = False
         if self._timed is not None:
             self._timed.discard_samples()
-        if self._num_traced == 0 and not self._trace.is_running:
-            self._trace.start()
+        if self._num_traced == 0 and self._trace is None:
+            self._trace = DeviceTrace()
 
     def pass_ends(self) -> None:
         """To be called after the last step of a pass: what follows, up to the next pass, belongs to no step."""
         self._is_between_passes = True
-        self._trace.stop(self._num_traced)
+        self._end_trace(self._num_traced)
 
     def _pause_in_step(self) -> None:
         """End a trace: the work of the step is done, and before the step ends a pause begins."""
-        self._trace.stop(self._num_traced + 1)
+        self._end_trace(self._num_traced + 1)
+
+    def _end_trace(self, num_steps: int) -> None:
+        """End the current trace, if any (host-device wait).
+
+        A trace covers complete steps only: it ends where a pause between steps begins. One that had not covered a step
+        by then is discarded, and started again.
+        """
+        if self._trace is not None:
+            work = self._trace.stop(max(1, num_steps))
+            self._work = work if num_steps else None
+            self._trace = None
 
     @property
     def _num_traced(self) -> int:
         """Complete steps since tracing was due; negative if it is not due yet, or never."""
-        return self.steps_observed - self._phases.counting_ends if self._device and self._phases.traced else -1
+        return self.steps_observed - self.phases.counting_ends if self.phases.traced else -1
 
     def finish(self) -> None:
         """End the observation and summarize the steps timed so far; may be called twice."""
@@ -331,11 +348,11 @@ class Observation:
             return
         self.is_over = True
         self._counting.close()
-        self._trace.stop(0)
+        self._end_trace(0)
         if self._timed is not None:
             self._timed.close()
             if self.recorder.num_steps >= MIN_TIMED_STEPS:
-                self._measurement = self._timed.summarize(self._trace.work, self._waits, self._lines, self._title)
+                self._measurement = self._timed.summarize(self._work, self._waits, self._lines, self._title)
         clock.stop(self.recorder)
         self._on_end()
 
@@ -362,7 +379,7 @@ class Observation:
     def too_short(self) -> str:
         """The message for an observation with too few steps."""
         seen = "1 step was" if self.steps_observed == 1 else f"{self.steps_observed} steps were"
-        return f"Only {seen} observed; a profile needs at least {self.steps_before_timing + MIN_TIMED_STEPS}."
+        return f"Only {seen} observed; a profile needs at least {self.phases.timing_begins + MIN_TIMED_STEPS}."
 
     @property
     def timeline(self) -> dict[str, list[Event]]:
@@ -371,9 +388,3 @@ class Observation:
 
     def _stage_apart(self) -> str | None:
         return "between" if self._is_between_passes else pause_stage(self.recorder.innermost)
-
-
-def _device_clock() -> DeviceClock | None:
-    import torch
-
-    return DeviceClock() if torch.cuda.is_available() and torch.cuda.is_initialized() else None

@@ -34,11 +34,14 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from flatout.clock import ALL_PAUSES, Event, clock, owners
+
+if TYPE_CHECKING:
+    from flatout.profiler.observe.device_times import DeviceClock
 
 GC = "gc"
 CHARGED_AT_ONCE = 4096
@@ -65,14 +68,6 @@ class Steps(NamedTuple):
         return np.asarray(self.end_ns - self.begin_ns)
 
 
-class DeviceMarks(Protocol):
-    """Recorder of marks on a device's own timeline; see device_times.py."""
-
-    def opened(self, name: str) -> None: ...
-    def closed(self, name: str) -> None: ...
-    def step_ended(self) -> None: ...
-
-
 class StepRecorder(clock.Totals):
     """Records the stages of one thread, step by step, and a timeline of the last steps."""
 
@@ -82,11 +77,12 @@ class StepRecorder(clock.Totals):
     def __init__(
         self,
         *,
-        device: DeviceMarks | None = None,
+        device: "DeviceClock | None" = None,
         max_steps: int = 2000,
         timeline_events: int = 4096,
     ) -> None:
-        """The last `max_steps` steps are kept, and the last `timeline_events` stages."""
+        """The last `max_steps` steps are kept, and the last `timeline_events` stages. Marks are also given to
+        `device`, which has a timeline of its own."""
         super().__init__()
         self.device = device
         self._timeline_events = timeline_events
@@ -284,12 +280,9 @@ class Sampler:
                 for _ in range(times):
                     self._on_sample(line, label)
 
-    def _function(self, frame: FrameType | None) -> str | None:
-        while self._functions and frame is not None:
-            if frame.f_code in self._functions:
-                return self._functions[frame.f_code]
-            frame = frame.f_back
-        return None
+    def _function(self, frame: FrameType) -> str | None:
+        callers = callers_of(frame) if self._functions else ()
+        return next((self._functions[each.f_code] for each in callers if each.f_code in self._functions), None)
 
 
 def jittered(interval_s: float) -> Iterator[float]:
@@ -299,15 +292,16 @@ def jittered(interval_s: float) -> Iterator[float]:
         yield interval_s * numbers.uniform(0.5, 1.5)
 
 
-def user_line(frame: FrameType | None) -> Line:
-    """The innermost line outside of installed packages; if there is none, the innermost of all."""
-    first = frame
+def callers_of(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame itself, the one that called it, and so on."""
     while frame is not None:
-        if not is_library_code(frame.f_code.co_filename):
-            return _line(frame)
+        yield frame
         frame = frame.f_back
-    assert first is not None
-    return _line(first)
+
+
+def user_line(frame: FrameType) -> Line:
+    """The innermost line outside of installed packages; if there is none, the innermost of all."""
+    return _line(next((each for each in callers_of(frame) if not is_library_code(each.f_code.co_filename)), frame))
 
 
 def is_library_code(file: str) -> bool:

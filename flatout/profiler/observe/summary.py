@@ -136,6 +136,7 @@ class WorkerStats(NamedTuple):
     """What workers did per step, all workers together."""
 
     lane: Lane
+    """Its width is the number of workers; 0: the main thread makes the batches."""
     cpu_ms: float
     blocked_ms: float | None
     lines: list[HotLine]
@@ -143,10 +144,6 @@ class WorkerStats(NamedTuple):
     """CPU time of workers that do not make batches for training steps: those of a validation."""
     start_ms: float = 0.0
     """What first samples after a start take beyond others."""
-
-    @property
-    def num_workers(self) -> int:
-        return self.lane.width
 
 
 class WorkerObserver:
@@ -194,11 +191,7 @@ class FeedWorkers(WorkerObserver):
         self._poll(num_steps)
         for group in worker_registry.worker_groups():
             want(group.timelines, False)
-        nothing = worker_registry.WorkerTotals(Counter(), Counter(), 0, 0)
-        groups = [
-            (group, after.since(self._before.get(id(group), (group, nothing))[1]), steps)
-            for group, after, steps in self._latest.values()
-        ]
+        groups = self._latest.values()
         busy = [(group, spent, steps) for group, spent, steps in groups if not group.in_pause and spent.runs]
         if not busy:
             return None
@@ -214,7 +207,8 @@ class FeedWorkers(WorkerObserver):
         self._polled_s = time.monotonic()
         for group in worker_registry.worker_groups():
             if id(group) in self._before or group.in_pause:
-                self._latest[id(group)] = group, worker_registry.spent(group), num_steps
+                _, before = self._before.get(id(group), (group, NOTHING_SPENT.spent))
+                self._latest[id(group)] = group, worker_registry.spent(group).since(before), num_steps
                 if group.num_workers and not group.in_pause:
                     self._timelines[id(group)] = worker_timelines(group.timelines)
 

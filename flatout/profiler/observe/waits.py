@@ -10,7 +10,8 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from itertools import takewhile
 from linecache import getline
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,7 @@ from typing import Any
 from flatout.clock import LOG
 from flatout.profiler.measurement import WaitBetween, WaitSite
 from flatout.profiler.observe.hooks import replaced
-from flatout.profiler.observe.recorder import is_library_code, relative_location, user_line
+from flatout.profiler.observe.recorder import callers_of, is_library_code, relative_location, user_line
 
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
 _OPTIMIZERS = str(Path("torch", "optim")) + os.sep
@@ -69,14 +70,12 @@ class WaitCounter:
         """Whether a stage is part of a step; logging is, if it waits in every step."""
         return stage is None or (stage == LOG and len(self._steps_logged) >= max(1, self.num_steps))
 
-    @contextmanager
-    def counting(self) -> Iterator["WaitCounter"]:
+    def counting(self) -> AbstractContextManager[None]:
         """Count waits inside the block. This slows every wait down, so steps inside it must not be timed."""
         import torch
 
         how = _cuda_waits if torch.cuda.is_available() and torch.cuda.is_initialized() else _scalar_reads
-        with how(self.note):
-            yield self
+        return how(self.note)
 
 
 @contextmanager
@@ -100,12 +99,10 @@ def _cuda_waits(note: Callable[[str], None]) -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
 
 
-@contextmanager
-def _scalar_reads(note: Callable[[str], None]) -> Iterator[None]:
+def _scalar_reads(note: Callable[[str], None]) -> AbstractContextManager[None]:
     import torch
 
-    with replaced(torch.Tensor, {name: _noted(getattr(torch.Tensor, name), note) for name in _READS}):
-        yield
+    return replaced(torch.Tensor, {name: _noted(getattr(torch.Tensor, name), note) for name in _READS})
 
 
 def _noted(original: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
@@ -117,13 +114,10 @@ def _noted(original: Callable[..., Any], note: Callable[[str], None]) -> Callabl
     return read
 
 
-def _is_in_optimizer(frame: FrameType | None) -> bool:
+def _is_in_optimizer(frame: FrameType) -> bool:
     """Whether a torch optimizer does the reading: Adam's step counters, one per weight, are always in host memory."""
-    while frame is not None and is_library_code(frame.f_code.co_filename):
-        if _OPTIMIZERS in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
+    files = (each.f_code.co_filename for each in callers_of(frame))
+    return any(_OPTIMIZERS in file for file in takewhile(is_library_code, files))
 
 
 def source_text(where: str) -> str:

@@ -82,18 +82,15 @@ def for_stream(remedy: Remedy) -> Remedy:
 def _unprobed_workers(loader: Any) -> WorkerObserver:
     if any(kind.__module__.startswith("flatout.") for kind in type(loader).__mro__):
         return FeedWorkers()
-    if num_workers := _num_workers(loader):
+    declared = getattr(loader, "num_workers", 0)
+    num_workers = declared if isinstance(declared, int) else 0
+    if num_workers:
         logger.warning(
             "The work of the %d loader workers is not shown: they were started before watch() began, or the loader is "
             "not a plain torch DataLoader. Begin watch() before the first pass over the loader.",
             num_workers,
         )
     return WorkerObserver(num_workers)
-
-
-def _num_workers(loader: Any) -> int:
-    declared = getattr(loader, "num_workers", 0)
-    return declared if isinstance(declared, int) else 0
 
 
 # Observing the loader

@@ -1,5 +1,6 @@
 """The profile as a self-contained HTML page: no script, no font, no network."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -31,13 +32,12 @@ _ORDER = {stage: number for number, stage in enumerate(STAGES)}
 
 def colors_of(stages: Iterable[str]) -> dict[str, tuple[str, float]]:
     """Stage -> colour and opacity. A stage has the same ones however long the others take."""
-    used: dict[str, int] = {}
+    used: Counter[str] = Counter()
     chosen = {}
     for stage in sorted(stages, key=_stage_order):
         kind = kind_of(stage)
-        earlier = used.get(kind, 0)
-        used[kind] = earlier + 1
-        chosen[stage] = KIND_COLOURS[kind], SHADES[min(earlier, len(SHADES) - 1)]
+        chosen[stage] = KIND_COLOURS[kind], SHADES[min(used[kind], len(SHADES) - 1)]
+        used[kind] += 1
     return chosen
 
 
@@ -168,13 +168,11 @@ def _head(title: str, ledger: Ledger, measurement: Measurement) -> str:
     figures = [
         (number(ledger.images_per_s), "images per second"),
         (f"{number(ledger.step_ms)} ms", f"per step (p10 {number(ledger.p10_ms)}, p90 {number(ledger.p90_ms)})"),
-        (f"{ledger.images:g}", f"images per step, {ledger.num_steps} steps timed"),
     ]
     between_ms = sum(row.ms for row in pauses_of(ledger))
     if between_ms > MIN_BETWEEN_SHARE * ledger.step_ms:
-        figures.insert(
-            2, (f"{number(ledger.step_ms - between_ms)} ms", "of that inside the step, the rest between steps")
-        )
+        figures.append((f"{number(ledger.step_ms - between_ms)} ms", "of that inside the step, the rest between steps"))
+    figures.append((f"{ledger.images:g}", f"images per step, {ledger.num_steps} steps timed"))
     blocks = "".join(f"<div><b>{value}</b><span>{label}</span></div>" for value, label in figures)
     return f'<h1>{escape(title)}</h1><div class="numbers">{blocks}</div>'
 
@@ -189,9 +187,7 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def _remedies(verdict: Verdict) -> str:
-    if not verdict.remedies:
-        return ""
-    most = max(remedy.images_per_s / (1 - remedy.uncertainty) for remedy in verdict.remedies)
+    most = max((remedy.images_per_s / (1 - remedy.uncertainty) for remedy in verdict.remedies), default=0.0)
     rows = "".join(_remedy(remedy, most) for remedy in verdict.remedies)
     return _section("Remedies: images per second now and predicted", rows)
 
@@ -219,9 +215,8 @@ def _limits(ledger: Ledger, measurement: Measurement) -> str:
         "network and copy, on batches kept in host memory": limits.transfer_ms,
         "input alone, without using the batches": limits.input_ms,
     }
-    if not any(parts.values()):
-        return ""
-    speeds = {name: ms for name, ms in parts.items() if ms} | {"the training as it is": ledger.step_ms}
+    measured = {name: ms for name, ms in parts.items() if ms}
+    speeds = measured | {"the training as it is": ledger.step_ms} if measured else {}
     rows = [(name, f"{number(ms)} ms", f"{number(1e3 * ledger.images / ms)} img/s") for name, ms in speeds.items()]
     return _section("Limits: the speed of each part by itself", _table(rows))
 
@@ -235,9 +230,8 @@ def _fixed_costs(measurement: Measurement) -> str:
 
 
 def _light(measurement: Measurement) -> str:
-    if measurement.light is None:
-        return ""
-    rows = [(name, f"{value:,.1f} {unit}") for name, value, unit in measurement.light.rows()]
+    limits = measurement.light.rows() if measurement.light else []
+    rows = [(name, f"{value:,.1f} {unit}") for name, value, unit in limits]
     return _section("Hardware limits of this machine", _table(rows))
 
 
@@ -278,12 +272,10 @@ def _timeline(timeline: Mapping[str, Sequence[Event]], ledger: Ledger) -> str:
     svg = timeline_svg(timeline, int(STEPS_SHOWN * step_ms * 1e6))
     # In milliseconds: if the lengths of steps differ, it shows another number of them.
     span_ms = number(STEPS_SHOWN * step_ms)
-    return _section(f"Timeline of the last {span_ms} ms of steps", svg) if svg else ""
+    return _section(f"Timeline of the last {span_ms} ms of steps", svg)
 
 
 def _waits(measurement: Measurement) -> str:
-    if not measurement.waits:
-        return ""
     rows = [(site.where, site.text, f"{site.per_step:,.1f}") for site in measurement.waits[:12]]
     return _section(f"{wait_kind(measurement).capitalize()}, per step", _code_table(["times"], rows))
 
@@ -295,49 +287,44 @@ def _idle(measurement: Measurement) -> str:
 def _between(ledger: Ledger, measurement: Measurement) -> str:
     """Cost of what happens between steps, and where the host waits there."""
     pauses = pauses_of(ledger)
-    if not pauses and not measurement.waits_between:
-        return ""
     rows = [(escape(row.label), how_often(row), f"{row.ms:,.2f}", f"{row.share:.1%}") for row in pauses]
-    table = _table(rows, ["", "each time", "ms per step", "share"]) if rows else ""
+    table = _table(rows, ["", "each time", "ms per step", "share"])
     left_ms = ledger.step_ms - sum(row.ms for row in pauses)
     title = f"Between steps (the steps themselves take {number(left_ms)} ms)"
     return _section(title, table + _waits_between(measurement))
 
 
 def _waits_between(measurement: Measurement) -> str:
-    if not measurement.waits_between:
-        return ""
     rows = [
         (site.where, site.text, escape(label_of(site.stage)), f"{site.times:,}")
         for site in measurement.waits_between[:5]
     ]
     kind = wait_kind(measurement).capitalize()
     what = f"{kind}, between the steps in which they were counted. Removing them makes no step faster."
-    return f'<p class="soft small">{what}</p>{_code_table(["in", "times"], rows)}'
+    return f'<p class="soft small">{what}</p>{_code_table(["in", "times"], rows)}' if rows else ""
 
 
 def _lines(measurement: Measurement) -> str:
     lines = sorted(measurement.lines, key=lambda line: -line.ms)[:12]
-    if not lines:
-        return ""
     rows = [(line.where, line.text, _where_it_runs(line), f"{line.ms:,.1f}") for line in lines]
     return _section("Hottest lines, by sampling", _code_table(["in", "ms per step"], rows))
 
 
 def _section(title: str, content: str) -> str:
-    return f"<section><h2>{title}</h2>{content}</section>"
+    """A part of the page; empty if there is no content."""
+    return f"<section><h2>{title}</h2>{content}</section>" if content else ""
 
 
-def _table(rows: Iterable[tuple[str, ...]], titles: Sequence[str] = (), attributes: str = "") -> str:
-    """A table of cells in HTML, with a head if there are titles."""
+def _table(rows: Sequence[tuple[str, ...]], titles: Sequence[str] = (), attributes: str = "") -> str:
+    """A table of cells in HTML, with a head if there are titles; empty without rows."""
     head = f"<tr>{''.join(f'<th>{title}</th>' for title in titles)}</tr>" if titles else ""
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table{attributes}>{head}{body}</table>"
+    return f"<table{attributes}>{head}{body}</table>" if rows else ""
 
 
-def _code_table(titles: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
-    """A table of code lines. A row is file:line, cut at the front if the path is long, the source line, and HTML for
-    the columns called `titles`."""
+def _code_table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> str:
+    """A table of code lines; empty without rows. A row is file:line, cut at the front if the path is long, the source
+    line, and HTML for the columns called `titles`."""
     head = "".join(f"<th>{title}</th>" for title in titles)
     body = ""
     for where, text, *cells in rows:
@@ -346,7 +333,7 @@ def _code_table(titles: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
             f'<tr><td class="mono place-of" title="{escape(where)}">{escape(shown)}</td>'
             f'<td class="left mono code">{escape(text)}</td>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
         )
-    return f'<table><tr><th>line</th><th class="left">code</th>{head}</tr>{body}</table>'
+    return f'<table><tr><th>line</th><th class="left">code</th>{head}</tr>{body}</table>' if rows else ""
 
 
 def _where_it_runs(line: HotLine) -> str:

@@ -146,13 +146,13 @@ def _certain_gain(bottleneck: Bottleneck) -> float:
 
 def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdict:
     """The verdict if no remedy is worthwhile: a cause without one, unexplained time, threads, or the network itself."""
-    unexplained_ms = n.unexplained_ms
+    unexplained_ms, around = n.unexplained_ms, [*_limit_lines(n), *_load_lines(n)]
     worst = max(bottlenecks, key=lambda bottleneck: bottleneck.cost_ms, default=None)
     if worst is not None and worst.cost_ms > max(LARGE_SHARE * n.step_ms, unexplained_ms):
         return Verdict(
             cause=worst.cause,
             sentence=f"{worst.sentence}{_no_remedy_sentence(n)}",
-            evidence=[*worst.evidence, *_limit_lines(n), *_load_lines(n)],
+            evidence=[*worst.evidence, *around],
         )
     if unexplained_ms > LARGE_SHARE * n.step_ms:
         lines = [line for line in n.hot_lines(in_worker=False) if line.stage is None][:3]
@@ -173,11 +173,7 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
                 f"{n.threads_that_fit} of them. Threads that run wait for those that do not, which can slow a step "
                 "down many times."
             ),
-            evidence=[
-                f"forward and backward {n.percent(compute_ms)} of the step",
-                *_limit_lines(n),
-                *_load_lines(n),
-            ],
+            evidence=[f"forward and backward {n.percent(compute_ms)} of the step", *around],
         )
     return Verdict(
         cause=NOTHING,
@@ -189,8 +185,7 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
             f"waiting for data {n.percent(n.wait_ms)}, forward and backward {n.percent(compute_ms)} of the step",
             *([f"{n.percent(n.between_ms)} of the time is between steps"] if n.between_ms > 0.1 * n.step_ms else []),
             *_hottest_line(n),
-            *_limit_lines(n),
-            *_load_lines(n),
+            *around,
         ],
     )
 
@@ -241,13 +236,6 @@ def _load_lines(n: StepNumbers) -> list[str]:
 
 def _limit_lines(n: StepNumbers) -> list[str]:
     limits = n.m.limits
-    parts = [
-        f"{name} {number(1e3 * n.images / ms)} img/s"
-        for name, ms in (
-            ("compute", limits.compute_ms),
-            ("compute and copy", limits.transfer_ms),
-            ("input", limits.input_ms),
-        )
-        if ms
-    ]
+    times_ms = {"compute": limits.compute_ms, "compute and copy": limits.transfer_ms, "input": limits.input_ms}
+    parts = [f"{name} {number(1e3 * n.images / ms)} img/s" for name, ms in times_ms.items() if ms]
     return [f"limits: {', '.join(parts)}"] if parts else []

@@ -146,10 +146,6 @@ class StepNumbers:
         return fitting_threads(threads, self.free_cores) if threads and not self.m.has_device else None
 
     @property
-    def main_cpu_percent(self) -> float:
-        return 100 * self.m.main_cpu_ms / self.step_ms
-
-    @property
     def device_idle_ms(self) -> float:
         """Idle time of the device inside steps (pauses between them are not traced); 0 without a device or a trace."""
         busy = self.m.device_busy_ms
@@ -169,16 +165,24 @@ class StepNumbers:
         return f"{100 * ms / self.step_ms:.0f} %"
 
     def remedy(
-        self, *, what: str, change: str, step_ms: float, uncertainty: float, switch: Mapping[str, Any] | None = None
+        self,
+        *,
+        what: str,
+        change: str,
+        step_ms: float,
+        uncertainty: float,
+        switch: Mapping[str, Any] | None = None,
+        images: float | None = None,
     ) -> Remedy:
-        """A remedy that leaves the number of images per step unchanged."""
+        """A remedy for this training. `images`: per step with it, if that may be another number than now."""
         return Remedy(
             what=what,
             change=change,
             step_ms=step_ms,
             uncertainty=uncertainty,
             now_ms=self.step_ms,
-            images=self.images,
+            images=images or self.images,
+            now_images=self.images if images else None,
             switch=switch or {},
         )
 
@@ -225,18 +229,13 @@ class StepNumbers:
 
     @property
     def min_step_ms(self) -> float:
-        """Lower bound of the step for remedies of the input."""
-        return max(self.floor_ms, self.network_limit_ms)
+        """Lower bound of the step for remedies of the input, with the measured time of the network alone, if any."""
+        return max(self.floor_ms, min(self.m.limits.compute_ms or 0.0, self.step_ms))
 
     @property
     def floor_ms(self) -> float:
         """Lower bound for remedies outside of the network: the device's work, and the time between steps."""
         return (self.m.device_busy_ms or 0.0) + self.between_ms
-
-    @property
-    def network_limit_ms(self) -> float:
-        """Lower bound for remedies of the input: the measured time of the network alone; 0 if not measured."""
-        return min(self.m.limits.compute_ms or 0.0, self.step_ms)
 
     @property
     def input_limit_ms(self) -> float:
@@ -349,14 +348,12 @@ def remedy_of_end_to_end(n: StepNumbers, trial: EndToEndTrial) -> Remedy:
 
 
 def _remedy(n: StepNumbers, trial: Trial | EndToEndTrial, step_ms: float) -> Remedy:
-    return Remedy(
+    return n.remedy(
         what=trial.what,
         change=trial.change,
         step_ms=step_ms,
         uncertainty=trial.uncertainty,
-        now_ms=n.step_ms,
         images=trial.images or n.images,
-        now_images=n.images,
         switch=trial.switch,
     )
 

@@ -184,24 +184,15 @@ def _worker_start(n: StepNumbers) -> Iterator[Bottleneck]:
 def _after_steps(n: StepNumbers) -> Iterator[Bottleneck]:
     """Logging, validation and checkpoints: fine from time to time, a bottleneck above a tenth of the run."""
     knobs = {
-        "log": ("Logging", "log less often", "--log-every 100", 0.9),
-        "validate": (
-            "Validation",
-            "validate less often",
-            "every 1,000 steps or every few epochs (yolo: --notest)",
-            0.75,
-        ),
-        "checkpoint": (
-            "Saving checkpoints",
-            "save less often",
-            "every 1,000 steps (flatout: --save-every-minutes 30)",
-            0.75,
-        ),
+        "log": ("Logging", "log less often", "--log-every 100"),
+        "validate": ("Validation", "validate less often", "every 1,000 steps or every few epochs (yolo: --notest)"),
+        "checkpoint": ("Saving checkpoints", "save less often", "every 1,000 steps (flatout: --save-every-minutes 30)"),
     }
     for stage, ms in n.host.stage_ms.items():
         if stage not in knobs or ms < 0.1 * n.step_ms:
             continue
-        activity, what, change, share = knobs[stage]
+        activity, what, change = knobs[stage]
+        share = 0.9 if stage == "log" else 0.75
         if runs := n.host.stage_runs.get(stage, 0.0):
             share = max(share, 1 - 1 / (RARE_STEPS * runs))
         # The device continues to work while the host logs, but not in a pause between steps.
@@ -259,7 +250,7 @@ def _load_evidence(n: StepNumbers) -> list[str]:
     """Load of main process, workers and GPU: shows whether the main thread is saturated or starved."""
     lines = []
     if n.m.main_cpu_ms:
-        lines.append(f"main process uses {n.main_cpu_percent:.0f} % of a core")
+        lines.append(f"main process uses {n.percent(n.m.main_cpu_ms)} of a core")
     if n.m.num_workers and n.worker_ms:
         lines.append(f"workers are busy {100 * n.worker_busy:.1f} % of the time: the input is not the limit")
     if n.m.device_busy_ms is not None:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flatout.clock import PAUSES, kind_of, label_of
+from flatout.errors import counted
 from flatout.profiler.demands import KEPT_DECODED, Demands
 from flatout.profiler.measurement import HotLine
 from flatout.profiler.verdict.predict_step import MIN_WAIT_SHARE, StepNumbers
 from flatout.profiler.verdict.remedy import Bottleneck, Remedy, number
-from flatout.profiler.verdict.rules_code import faster_input_code, promise, slow_input_code
+from flatout.profiler.verdict.rules_code import HotCode, faster_input_code, promise, slow_input_code
 
 DECODING = re.compile(r"decode|imread|image\.open|read_image|load_image|open_image|jpeg|np\.load|tifffile", re.I)
 """Matches source lines that decode an image."""
@@ -44,7 +45,7 @@ def _late_batches(n: StepNumbers) -> Iterator[Bottleneck]:
     if n.is_input_unobserved:
         yield _unobserved_input(n, lost_ms)
     elif n.m.num_workers == 0:
-        yield _no_workers(n, lost_ms)
+        yield _slow_input(n, lost_ms)
     elif n.worker_busy < 0.6:
         # The gain of more prefetching is a guess, which a short wait does not justify.
         if lost_ms > 0.1 * n.step_ms:
@@ -52,7 +53,7 @@ def _late_batches(n: StepNumbers) -> Iterator[Bottleneck]:
     elif n.m.num_workers > 1.25 * n.m.usable_cores and n.cpu_ms > 0.8 * n.m.usable_cores * n.step_ms:
         yield _too_many_workers(n, lost_ms)
     else:
-        yield _busy_workers(n, lost_ms)
+        yield _slow_input(n, lost_ms)
 
 
 def _unobserved_input(n: StepNumbers, lost_ms: float) -> Bottleneck:
@@ -71,27 +72,52 @@ def _unobserved_input(n: StepNumbers, lost_ms: float) -> Bottleneck:
     )
 
 
-def _no_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
-    wanted = workers_needed(n)
-    decode_ms = decode_time_ms(n)
+def _slow_input(n: StepNumbers, lost_ms: float) -> Bottleneck:
+    """Batches that take too long to make, for the main thread or for workers that cannot keep up. `lost_ms`: the wait
+    per step."""
+    wanted, decode_ms, code = workers_needed(n), decode_time_ms(n), slow_input_code(n)
     remedies = [_more_workers(n, wanted)] if wanted else []
-    if decode_ms > 0.1 * lost_ms:
+    if decode_ms > 0.1 * n.input_ms:
         remedies += _keep_decoded(n, decode_ms)
-    code = slow_input_code(n)
+    if n.m.has_device and n.m.num_workers >= n.m.usable_cores * 0.9:
+        remedies.append(_render_on_device(n))
     promised = faster_input_code(n, code) if code else []
-    if n.worker_blocked > WAITING_FOR_DISK:
-        cause, why = "storage", f"most of it waiting ({WAITS_FOR}), which takes no core"
-    elif _workers_suffice(n, wanted):
-        cause, why = "no workers", "and nothing else runs meanwhile"
-    elif decode_ms > 0.5 * lost_ms:
-        cause, why = "decode", "most of it for decoding images"
-    elif code:
-        cause, why = SLOW_CODE, f"most of it in {code.name}"
+    if n.m.num_workers:
+        cause, why = _cause_in_workers(n, wanted, decode_ms, code)
+        late = f"The step spends {n.percent(lost_ms)} of its time waiting for batches."
+        sentence = f"{late} The workers cannot keep up: {why}."
     else:
-        cause, why = "no workers", "and nothing else runs meanwhile"
-    sentence = f"The main thread makes every batch itself, which takes {n.percent(lost_ms)} of the step, {why}."
-    remedies = _cure_first(cause, [*remedies, *promised])
-    return _late(n, lost_ms, cause, f"{sentence}{promise(promised)}", remedies)
+        cause, why = _cause_in_main_thread(n, wanted, decode_ms, code)
+        sentence = f"The main thread makes every batch itself, which takes {n.percent(lost_ms)} of the step, {why}."
+    return _late(n, lost_ms, cause, f"{sentence}{promise(promised)}", _cure_first(cause, [*remedies, *promised]))
+
+
+def _cause_in_main_thread(n: StepNumbers, wanted: int, decode_ms: float, code: HotCode | None) -> tuple[str, str]:
+    """Why batches take long, as a cause and the end of a sentence."""
+    if n.worker_blocked > WAITING_FOR_DISK:
+        return "storage", f"most of it waiting ({WAITS_FOR}), which takes no core"
+    if not _workers_suffice(n, wanted):
+        if decode_ms > 0.5 * n.input_ms:
+            return "decode", "most of it for decoding images"
+        if code:
+            return SLOW_CODE, f"most of it in {code.name}"
+    return "no workers", "and nothing else runs meanwhile"
+
+
+def _cause_in_workers(n: StepNumbers, wanted: int, decode_ms: float, code: HotCode | None) -> tuple[str, str]:
+    """As `_cause_in_main_thread`: there are too few workers, or each sample takes too long."""
+    has_room = wanted > 0 and n.m.usable_cores - n.m.num_workers >= 1
+    if n.worker_blocked > WAITING_FOR_DISK:
+        return "storage", f"they mostly wait ({WAITS_FOR}), which takes no core"
+    if decode_ms > 0.5 * n.input_ms:
+        return "decode", "they mostly decode images"
+    if code and not (has_room and _workers_suffice(n, wanted)):
+        return SLOW_CODE, f"most of their time passes in {code.name}"
+    if has_room:
+        num = "is only one" if n.m.num_workers == 1 else f"are only {n.m.num_workers}"
+        return "too few workers", f"there {num} of them for {n.m.usable_cores:g} cores"
+    stage = dominant_stage(n)
+    return "input", f'they spend most of their time in "{label_of(stage)}"' if stage else "every core is in use"
 
 
 def _workers_suffice(n: StepNumbers, wanted: int) -> bool:
@@ -111,39 +137,6 @@ def _cure_first(cause: str, remedies: list[Remedy]) -> list[Remedy]:
     """The remedies, the one that removes the cause first."""
     names = {"decode": ("keep", "cache"), SLOW_CODE: ("without",), "storage": ("without",)}.get(cause, ("workers",))
     return sorted(remedies, key=lambda each: not each.what.startswith(names))
-
-
-def _busy_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
-    """Workers that cannot keep up: there are too few of them, or each sample takes too long. `lost_ms`: per step."""
-    wanted, decode_ms = workers_needed(n), decode_time_ms(n)
-    remedies = [_more_workers(n, wanted)] if wanted else []
-    disk_bound = n.worker_blocked > WAITING_FOR_DISK
-    if decode_ms > 0.1 * n.input_ms:
-        remedies += _keep_decoded(n, decode_ms)
-    if n.m.has_device and n.m.num_workers >= n.m.usable_cores * 0.9:
-        remedies.append(_render_on_device(n))
-    stage, code = dominant_stage(n), slow_input_code(n)
-    promised = faster_input_code(n, code) if code else []
-    room = n.m.usable_cores - n.m.num_workers
-    if disk_bound:
-        cause, why = "storage", f"they mostly wait ({WAITS_FOR}), which takes no core"
-    elif decode_ms > 0.5 * n.input_ms:
-        cause, why = "decode", "they mostly decode images"
-    elif code and not (wanted and room >= 1 and _workers_suffice(n, wanted)):
-        cause, why = SLOW_CODE, f"most of their time passes in {code.name}"
-    elif wanted and room >= 1:
-        num = "is only one" if n.m.num_workers == 1 else f"are only {n.m.num_workers}"
-        cause, why = "too few workers", f"there {num} of them for {n.m.usable_cores:g} cores"
-    else:
-        cause, why = (
-            "input",
-            f'they spend most of their time in "{label_of(stage)}"' if stage else "every core is in use",
-        )
-    sentence = (
-        f"The step spends {n.percent(lost_ms)} of its time waiting for batches. The workers cannot keep up: {why}."
-        f"{promise(promised)}"
-    )
-    return _late(n, lost_ms, cause, sentence, _cure_first(cause, [*remedies, *promised]))
 
 
 def _idle_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
@@ -268,7 +261,7 @@ def _evidence(n: StepNumbers, lost_ms: float, stage: str | None) -> list[str]:
         f"{n.consumer_ms:.1f} ms"
     ]
     if n.m.num_workers and n.worker_ms:
-        workers = "1 worker" if n.m.num_workers == 1 else f"{n.m.num_workers} workers"
+        workers = counted(n.m.num_workers, "worker")
         lines.append(
             f"{workers} on {n.m.usable_cores:g} usable cores, busy {100 * n.worker_busy:.0f} % of the time; an image "
             f"takes {n.input_ms / n.images:.2f} ms of {'one core' if n.worker_blocked < 0.2 else 'a worker'}"

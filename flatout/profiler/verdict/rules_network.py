@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from flatout.errors import counted
 from flatout.profiler.measurement import NetworkRun
 from flatout.profiler.verdict.predict_step import StepNumbers
 from flatout.profiler.verdict.remedy import Bottleneck, Remedy
@@ -72,10 +73,10 @@ def _threads(n: StepNumbers, now: NetworkRun, runs: list[NetworkRun]) -> Iterato
         why = "other cores could share the work"
     yield n.bottleneck(
         cause=cause,
-        sentence=f"Torch computes with {_threads_text(now.threads)} on {n.m.usable_cores:g} cores: {why}.",
+        sentence=f"Torch computes with {counted(now.threads, 'thread')} on {n.m.usable_cores:g} cores: {why}.",
         evidence=[
-            f"forward and backward by themselves: {now.ms:.1f} ms with {_threads_text(now.threads)}, {best.ms:.1f} ms "
-            f"with {_threads_text(best.threads)}"
+            f"forward and backward by themselves: {now.ms:.1f} ms with {counted(now.threads, 'thread')}, "
+            f"{best.ms:.1f} ms with {counted(best.threads, 'thread')}"
         ],
         what=f"threads {now.threads} -> {best.threads}",
         change=f"torch.set_num_threads({best.threads}), or OMP_NUM_THREADS={best.threads}",
@@ -122,21 +123,15 @@ def _with_batch(n: StepNumbers, now: NetworkRun, run: NetworkRun) -> Remedy:
         tried_then_ms=n.network_ms * run.ms / now.ms,
         device_ms=(n.m.device_busy_ms or 0.0) * run.ms / now.ms,
     )
-    return Remedy(
+    return n.remedy(
         what=f"batch {n.images:.0f} -> {n.images * factor:.0f}",
         change="a larger batch_size, with the learning rate that suits it",
         step_ms=step_ms,
         uncertainty=0.15,
-        now_ms=n.step_ms,
         images=n.images * factor,
-        now_images=n.images,
     )
 
 
 def _then_ms(ms: float, now: NetworkRun, run: NetworkRun) -> float:
     """The network's time in the loop, `ms` now, with the setting of `run`: in proportion, but no faster than alone."""
     return max(ms * run.ms / now.ms, min(run.ms, ms))
-
-
-def _threads_text(threads: int) -> str:
-    return "1 thread" if threads == 1 else f"{threads} threads"

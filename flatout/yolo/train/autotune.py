@@ -306,7 +306,6 @@ def _step_costs(network: nn.Module, config: InputConfig, num: int, *, graph: boo
     if not graph:
         return costs
     trace = DeviceTrace()
-    trace.start()
     _timed_step(network, config, images)
     # The trace is empty if this process may not profile the device.
     device_ms = trace.stop(1).busy_ms or costs.wall_ms
