@@ -84,7 +84,7 @@ def _why_not(profile: "Profile") -> str:
     try:
         profile.measurement  # noqa: B018 - asked for its error
     except ConfigError as error:
-        return f"{error} A step is an optimizer.step() of torch in the main thread."
+        return str(error)
     return ""
 
 

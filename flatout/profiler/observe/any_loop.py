@@ -50,7 +50,10 @@ class AnyLoop:
 
     def __init__(self, *, num_steps: int | None, title: str, on_complete: Callable[[Profile], None]) -> None:
         self.workers = ProbedWorkers()
-        self._observation = Observation(self.workers, num_steps=num_steps, title=title, on_end=self._ended)
+        a_step = "A step is an optimizer.step() of torch in the main thread."
+        self._observation = Observation(
+            self.workers, num_steps=num_steps, title=title, a_step=a_step, on_end=self._ended
+        )
         self.profile = Profile(self._observation)
         self.forwards = Forwards(self)
         self._on_complete = on_complete

@@ -44,7 +44,9 @@ def watch(
     if isinstance(clock.recorder(), StepRecorder):
         raise ConfigError("This thread is already being watched. End that watch() before another one begins.")
     code = code_of(loss_fn)
-    observation = Observation(WorkerObserver(), functions={code: "loss"} if code else {}, title=title)
+    a_step = "A step is a batch of the loader that watch() was given: pass it the object that your loop iterates."
+    functions = {code: "loss"} if code else {}
+    observation = Observation(WorkerObserver(), functions=functions, title=title, a_step=a_step)
     marked, workers = partial(marked_steps, observation, SampleCounter.of_loader(loader)), ProbedWorkers()
     profile = Profile(observation, trials)
     if is_stream(loader):
@@ -136,7 +138,8 @@ def watching(loader: Any, marked: Callable[[Iterator[Any]], Iterator[Any]], work
     except TypeError as error:
         raise ConfigError(
             f"A {kind.__name__} cannot be watched. Pass the loader object itself (a torch DataLoader, a flatout Loader "
-            "or Feed, or any object of a Python class with __iter__), not a list, a generator or an iterator."
+            "or Feed, or any object of a Python class with __iter__), not a list, a generator or an iterator; or use "
+            "flatout.profiler.watch_any(), which needs no loader."
         ) from error
     try:
         with probed(loader, workers) as is_probed:
