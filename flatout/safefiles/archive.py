@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 AGAIN = "Download or copy it again."
 DAMAGED = f"It is damaged. {AGAIN}"
+YOURS = "If the file is yours, load it with torch and save only its tensors and plain values."
 SUSPECT = "It is damaged or crafted to exhaust memory: get it again from a source you trust."
 
 

@@ -20,6 +20,7 @@ from flatout.safefiles.archive import (
     ALGORITHM,
     DAMAGED,
     SUSPECT,
+    YOURS,
     DigestSink,
     Refusal,
     WorkLimit,
@@ -80,7 +81,7 @@ class PlainReader:
         if isinstance(value, Built):
             return self._copy(value.plain(), where, depth + 1)
         kind = value.text if isinstance(value, Name) else type(value).__name__
-        raise Refusal(f"its {where} holds a {quoted(kind)}, which is not plain data. {DAMAGED}")
+        raise Refusal(f"its {where} holds a {quoted(kind)}, which is not plain data. {YOURS}")
 
 
 def _printable(value: str | bytes, where: str) -> str | bytes:
