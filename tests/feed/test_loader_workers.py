@@ -169,7 +169,9 @@ def test_an_unpicklable_dataset_raises_an_error_that_names_the_attribute():
 
 
 def test_an_unpicklable_collate_function_raises_an_error_that_names_it():
-    with pytest.raises(ConfigError, match=r"^The Loader cannot be sent .*: collate_fn cannot .*top level.*context='fork'"):
+    with pytest.raises(
+        ConfigError, match=r"^The Loader cannot be sent .*: collate_fn cannot .*top level.*context='fork'"
+    ):
         list(Loader(Numbers(), 4, num_workers=1, collate_fn=lambda each: each, multiprocessing_context="spawn"))
 
 

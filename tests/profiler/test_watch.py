@@ -113,7 +113,9 @@ def test_training_is_the_same_with_and_without_a_watch():
 
 def test_too_few_steps_are_refused_with_a_number():
     watched = slow_loops.train(DataLoader(slow_loops.ready_samples(24), batch_size=8))
-    with pytest.raises(ConfigError, match=r"Only 3 steps were observed; a profile needs at least 7\. A step is a batch"):
+    with pytest.raises(
+        ConfigError, match=r"Only 3 steps were observed; a profile needs at least 7\. A step is a batch"
+    ):
         watched.text()
 
 
