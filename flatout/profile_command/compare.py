@@ -6,7 +6,7 @@ Times are per image, scaled to the batch of the first profile, so that profiles 
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.clock import label_of, place_label
+from flatout.clock import kind_of, label_of, place_label
 from flatout.errors import SlowerError
 from flatout.profiler import Ledger, Measurement, diagnose, load_measurement, make_ledger, number
 
@@ -88,7 +88,9 @@ class Comparison:
         way = "slower" if self.slower > 0 else "faster"
         size = abs(self.slower if self.slower > 0 else 1 / (1 + self.slower) - 1)
         least_ms = MIN_CHANGE * before.step_ms
-        changed = [each for each in self.changes if abs(each.added_ms) > least_ms]
+        # Idle time is what the others leave: more of it is no reason.
+        busy = [each for each in self.changes if kind_of(each.stage) != "idle"]
+        changed = [each for each in busy if abs(each.added_ms) > least_ms]
         changed.sort(key=lambda each: -abs(each.added_ms))
         parts = [
             f"{label_of(each.stage)} ({place_label(each.place)}) {each.added_ms:+.1f} ms"
