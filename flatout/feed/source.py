@@ -246,8 +246,8 @@ class SampleSource(ABC):
             values = self.sample(int(index), keyed_generator(draws["bits"][i]))
             if not isinstance(values, Mapping) or set(values) != set(self.fields):
                 raise DataError(
-                    f"sample() returned {_describe(values)}, but `fields` declares {_names(self.fields)}. Return a dict "
-                    "with these names."
+                    f"sample() returned {_describe(values)}, but `fields` declares {_names(self.fields)}. Return a "
+                    "dict with these names."
                 )
             for name, value in values.items():
                 _place(name, self.fields[name], value, i, out)

@@ -7,7 +7,6 @@ perhaps pinned memory is kept.
 import os
 import pickle
 import weakref
-from typing import Any
 
 import numpy as np
 

@@ -82,7 +82,10 @@ def for_stream(remedy: Remedy) -> Remedy:
 
 
 def _unprobed_workers(loader: Any) -> WorkerObserver:
-    if any(kind.__module__.startswith("flatout.") for kind in type(loader).__mro__):
+    from torch.utils.data import DataLoader
+
+    is_ours = any(kind.__module__.startswith("flatout.") for kind in type(loader).__mro__)
+    if is_ours and not isinstance(loader, DataLoader):
         return FeedWorkers()
     if num_workers := _num_workers(loader):
         logger.warning(
@@ -150,6 +153,11 @@ def watching(loader: Any, marked: Callable[[Iterator[Any]], Iterator[Any]], work
         loader.__class__ = kind
 
 
+def runs_workers(loader: Any) -> bool:
+    """Whether a DataLoader or a Loader has persistent workers from an earlier pass."""
+    return getattr(loader, "_iterator", None) is not None or getattr(loader, "_runtime", None) is not None
+
+
 @contextmanager
 def probed(loader: Any, workers: ProbedWorkers) -> Iterator[bool]:
     """Workers that are started inside the block write into the tables; gives whether they can."""
@@ -158,7 +166,7 @@ def probed(loader: Any, workers: ProbedWorkers) -> Iterator[bool]:
 
     # Workers that already run (persistent ones of an earlier pass) have the dataset without a wrapper; and a DataLoader
     # seeds the random numbers of a data pipe only if it recognizes it as one.
-    is_unsupported = not isinstance(loader, DataLoader) or getattr(loader, "_iterator", None) is not None
+    is_unsupported = not isinstance(loader, DataLoader) or runs_workers(loader)
     if is_unsupported or isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         yield False
         return
@@ -167,7 +175,9 @@ def probed(loader: Any, workers: ProbedWorkers) -> Iterator[bool]:
     timed = TimedDataset if loader._dataset_kind == _DatasetKind.Map else TimedStream
     # DataLoader forbids this to keep its sampler and dataset consistent; ours has the same length and samples.
     object.__setattr__(loader, "dataset", timed(dataset, worker_table))
-    loader.collate_fn = partial(timed_collate, collate, worker_table)
+    # flatout's Loader has its workers collate together by default, but not with a function that it does not know.
+    if getattr(loader, "_collate_mode", "") != "rows":
+        loader.collate_fn = partial(timed_collate, collate, worker_table)
     try:
         yield True
     finally:

@@ -127,8 +127,8 @@ def non_max_suppression(
     if not isinstance(prediction_BNO, Tensor) or prediction_BNO.ndim != 3 or prediction_BNO.shape[2] < 6:
         got = list(prediction_BNO.shape) if isinstance(prediction_BNO, Tensor) else f"a {type(prediction_BNO).__name__}"
         raise ConfigError(
-            f"non_max_suppression got {got} instead of a tensor [images, boxes, 5 + classes]: centre and size in pixels, "
-            "objectness, one probability per class."
+            f"non_max_suppression got {got} instead of a tensor [images, boxes, 5 + classes]: centre and size in "
+            "pixels, objectness, one probability per class."
         )
     num_images = len(prediction_BNO)
     results = []
