@@ -78,8 +78,7 @@ def _watched(words: Sequence[str], args: argparse.Namespace) -> int:
     try:
         profile.measurement  # noqa: B018 - asked for its error
     except ConfigError as error:
-        why = f"{error} A step is an optimizer.step() of torch in the main thread."
-        print(f"\nflatout: no profile: {why}", file=sys.stderr)
+        print(f"\nflatout: no profile: {error}", file=sys.stderr)
     return code
 
 

@@ -4,12 +4,13 @@ import copy
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from flatout.engine.job import StepSettings
+from flatout.errors import ConfigError
 
 Kind = Literal["sgd", "adam"]
 
@@ -53,6 +54,8 @@ def make_optimizer(
 
     Groups without parameters are left out.
     """
+    if kind not in get_args(Kind):
+        raise ConfigError(f"optimizer {kind!r} is unknown: use {' or '.join(map(repr, get_args(Kind)))}.")
     param_groups = [
         {"params": list(group), "weight_decay": decay} for group, decay in zip(groups, decays, strict=True) if group
     ]

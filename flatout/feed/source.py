@@ -246,7 +246,10 @@ class SampleSource(ABC):
             out.reading(i)
             values = self.sample(int(index), keyed_generator(draws["bits"][i]))
             if not isinstance(values, Mapping) or set(values) != set(self.fields):
-                raise DataError(f"sample() returned {_describe(values)}, but `fields` declares {_names(self.fields)}")
+                raise DataError(
+                    f"sample() returned {_describe(values)}, but `fields` declares {_names(self.fields)}. Return a "
+                    "dict with these names."
+                )
             for name, value in values.items():
                 _place(name, self.fields[name], value, i, out)
 
@@ -295,7 +298,9 @@ def _place(name: str, field: Field | Rows, value: ArrayLike, i: int, out: Out) -
 
 
 def _describe(value: object) -> str:
-    return _names(value) if isinstance(value, Mapping) else repr(value)
+    if isinstance(value, Mapping):
+        return _names(value)
+    return "None" if value is None else f"a {type(value).__name__}"  # not its repr: arrays take many lines
 
 
 def _names(names: Sequence[str] | Mapping[str, Any]) -> str:

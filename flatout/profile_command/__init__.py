@@ -104,7 +104,10 @@ def main(argv: list[str]) -> int:
             f"flatout profile: --steps {args.steps} is too few for a conclusion. Use --steps {MIN_STEPS} or more."
         )
     if args.job not in JOBS:
-        raise ConfigError(f"flatout profile: unknown job {args.job!r}. Use one of: {', '.join(JOBS)}.")
+        raise ConfigError(
+            f"flatout profile: unknown job {args.job!r}. Use one of: {', '.join(JOBS)}. For a script of your own: "
+            "python -m flatout.profile_any train.py"
+        )
     _refuse_unwritable(args.out)
     try:
         return _profile(args, rest)

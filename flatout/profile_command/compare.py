@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from flatout.clock import label_of, place_label
+from flatout.clock import kind_of, label_of, place_label
 from flatout.errors import SlowerError
 from flatout.profiler import Ledger, Measurement, diagnose, load_measurement, make_ledger, number
 
@@ -85,7 +85,9 @@ class Comparison:
         before, _ = self._ledgers
         way = "slower" if self.slower > 0 else "faster"
         size = abs(self.slower if self.slower > 0 else 1 / (1 + self.slower) - 1)
-        largest = sorted(self.changes, key=lambda each: -abs(each.added_ms))[:MAX_CHANGES]
+        # Idle time is what the others leave: more of it is no reason.
+        busy = [each for each in self.changes if kind_of(each.stage) != "idle"]
+        largest = sorted(busy, key=lambda each: -abs(each.added_ms))[:MAX_CHANGES]
         parts = [
             f"{label_of(each.stage)} ({place_label(each.place)}) {each.added_ms:+.1f} ms"
             for each in largest

@@ -268,7 +268,7 @@ def _begin(folder: Path, lock: RunLock, request: RunRequest, *, is_new: bool = F
 def _continue(folder: Path, lock: RunLock, request: RunRequest) -> RunFolder:
     remove_stale_parts(folder)
     record = read_record(folder)
-    if record:
+    if record and not record.get("finished"):  # a finished run is refused later, and must not change
         comparison = request.compare(record)
         if comparison.extends:
             logger.info(

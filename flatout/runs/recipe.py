@@ -266,7 +266,8 @@ class Recipe(ABC):
     def rows(self, epoch: int, report: EpochReport, found: ValidationResult | None) -> EpochRecord:
         """What is recorded of an epoch; called on the first rank."""
         scores = dict(found.named) if found is not None else {}
-        row = {"epoch": epoch, **report.items, "lr": report.lrs[0], **scores}
+        row: dict[str, object] = {"epoch": epoch, **report.items, "lr": report.lrs[0]}
+        row |= {f"val_{name}" if name in row else name: value for name, value in scores.items()}
         scalars = {f"train/{name}": value for name, value in report.items.items()}
         scalars |= {"train/lr": report.lrs[0], "train/samples_per_s": report.samples_per_s}
         return EpochRecord(row, scalars | {f"val/{name}": value for name, value in scores.items() if value is not None})

@@ -19,6 +19,7 @@ from flatout.safefiles.atomic import Sink
 
 AGAIN = "Download or copy it again."
 DAMAGED = f"It is damaged. {AGAIN}"
+YOURS = "If the file is yours, load it with torch and save only its tensors and plain values."
 SUSPECT = "It is damaged or crafted to exhaust memory: get it again from a source you trust."
 
 

@@ -20,6 +20,7 @@ from flatout.safefiles.archive import (
     ALGORITHM,
     DAMAGED,
     SUSPECT,
+    YOURS,
     DigestSink,
     Refusal,
     WorkLimit,
@@ -80,7 +81,7 @@ class PlainReader:
         if isinstance(value, Built):
             return self._copy(value.plain(), where, depth + 1)
         kind = value.text if isinstance(value, Name) else type(value).__name__
-        raise Refusal(f"its {where} holds a {quoted(kind)}, which is not plain data. {DAMAGED}")
+        raise Refusal(f"its {where} holds a {quoted(kind)}, which is not plain data. {YOURS}")
 
 
 def _printable(value: str | bytes, where: str) -> str | bytes:
@@ -125,6 +126,8 @@ def write_container(path: str | Path, sections: Mapping[str, object]) -> None:
     Tensors may be on any device; of a view only its own elements are written. TypeError names a value that is not
     plain.
     """
+    if "flatout" in sections:
+        raise ValueError(f"{path}: a section cannot be named 'flatout': that is the header. Rename it.")
     header = {"schema": SCHEMA, "digest": ALGORITHM, "versions": versions()}
     content: dict[str, object] = {"flatout": header}
     content |= {name: _storable(section, name) for name, section in sections.items()}
@@ -187,8 +190,10 @@ def _storable(value: object, where: str, *, copies: bool = False) -> object:
         return {key: _storable(item, f"{where}.{key}", copies=copies) for key, item in value.items()}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(_storable(item, f"{where}[{index}]", copies=copies) for index, item in enumerate(value))
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    raise TypeError(f"{where} is a {kind}; container files hold only plain values and tensors.")
+    kind = f"is a {type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, Mapping):
+        kind = "has keys that are neither text nor whole numbers"
+    raise TypeError(f"{where} {kind}; container files hold only plain values and tensors.")
 
 
 def compact(tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.safefiles.archive import AGAIN, DAMAGED, SUSPECT, Archive, Refusal, WorkLimit, quoted
+from flatout.safefiles.archive import AGAIN, DAMAGED, SUSPECT, YOURS, Archive, Refusal, WorkLimit, quoted
 
 # Tensors
 
@@ -178,8 +178,8 @@ class Allowlist:
         found = self._names.get(text) or (self._family and self._family(module, name))
         if not found:
             raise Refusal(
-                f"its pickle refers to {quoted(text)}, which weights do not need; nothing was run. The file was made "
-                "for another program, or to run code when it is loaded: do not open it with torch.load. Get the "
+                f"its pickle refers to {quoted(text)}, which weights do not need; nothing was run. {YOURS} If "
+                "not, it may have been made to run code when it is loaded: do not open it with torch.load. Get the "
                 "weights from a source you trust, as safetensors if possible."
             )
         return found
@@ -204,6 +204,7 @@ def plain_names(storages: Storages) -> dict[str, Make | None]:
                 budget.spend(len(items))
                 if all(type(item) is str for item in items):
                     return set(items)
+                raise Refusal(f"its pickle has a builtins.set of other things than text. {YOURS}")
         return _unexpected("builtins.set")
 
     def make_tensor(arguments: tuple[object, ...]) -> object:
@@ -213,10 +214,19 @@ def plain_names(storages: Storages) -> dict[str, Make | None]:
                 return storages.view(storage, offset, size, stride)
         return _unexpected("torch._utils._rebuild_tensor_v2")
 
+    def make_parameter(arguments: tuple[object, ...]) -> object:
+        match arguments:
+            # The remaining arguments are backward hooks and, in _with_state, a state of Python attributes.
+            case (Tensor() as data, bool(requires_grad), *_):
+                return data.detach().requires_grad_(requires_grad and data.is_floating_point())
+        raise Refusal(f"its pickle creates a parameter in a way torch never does. {DAMAGED}")
+
     return {
         "collections.OrderedDict": make_dict,
         "builtins.set": make_set,
         "torch._utils._rebuild_tensor_v2": make_tensor,
+        "torch._utils._rebuild_parameter": make_parameter,
+        "torch._utils._rebuild_parameter_with_state": make_parameter,
         **dict.fromkeys(DTYPES),
     }
 

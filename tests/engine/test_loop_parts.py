@@ -37,6 +37,10 @@ class TestOptimizer:
         assert torch.isfinite(parameter).all()
         assert (parameter < 1).all()
 
+    def test_an_unknown_kind_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"optimizer 'adamw' is unknown: use 'sgd' or 'adam'\."):
+            make_optimizer("adamw", [[nn.Parameter(torch.ones(2))]], lr=0.1, momentum=0.9, decays=(0.0,))  # type: ignore[arg-type]
+
     def test_sgd_is_nesterov_with_decay_by_group(self) -> None:
         ours, plain = (nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2))
         optimizer = make_optimizer("sgd", [[ours]], lr=0.1, momentum=0.9, decays=(0.01,))

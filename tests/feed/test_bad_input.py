@@ -138,7 +138,7 @@ class Broken(Images):
     ("wrong", "words"),
     [
         (None, ["sample() returned None", "{'boxes', 'image'}"]),
-        ([1, 2], ["sample() returned [1, 2]", "{'boxes', 'image'}"]),
+        ((np.ones((3, 64, 64)), 2), ["sample() returned a tuple, but", "{'boxes', 'image'}. Return a dict"]),
         ({"mask": 1}, ["sample() returned {'boxes', 'image', 'mask'}", "declares {'boxes', 'image'}"]),
         ({"image": np.zeros((3, 4, 5), np.uint8)}, ["'image'", "(3, 4, 5)", "declares uint8 (3, 4, 4)"]),
         ({"image": np.zeros((4, 4), np.uint8)}, ["'image'", "(4, 4)", "declares uint8 (3, 4, 4)"]),

@@ -89,7 +89,7 @@ def test_a_killed_worker_does_not_change_batches():
 
 
 def test_a_sample_that_kills_its_workers_is_named():
-    with pytest.raises(RuntimeError, match=r"dataset\[9\]"):
+    with pytest.raises(RuntimeError, match=r"^A sample kills the workers that read it: dataset\[9\] \(3 workers died"):
         list(Loader(KillsAlways(), 4, num_workers=2, micro_batch=2))
 
 
@@ -166,6 +166,13 @@ def test_an_unpicklable_dataset_raises_an_error_that_names_the_attribute():
     with pytest.raises(ConfigError, match=r"Unpicklable\.lock cannot be pickled.*'fork'"):
         list(Loader(Unpicklable(), 4, num_workers=1, multiprocessing_context="spawn"))
     assert len(list(Loader(Unpicklable(), 4, num_workers=1, multiprocessing_context="fork"))) == 6
+
+
+def test_an_unpicklable_collate_function_raises_an_error_that_names_it():
+    with pytest.raises(
+        ConfigError, match=r"^The Loader cannot be sent .*: collate_fn cannot .*top level.*context='fork'"
+    ):
+        list(Loader(Numbers(), 4, num_workers=1, collate_fn=lambda each: each, multiprocessing_context="spawn"))
 
 
 def test_local_classes_and_lambdas_work_with_fork():

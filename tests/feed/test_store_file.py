@@ -194,6 +194,11 @@ def test_shapes_that_do_not_match_their_bytes_are_refused(tmp_path):
         read(tmp_path / "a.store")
 
 
+def test_a_decoder_that_returns_nothing_is_told_to_raise():
+    with pytest.raises(DataError, match=r"^given: decode\(\) returned None\. Raise flatout\.DecodeError"):
+        decode_item(Given(None), 0)
+
+
 @pytest.mark.parametrize("array", [np.zeros(3), np.zeros(3, bool), np.zeros((1,) * 7, np.uint8), np.array(["a"])])
 def test_arrays_that_a_store_cannot_keep_are_refused_with_their_file(array):
     with pytest.raises(DataError, match=r"given: decode\(\) returned .* a store only keeps uint8, uint16 or float32"):

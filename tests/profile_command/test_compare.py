@@ -35,6 +35,13 @@ def test_stages_are_shown_side_by_side_and_changes_are_named(profiles, capsys):
     assert "Verdict: logging; before: nothing." in text
 
 
+def test_idle_workers_are_not_named_as_what_changed():
+    before = measured(100, network(), num_workers=1, workers={"decode": 50})
+    after = measured(150, {**network(), "log": 50}, num_workers=1, workers={"decode": 50})
+    text = Comparison(before, after).text(("a", "b"))
+    assert "What changed: logging (main thread) +50.0 ms." in text
+
+
 @pytest.mark.parametrize(("allowed", "code"), [("5%", 9), ("11.9", 9), ("12.1%", 0), ("50%", 0)])
 def test_a_slower_profile_fails_only_above_the_limit(profiles, allowed, code, capsys):
     assert main(["profile", "--compare", *profiles, "--fail-if-slower", allowed]) == code

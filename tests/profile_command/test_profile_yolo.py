@@ -78,7 +78,8 @@ def test_network_and_input_of_a_flag_that_changes_both_are_tried_separately(data
 
 def test_an_unknown_job_is_refused(capsys):
     assert main(["profile", "cooking"]) == 2
-    assert "unknown job 'cooking'" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "unknown job 'cooking'" in message and "python -m flatout.profile_any train.py" in message
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from flatout import Loader
 from flatout.clock import clock
 from flatout.profile_any import _run, main
-from flatout.profiler import load_measurement, make_ledger, watch_any
+from flatout.profiler import load_measurement, make_ledger, watch, watch_any
 from flatout.profiler.observe.line_counts import LineCounter
 from tests.profiler import slow_loops
 
@@ -228,6 +229,18 @@ def test_an_optimizer_that_wraps_another_ends_its_stage():
             running.append(clock.innermost())
     assert running == [None] * 12
     assert next(row.runs for row in watched.ledger.lane("host") if row.stage == "optimizer") == 1
+
+
+@pytest.mark.parametrize(
+    "begin_watch", [watch_any, lambda loader: watch(loader, None, None)], ids=["watch_any", "watch"]
+)
+def test_workers_of_our_loader_are_seen_and_go_on_filling_batches_together(begin_watch):
+    network, loader = slow_loops.small_network(), Loader(slow_loops.ready_samples(96), batch_size=8, num_workers=1)
+    modes = set()
+    with begin_watch(*([] if begin_watch is watch_any else [loader])) as watched:
+        train(loader, network, per_step=lambda: modes.add(loader._collate_mode))
+    assert (watched.ledger.images, modes) == (8, {"rows"})
+    assert watched.ledger.ms("workers", "fetch") > 0
 
 
 def test_a_validation_without_no_grad_is_recognized_by_its_lack_of_updates():

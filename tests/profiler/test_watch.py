@@ -113,7 +113,17 @@ def test_training_is_the_same_with_and_without_a_watch():
 
 def test_too_few_steps_are_refused_with_a_number():
     watched = slow_loops.train(DataLoader(slow_loops.ready_samples(24), batch_size=8))
-    with pytest.raises(ConfigError, match=r"Only 3 steps were observed; a profile needs at least 7\."):
+    with pytest.raises(
+        ConfigError, match=r"Only 3 steps were observed; a profile needs at least 7\. A step is a batch"
+    ):
+        watched.text()
+
+
+def test_a_watch_of_another_loader_than_the_loop_iterates_says_which_one_to_pass():
+    loader, other = (DataLoader(slow_loops.ready_samples(24), batch_size=8) for _ in range(2))
+    with watch(loader, None, None) as watched:
+        list(other)
+    with pytest.raises(ConfigError, match=r"Only 0 steps .* pass it the object that your loop iterates\."):
         watched.text()
 
 

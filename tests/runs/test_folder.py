@@ -202,6 +202,16 @@ def test_resume_takes_a_checkpoint_or_its_folder(path: str, tmp_path: Path):
         assert (run.folder, run.continues) == (folder, True)
 
 
+def test_a_finished_run_that_is_resumed_with_more_epochs_keeps_its_record(tmp_path: Path, caplog):
+    """It is refused once its checkpoint is read."""
+    caplog.set_level(logging.INFO)
+    with choose(tmp_path) as run:
+        run.finish()
+    before = read_record(run.folder)
+    choose(tmp_path, config=CONFIG | {"epochs": 5}, resume=run.folder).close()
+    assert read_record(run.folder) == before and "new length" not in caplog.text
+
+
 def test_resume_of_a_file_outside_of_runs_is_refused(tmp_path: Path):
     (tmp_path / "yolov7.pt").touch()
     with pytest.raises(CheckpointError, match=r"yolov7\.pt: not part of a run that can be continued.*--weights"):

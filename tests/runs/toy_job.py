@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from flatout import __main__ as flatout_main
 from flatout.cli import Command, option
+from flatout.clock import clock
 from flatout.engine.job import Sections, StepSettings
 from flatout.engine.optim import MovingAverage, make_optimizer
 from flatout.feed import Feed, FeedConfig, Plan
@@ -58,8 +59,10 @@ class ToyJob:
         return {"image": batch["image"].float() / 255, "label": batch["label"]}
 
     def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        logits = network(inputs["image"])
-        loss = F.cross_entropy(logits, inputs["label"])
+        with clock.stage("train.forward"):  # rows of a profile
+            logits = network(inputs["image"])
+        with clock.stage("train.loss"):
+            loss = F.cross_entropy(logits, inputs["label"])
         accuracy = (logits.argmax(1) == inputs["label"]).float().mean()
         return loss, torch.stack((loss.detach(), accuracy))
 
@@ -110,6 +113,7 @@ class ToyRecipe(Recipe):
         lr = FIRST_LR * min(1.0, (done + 1) / WARMUP) * (1 - done / total)
         return StepSettings(lrs=(lr,), momentum=0.9, step_optimizer=(step + 1) % self.options.window == 0)
 
+    @torch.no_grad()
     def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult:
         right = 0.0
         for batch in self.validated_batches(epoch):

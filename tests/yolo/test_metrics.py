@@ -192,6 +192,20 @@ def test_mean_scores_are_the_means_of_the_scores_of_classes():
     assert (result.classes.full_recall_CK[:, 0] >= result.classes.curves.recall_CX.max(1) - 1e-12).all()
 
 
+@pytest.mark.parametrize(
+    ("targets", "num_images", "message"),
+    [
+        (np.zeros((1, 6)), 1, r"\[T, 6\] of image"),
+        (torch.zeros(1, 5), 1, r"\[T, 6\]"),
+        (torch.zeros(1, 6), 2, "of 2 images"),
+    ],
+)
+def test_targets_and_letterboxes_of_another_form_are_refused(targets, num_images, message):
+    found = Detections(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long), 1)
+    with pytest.raises(DataError, match=message):
+        Evaluator(num_classes=1).update(found, targets, Letterbox.centred((8, 8), [(8, 8)] * num_images), (8, 8))
+
+
 def test_a_label_of_an_unknown_class_is_refused():
     evaluator = Evaluator(2, confusion=True)
     found = Detections(torch.tensor([[40.0, 40, 60, 60, 0.9, 1]]), torch.zeros(1).long(), 1)

@@ -168,6 +168,19 @@ def test_labels_are_added_with_score_1_after_the_predictions_of_their_image():
     assert rows[0][:2, 5].tolist() == [2, 0]
 
 
+@pytest.mark.parametrize(
+    ("prediction", "got"),
+    [
+        (torch.zeros(50, 85), r"\[50, 85\]"),
+        (torch.zeros(1, 50, 5), r"\[1, 50, 5\]"),
+        ((torch.zeros(1, 2, 85),), "a tuple"),
+    ],
+)
+def test_what_is_no_prediction_is_refused_with_the_shape_of_one(prediction, got):
+    with pytest.raises(ConfigError, match=rf"got {got} instead of a tensor \[images, boxes, 5 \+ classes\]"):
+        non_max_suppression(prediction)
+
+
 def test_no_images_no_boxes_and_no_detections_give_empty_results():
     for shape in ((0, 10, 7), (2, 0, 7), (2, 10, 7)):
         found = non_max_suppression(torch.zeros(shape))

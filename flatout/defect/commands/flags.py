@@ -16,7 +16,7 @@ Options = TypeVar("Options")
 VERDICT_FLAGS = {
     r"--workers (\d+).*": r"--num_workers \1",
     r"--cache-images.*": "without --cache_size",
-    r"--device-augment": "--device_strips on",
+    r"--device-augment.*": "--device_strips on",
     r"flatout: --fast .*": "flatout: --graphs true",
     r".*--notest.*": "--use_mask false (no validation)",
 }

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from flatout.clock import clock
-from flatout.errors import ChildLostError, DataError
+from flatout.errors import ChildLostError, DataError, FlatoutError
 from flatout.feed.loader.batch_parts import (
     BatchPart,
     BatchRequest,
@@ -34,6 +34,7 @@ from flatout.feed.loader.batch_parts import (
     views,
 )
 from flatout.feed.loader.runtime import LoaderRuntime
+from flatout.feed.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -279,7 +280,7 @@ class LoaderPass:
             raise
         except DataError as error:
             self._end(cleanly=False)
-            raise _fatal_sample(error) from error
+            raise _fatal_sample(error, self.runtime.supervisor) from error.__cause__
         except BaseException:
             self._end(cleanly=False)  # the queue is in an unknown state: slots and workers must be created again
             raise
@@ -345,8 +346,13 @@ def probe_size(runtime: LoaderRuntime, probe: BatchRequest, margin: float) -> No
         while not runtime.poll_probe(margin) and time.monotonic() < deadline:
             time.sleep(POLL_S)
     except DataError as error:
-        raise _fatal_sample(error) from error
+        raise _fatal_sample(error, runtime.supervisor) from error.__cause__
 
 
-def _fatal_sample(error: DataError) -> ChildLostError:
-    return ChildLostError(f"A sample kills the workers that read it. {error}")
+def _fatal_sample(error: DataError, supervisor: Supervisor) -> FlatoutError:
+    deadly = [f"{supervisor.where(item)} ({cause})" for item, cause in supervisor.bad.items()]
+    if not deadly:
+        return error
+    return ChildLostError(
+        f"A sample kills the workers that read it: {' and '.join(deadly)}. Read it in a process of its own to see why."
+    )

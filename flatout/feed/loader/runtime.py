@@ -7,7 +7,6 @@ perhaps pinned memory is kept.
 import os
 import pickle
 import weakref
-from typing import Any
 
 import numpy as np
 
@@ -85,7 +84,7 @@ class LoaderRuntime:
         try:
             self.backend.start_workers()
         except ConfigError as error:
-            raise _explained(error, self._source.dataset) from error.__cause__
+            raise _explained(error, self._source) from error.__cause__
 
     def publish(self, slot: int, request: BatchRequest, lane: int = 0) -> None:
         """Have workers of `lane` fill a free slot as requested."""
@@ -128,14 +127,16 @@ def _close(backend: ProcessBackend, ring: Ring, owner: int) -> None:
         backend.close()
 
 
-def _explained(error: ConfigError, dataset: Any) -> ConfigError:
-    """The same error, in terms of the user's dataset instead of a source."""
-    culprits = unpicklable_attributes(dataset)
-    if not culprits:
+def _explained(error: ConfigError, source: DatasetSource) -> ConfigError:
+    """The same error, in terms of the user's dataset and functions instead of a source."""
+    name = type(source.dataset).__name__
+    if culprits := [f"{name}.{each}" for each in unpicklable_attributes(source.dataset)]:
+        what, advice = "dataset", "Open files and handles on first use in __getitem__"
+    elif culprits := unpicklable_attributes(source):
+        what, advice = "Loader", "Define functions and classes at the top level of a module"
+    else:
         return error
-    name = type(dataset).__name__
     return ConfigError(
-        f"The dataset cannot be sent to worker processes: {' and '.join(f'{name}.{each}' for each in culprits)} cannot "
-        f"be pickled ({error.__cause__}). Open files and handles on first use in __getitem__, or use "
-        "multiprocessing_context='fork'."
+        f"The {what} cannot be sent to worker processes: {' and '.join(culprits)} cannot be pickled "
+        f"({error.__cause__}). {advice}, or use multiprocessing_context='fork'."
     )

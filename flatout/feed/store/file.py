@@ -71,7 +71,12 @@ class Items(Protocol):
 
 def decode_item(items: Items, index: int) -> np.ndarray:
     """Decode an item to a read-only, contiguous, little-endian array; raises DataError if a store cannot keep it."""
-    array = np.asarray(items.decode(index), order="C")
+    decoded = items.decode(index)
+    if decoded is None:  # as cv2.imread does for a file that it cannot read
+        raise DataError(
+            f"{items.where(index)}: decode() returned None. Raise flatout.DecodeError for a file that cannot be read."
+        )
+    array = np.asarray(decoded, order="C")
     kind = array.dtype.newbyteorder("<")
     if kind not in DTYPES or array.ndim > MAX_DIMS:
         raise DataError(

@@ -22,7 +22,7 @@ from flatout.profiler.observe.network_runs import ForwardCall, detached, network
 from flatout.profiler.observe.observation import ALL_PHASES, Observation
 from flatout.profiler.observe.recorder import StepRecorder
 from flatout.profiler.observe.summary import ProbedWorkers
-from flatout.profiler.observe.watch import SampleCounter, for_stream, is_stream, probed
+from flatout.profiler.observe.watch import SampleCounter, for_stream, is_stream, probed, runs_workers
 from flatout.profiler.outcome import Profile
 
 START = "feed.start"
@@ -50,7 +50,10 @@ class AnyLoop:
 
     def __init__(self, *, num_steps: int | None, title: str, on_complete: Callable[[Profile], None]) -> None:
         self.workers = ProbedWorkers()
-        self._observation = Observation(self.workers, num_steps=num_steps, title=title, on_end=self._ended)
+        a_step = "A step is an optimizer.step() of torch in the main thread."
+        self._observation = Observation(
+            self.workers, num_steps=num_steps, title=title, a_step=a_step, on_end=self._ended
+        )
         self.profile = Profile(self._observation)
         self.forwards = Forwards(self)
         self._on_complete = on_complete
@@ -71,9 +74,14 @@ class AnyLoop:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
         from torch.utils.data import DataLoader
 
+        from flatout.feed import Loader
+
         with ExitStack() as stack:
             stack.enter_context(self._observation.observing())
-            stack.enter_context(replaced(DataLoader, {"__iter__": self._watched_passes(DataLoader.__iter__)}))
+            # A Loader without workers leaves its passes to DataLoader.
+            for kind, least_workers in ((Loader, 1), (DataLoader, 0)):
+                begin = self._watched_passes(kind.__iter__, least_workers)
+                stack.enter_context(replaced(kind, {"__iter__": begin}))
             stack.enter_context(replaced(torch, {"save": marked("checkpoint", torch.save)}))
             stack.enter_context(stages_around(None, None, None))
             stack.enter_context(self.forwards.hooked())
@@ -134,11 +142,11 @@ class AnyLoop:
 
     # Batches
 
-    def _watched_passes(self, begin_pass: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _watched_passes(self, begin_pass: Callable[[Any], Any], least_workers: int) -> Callable[[Any], Any]:
         def iterate(loader: Any) -> Any:
-            if not self.is_here():
+            if not self.is_here() or loader.num_workers < least_workers:
                 return begin_pass(loader)
-            starts_workers = loader.num_workers > 0 and getattr(loader, "_iterator", None) is None
+            starts_workers = loader.num_workers > 0 and not runs_workers(loader)
             # Only while workers are started, or a fetcher is made: both keep what they find.
             with probed(loader, self.workers), clock.stage(START) if starts_workers else nullcontext():
                 batches = begin_pass(loader)

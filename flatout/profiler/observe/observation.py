@@ -231,10 +231,11 @@ class Observation:
         phases: Phases = ALL_PHASES,
         functions: Mapping[CodeType, str] | None = None,
         title: str = "",
+        a_step: str = "",
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """`num_steps` None: time steps to the end of the block. `functions`: code -> stage, for functions that cannot
-        be marked."""
+        be marked. `a_step`: a sentence that says what counts as a step, for the error about too few of them."""
         self._device: DeviceClock | None = None
         self.recorder = recorder or StepRecorder()
         self.recorder.on_pause = self._pause_in_step
@@ -242,7 +243,7 @@ class Observation:
         self._num_steps, self._on_end = num_steps, on_end
         # Without a GPU nothing is traced, and nothing settles.
         self._phases_on_device, self._phases_on_host = phases, phases._replace(traced=0, settled=0)
-        self._functions, self._title = functions or {}, title
+        self._functions, self._title, self._a_step = functions or {}, title, a_step
         self._waits = WaitCounter(self._stage_apart)
         self._lines = LineCounter()
         self._counting = ExitStack()
@@ -372,7 +373,7 @@ class Observation:
         if self._measurement is None and not self.is_over:
             raise ConfigError("The watch has not ended yet, so there is no profile. Ask for it after the `with` block.")
         if self._measurement is None:
-            raise ConfigError(self.too_short)
+            raise ConfigError(f"{self.too_short} {self._a_step}".rstrip())
         return self._measurement
 
     @property

@@ -44,7 +44,9 @@ def watch(
     if isinstance(clock.recorder(), StepRecorder):
         raise ConfigError("This thread is already being watched. End that watch() before another one begins.")
     code = code_of(loss_fn)
-    observation = Observation(WorkerObserver(), functions={code: "loss"} if code else {}, title=title)
+    a_step = "A step is a batch of the loader that watch() was given: pass it the object that your loop iterates."
+    functions = {code: "loss"} if code else {}
+    observation = Observation(WorkerObserver(), functions=functions, title=title, a_step=a_step)
     marked, workers = partial(marked_steps, observation, SampleCounter.of_loader(loader)), ProbedWorkers()
     profile = Profile(observation, trials)
     if is_stream(loader):
@@ -80,7 +82,10 @@ def for_stream(remedy: Remedy) -> Remedy:
 
 
 def _unprobed_workers(loader: Any) -> WorkerObserver:
-    if any(kind.__module__.startswith("flatout.") for kind in type(loader).__mro__):
+    from torch.utils.data import DataLoader
+
+    is_ours = any(kind.__module__.startswith("flatout.") for kind in type(loader).__mro__)
+    if is_ours and not isinstance(loader, DataLoader):
         return FeedWorkers()
     declared = getattr(loader, "num_workers", 0)
     num_workers = declared if isinstance(declared, int) else 0
@@ -133,7 +138,8 @@ def watching(loader: Any, marked: Callable[[Iterator[Any]], Iterator[Any]], work
     except TypeError as error:
         raise ConfigError(
             f"A {kind.__name__} cannot be watched. Pass the loader object itself (a torch DataLoader, a flatout Loader "
-            "or Feed, or any object of a Python class with __iter__), not a list, a generator or an iterator."
+            "or Feed, or any object of a Python class with __iter__), not a list, a generator or an iterator; or use "
+            "flatout.profiler.watch_any(), which needs no loader."
         ) from error
     try:
         with probed(loader, workers) as is_probed:
@@ -144,6 +150,11 @@ def watching(loader: Any, marked: Callable[[Iterator[Any]], Iterator[Any]], work
         loader.__class__ = kind
 
 
+def runs_workers(loader: Any) -> bool:
+    """Whether a DataLoader or a Loader has persistent workers from an earlier pass."""
+    return getattr(loader, "_iterator", None) is not None or getattr(loader, "_runtime", None) is not None
+
+
 @contextmanager
 def probed(loader: Any, workers: ProbedWorkers) -> Iterator[bool]:
     """Workers that are started inside the block write into the tables; gives whether they can."""
@@ -152,7 +163,7 @@ def probed(loader: Any, workers: ProbedWorkers) -> Iterator[bool]:
 
     # Workers that already run (persistent ones of an earlier pass) have the dataset without a wrapper; and a DataLoader
     # seeds the random numbers of a data pipe only if it recognizes it as one.
-    is_unsupported = not isinstance(loader, DataLoader) or getattr(loader, "_iterator", None) is not None
+    is_unsupported = not isinstance(loader, DataLoader) or runs_workers(loader)
     if is_unsupported or isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         yield False
         return
@@ -161,7 +172,9 @@ def probed(loader: Any, workers: ProbedWorkers) -> Iterator[bool]:
     timed = TimedDataset if loader._dataset_kind == _DatasetKind.Map else TimedStream
     # DataLoader forbids this to keep its sampler and dataset consistent; ours has the same length and samples.
     object.__setattr__(loader, "dataset", timed(dataset, worker_table))
-    loader.collate_fn = partial(timed_collate, collate, worker_table)
+    # flatout's Loader has its workers collate together by default, but not with a function that it does not know.
+    if getattr(loader, "_collate_mode", "") != "rows":
+        loader.collate_fn = partial(timed_collate, collate, worker_table)
     try:
         yield True
     finally:

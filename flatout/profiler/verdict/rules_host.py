@@ -184,7 +184,7 @@ def _worker_start(n: StepNumbers) -> Iterator[Bottleneck]:
 def _after_steps(n: StepNumbers) -> Iterator[Bottleneck]:
     """Logging, validation and checkpoints: fine from time to time, a bottleneck above a tenth of the run."""
     knobs = {
-        "log": ("Logging", "log less often", "--log-every 100"),
+        "log": ("Logging", "log less often", "every 100 steps (flatout: --log-every 100)"),
         "validate": ("Validation", "validate less often", "every 1,000 steps or every few epochs (yolo: --notest)"),
         "checkpoint": ("Saving checkpoints", "save less often", "every 1,000 steps (flatout: --save-every-minutes 30)"),
     }

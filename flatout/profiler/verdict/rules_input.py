@@ -143,8 +143,8 @@ def _idle_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     now = n.m.num_workers
     sentence = (
         f"The step spends {n.percent(lost_ms)} of its time waiting for batches although the workers are idle "
-        f"{100 * (1 - n.worker_busy):.0f} % of the time: handing batches over takes too long, or too few are "
-        "prefetched."
+        f"{100 * (1 - n.worker_busy):.0f} % of the time: handing batches over takes too long (a DataLoader "
+        "pickles whatever is not a tensor), or too few are prefetched."
     )
     prefetch = n.remedy(
         what="prefetch more batches",
@@ -236,7 +236,7 @@ def _input_lines(n: StepNumbers) -> list[HotLine]:
 def _cache_decoded(n: StepNumbers, decode_ms: float) -> Remedy:
     return n.remedy(
         what="cache decoded images",
-        change="--cache-images (flatout.feed: a Store)",
+        change="--cache-images (your own loop: keep decoded images in a flatout.Store)",
         step_ms=n.with_faster_input((1 - KEPT_DECODED) * decode_ms),
         uncertainty=0.12,
         switch={"cache_images": True},
@@ -248,7 +248,7 @@ def _render_on_device(n: StepNumbers) -> Remedy:
     step_ms = max(n.with_faster_input(0.9 * n.input_ms), 1.04 * max(n.consumer_ms, n.floor_ms))
     return n.remedy(
         what=ON_DEVICE,
-        change="--device-augment",
+        change="--device-augment (your own loop: a flatout.DeviceFeed)",
         step_ms=step_ms,
         uncertainty=0.15,
         switch={"device_augment": True},

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 VERDICT_FLAGS = {
     r"--workers (\d+).*": r"--set DATALOADER.TRAIN_WORKERS=\1",
     r"--cache-images.*": "--set DATA.USE_RAM_CACHE=true",
-    r"--device-augment": "--set TRAIN.DEVICE_RESIDENT=true",
+    r"--device-augment.*": "--set TRAIN.DEVICE_RESIDENT=true",
     r"flatout: --fast .*": "flatout: --set TRAIN.CUDA_GRAPHS=true",
-    r"--log-every (\d+)": r"--set LOG.PROGRESS_EVERY_STEPS=\1",
+    r".*--log-every (\d+).*": r"--set LOG.PROGRESS_EVERY_STEPS=\1",
     r".*--notest.*": "--set LOG.VAL_EVERY_STEPS=N, larger than now",
 }
 """Advice in a profile (regular expression) -> the corresponding flag of `flatout spike train`."""

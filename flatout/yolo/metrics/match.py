@@ -67,6 +67,14 @@ class Evaluator:
         `found` is in input pixels, `target_T6` has image, class, cx, cy, w, h normalised to the input (a negative image
         marks padding); everything must be on one device.
         """
+        if not isinstance(target_T6, Tensor) or target_T6.ndim != 2 or target_T6.shape[1] != 6:
+            raise DataError(
+                "Targets must be a tensor [T, 6] of image, class, cx, cy, w, h, divided by the input's size."
+            )
+        if len(letterbox.gain_B) != found.num_images:
+            raise DataError(
+                f"The letterbox is of {len(letterbox.gain_B)} images, the detections of {found.num_images}."
+            )
         box_D4 = to_native(found.box_D4, found.image_D, letterbox)
         found = found._replace(row_D6=torch.cat((box_D4, found.row_D6[:, 4:]), dim=1))
         labels = labels_in_images(target_T6, letterbox, input_hw)

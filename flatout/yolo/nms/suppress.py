@@ -124,6 +124,12 @@ def non_max_suppression(
     """
     begin_s = time.perf_counter()
     config = config or NmsConfig()
+    if not isinstance(prediction_BNO, Tensor) or prediction_BNO.ndim != 3 or prediction_BNO.shape[2] < 6:
+        got = list(prediction_BNO.shape) if isinstance(prediction_BNO, Tensor) else f"a {type(prediction_BNO).__name__}"
+        raise ConfigError(
+            f"non_max_suppression got {got} instead of a tensor [images, boxes, 5 + classes]: centre and size in "
+            "pixels, objectness, one probability per class."
+        )
     num_images = len(prediction_BNO)
     results = []
     for first, rows in _confident_rows(prediction_BNO, config.conf_thres):

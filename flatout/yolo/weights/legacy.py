@@ -177,16 +177,7 @@ def _module_name(module: str, name: str) -> Name | None:
 
 
 def _torch_names() -> dict[str, Make | None]:
-    def make_parameter(arguments: tuple[object, ...]) -> object:
-        match arguments:
-            # The remaining arguments are backward hooks and, in _with_state, a state of Python attributes.
-            case (Tensor() as data, bool(requires_grad), *_):
-                return data.detach().requires_grad_(requires_grad and data.is_floating_point())
-        raise Refusal(f"its pickle creates a parameter in a way torch never does. {DAMAGED}")
-
     return {
-        "torch._utils._rebuild_parameter": make_parameter,
-        "torch._utils._rebuild_parameter_with_state": make_parameter,
         # Attributes of wrappers for several GPUs, and the path of a head configuration; nothing here reads them.
         "torch.device": lambda arguments: None,
         "pathlib.PosixPath": lambda arguments: None,

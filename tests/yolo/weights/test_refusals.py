@@ -9,9 +9,9 @@ from flatout.yolo.weights import read_weights
 from tests.yolo.weights.pickle_bytes import call, checkpoint, text, torch_file
 
 OS_SYSTEM = (
-    "its pickle refers to os.system, which weights do not need; nothing was run. The file was made for another "
-    "program, or to run code when it is loaded: do not open it with torch.load. Get the weights from a source you "
-    "trust, as safetensors if possible."
+    "its pickle refers to os.system, which weights do not need; nothing was run. If the file is yours, load it "
+    "with torch and save only its tensors and plain values. If not, it may have been made to run code when it is "
+    "loaded: do not open it with torch.load. Get the weights from a source you trust, as safetensors if possible."
 )
 PAGE = "is a web page, not weights: the download returned HTML or XML. Download or copy it again."
 POINTER = "is a Git LFS pointer, not the file itself. Fetch it with: git lfs pull"
