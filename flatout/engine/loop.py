@@ -26,7 +26,7 @@ from flatout.engine.callbacks import Callbacks, Saved
 from flatout.engine.checkpoints import Checkpoint, CheckpointStore, load_on_all_ranks
 from flatout.engine.compile import CompileAuto
 from flatout.engine.job import Batches, EpochEnd, IntervalStats, Job, NoEpochEnd, Schedule
-from flatout.engine.meter import DivergenceGuard, Meter, StepLog
+from flatout.engine.meter import DeviceRows, DivergenceGuard, Meter
 from flatout.engine.optim import MovingAverage, apply_settings, load_optimizer
 from flatout.engine.reproducible import random_state, set_random_state
 from flatout.engine.step import Amp, Precision, Step
@@ -170,7 +170,7 @@ class Loop:
         self.epoch, self.step = 0, 0
         """The next step to train; `step` equal to the steps per epoch: only the end of the epoch is left to do."""
         self._compile_auto = CompileAuto(self.network) if config.compile_auto and self.world.size == 1 else None
-        self._log = StepLog(len(self.job.item_names) + 2, config.log_every, self.device)
+        self._log = DeviceRows(len(self.job.item_names) + 2, config.log_every, self.device)
         self._keep_before: tuple[int, int] | None = None
         """The step whose state is kept before it is trained again, because it was bad the last time."""
         self._hashes = HashLog(config.log_every, self.device) if self.on_hashes is not None else None
@@ -280,9 +280,7 @@ class Loop:
             with clock.stage("train.inputs"):
                 inputs = self.job.inputs(batch, self.epoch, self.step)
                 self._hash(inputs)
-            self._log.put(self._training_step.forward_backward(inputs, window_ends=settings.step_optimizer))
-            if settings.step_optimizer:
-                self._log.set_flag(self._training_step.optimizer_step())
+            self._log.put(self._training_step(inputs, window_ends=settings.step_optimizer))
         except torch.OutOfMemoryError as error:
             ranks, amp = self.world.size, self.config.amp
             raise out_of_memory_error(
