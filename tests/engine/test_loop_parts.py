@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,17 +168,14 @@ class TestLogAndMeter:
     def test_the_numbers_of_a_step_end_with_its_two_flags(self) -> None:
         """Inside an accumulation window gradients are not checked: the flag of the step before must not stay."""
 
-        class Scripted:
-            paddings: Mapping[str, Any] = {}
-
-            def step(self, network: nn.Module, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-                loss = (network.weight * inputs["x"]).sum()
-                return loss, torch.ones(1)
-
         network = nn.Linear(1, 1, bias=False)
+        optimizer = make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,))
+        job: Any = SimpleNamespace(
+            paddings={}, step=lambda forward, inputs: (forward(inputs["x"][:, None]).sum(), torch.ones(1))
+        )
         step = Step(
-            Scripted(), network, network, make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9,
-            decays=(0.0,)), None, precision=Precision("off", CPU), clip_norm=None, graphs=False, world=World(),
+            job, network, network, optimizer, None,
+            precision=Precision("off", CPU), clip_norm=None, graphs=False, world=World(),
         )  # fmt: skip
         script = [(1.0, True), (math.inf, True), (1.0, False), (math.nan, False)]
         numbers = [step({"x": torch.tensor([x])}, window_ends=ends).tolist() for x, ends in script]

@@ -64,10 +64,11 @@ from flatout.yolo.options import OPTIONS_NAME, TestOptions, TrainOptions
 from flatout.yolo.run_config import identity, write_options
 from flatout.yolo.train import prepare
 from flatout.yolo.train.autotune import input_choices
+from flatout.yolo.train.choose_input import InputSettings
 from flatout.yolo.train.input import (
     InputConfig,
     TileRules,
-    TrainingInput,
+    expected_targets,
     num_workers,
     open_images,
     open_input,
@@ -232,14 +233,14 @@ class YoloRecipe(Recipe):
         )  # fmt: skip
 
     def open_batches(self, model: Model) -> DeviceBatches:
-        self._input = self._run.stack.enter_context(self._open_input())
+        self._batches, self._input_settings = self._open_input()
         self._loss = detection_loss(self._network, self.options, self.hyp, size=self._size)
         self._validation = self._run.stack.enter_context(self._open_validation())
         self._files_digest = self._record_files() if self.world.is_first else ""
         self._image_weights = ImageWeights(self._images.train, self._network.nc) if self.options.image_weights else None
         if self._image_weights is not None:
-            self._input.feed.set_weights(self._image_weights(np.array(self._image_weights.initial_map)))
-        return self._input.batches
+            self._batches.feed.set_weights(self._image_weights(np.array(self._image_weights.initial_map)))
+        return self._batches
 
     def job(self, model: Model) -> DetectionJob:
         options = self.options
@@ -251,7 +252,7 @@ class YoloRecipe(Recipe):
             seed=self._seed,
             multi_scale=options.multi_scale,
             quad=options.quad,
-            capacity=capacity_for(self._input.expected_targets, self.world.batch_per_rank(options.batch_size)),
+            capacity=capacity_for(expected_targets(self._batches), self.world.batch_per_rank(options.batch_size)),
         )
         plots = BatchPlots(self._run.folder, self._network.names, self._run.background.submit)
         self._batch_plots = plots if self._run.plots else None
@@ -359,19 +360,19 @@ class YoloRecipe(Recipe):
     """mAP of each class in the last validation; saved, because the image weights are computed from it."""
 
     def input_facts(self) -> dict[str, Any] | None:
-        settings = self._input.settings
+        settings = asdict(self._input_settings)
         return {
             "size": self._size,
             "grid": self._grid,
             "seed": self._seed,
             "batch_size": self.options.batch_size,
             "ranks": self.world.size,
-            "steps_per_epoch": self._input.steps_per_epoch,
+            "steps_per_epoch": len(self._batches),
             "epochs": self._epochs,
             "device": self.device.type,
             "amp": self.amp,
             "channels_last": self.options.channels_last,
-            "settings": {name: value for name, value in asdict(settings).items() if name not in ("workers", "slots")},
+            "settings": {name: value for name, value in settings.items() if name not in ("workers", "slots")},
             "files": self._files_digest,
             "maps": self._maps if self._image_weights is not None else None,
             "versions": {"torch": str(torch.__version__), "opencv": cv2.__version__},
@@ -482,7 +483,7 @@ class YoloRecipe(Recipe):
         parts += ["channels_last"] if options.channels_last else []
         return ", ".join(parts)
 
-    def _open_input(self) -> TrainingInput:
+    def _open_input(self) -> tuple[DeviceBatches, InputSettings]:
         options, images = self.options, self._images.train
         config = InputConfig(
             augment=self.hyp.augment(),
@@ -505,7 +506,7 @@ class YoloRecipe(Recipe):
             decode_first="--decode-first" if options.decode_first else "",
         )
         choices = input_choices(images, config, self.unresolved.asked, self._network, graphs=options.as_graphs)
-        return open_input(images, config, choices)
+        return open_input(images, config, choices, self._run.stack)
 
     def _record_files(self) -> str:
         """Write train_files.csv, by which a replay names files that have changed; only a warning if it cannot be."""
@@ -571,7 +572,8 @@ class YoloRecipe(Recipe):
         if self._image_weights is not None:
             # Only the first rank has the scores; all ranks must draw the same images.
             maps = self.world.broadcast(self._maps) or self._image_weights.initial_map
-            self._input.set_weights(self._image_weights(np.array(maps)), epoch)
+            self._batches.epoch(epoch)  # ends the pass before, which drew by other weights
+            self._batches.feed.set_weights(self._image_weights(np.array(maps)))
 
 
 def new_network(options: TrainOptions, hyp: Hyp, names: Sequence[str]) -> TrainingStart:
