@@ -309,34 +309,25 @@ class OnDone(Callback, AbstractContextManager["OnDone"]):
 FILE_NAME = "run.log"
 
 
-class RunLog(Callback):
+class RunLog(Callback, logging.Handler):
     """Appends the warnings of a training to run.log in its run folder; `flatout monitor` shows the last of them.
 
     Commands add this callback; the library itself installs no logging handlers.
     """
 
     def __init__(self) -> None:
-        self._handler: _RunLogHandler | None = None
-
-    def start(self, run: RunStart) -> None:
-        self._handler = _RunLogHandler(run.folder / FILE_NAME)
-        logging.getLogger("flatout").addHandler(self._handler)
-
-    def end(self, end: End) -> None:
-        if self._handler is not None:
-            logging.getLogger("flatout").removeHandler(self._handler)
-            self._handler = None
-
-
-class _RunLogHandler(logging.Handler):
-    """Appends one line per warning, opening the file each time: a run may be killed, and warnings are rare."""
-
-    def __init__(self, path: Path) -> None:
         super().__init__(logging.WARNING)
-        self._path = path
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
 
+    def start(self, run: RunStart) -> None:
+        self._path = run.folder / FILE_NAME
+        logging.getLogger("flatout").addHandler(self)
+
+    def end(self, end: End) -> None:
+        logging.getLogger("flatout").removeHandler(self)
+
     def emit(self, record: logging.LogRecord) -> None:
-        # A full disk must not end a training because of a warning.
+        # Opened each time, because a run may be killed, and warnings are rare. A full disk must not end a training
+        # because of a warning.
         with suppress(OSError), self._path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(" ".join(self.format(record).split()) + "\n")

@@ -83,7 +83,7 @@ from flatout.yolo.train.step import (
     capacity_for,
     plot_labels,
 )
-from flatout.yolo.train.validate import EpochResult, Validation, ValidationConfig, results_line
+from flatout.yolo.train.validate import Validation, ValidationConfig, results_line
 
 logger = logging.getLogger(__name__)
 
@@ -321,12 +321,15 @@ class YoloRecipe(Recipe):
         scores = found.outcome.scores if found is not None else zero_scores()
         last = self._job.last
         losses = tuple(report.items[name] for name in YOLOV7_LOSSES)
-        result = EpochResult(epoch, self._epochs, memory_gb(), losses, last.num_targets, last.width_px, scores)
+        line = results_line(
+            epoch, self._epochs, memory_gb=memory_gb(), mean_losses=losses, num_targets=last.num_targets,
+            width_px=last.width_px, scores=scores,
+        )  # fmt: skip
         rates = {f"lr{index}": rate for index, rate in enumerate(report.lrs)}
         first = {name: scores[name] for name in YOLOV7_RESULTS}
         # Newer scores come last, so that programs that read columns by number still find the old ones.
         row = {"epoch": epoch, **report.items, **first, **rates, **scores}
-        return EpochRecord(row, _scalars(report, scores), results_line(result).rstrip("\n"))
+        return EpochRecord(row, _scalars(report, scores), line)
 
     def after_epoch(
         self, model: Model, epoch: int, found: ValidationResult | None, sections: Callable[[], Sections], *, stops: bool

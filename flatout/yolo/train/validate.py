@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -161,26 +161,15 @@ def pixels_that_fit(free_bytes: int, amp: torch.dtype) -> int:
 # results.txt
 
 
-class EpochResult(NamedTuple):
-    """The numbers of an epoch's line in results.txt."""
+def results_line(
+    epoch: int, epochs: int, *, memory_gb: float, mean_losses: Sequence[float], num_targets: int, width_px: int,
+    scores: Mapping[str, float],
+) -> str:  # fmt: skip
+    """The 15 columns that YOLOv7's tools read.
 
-    epoch: int
-    epochs: int
-    memory_gb: float
-    """GPU memory reserved by torch, in units of 10^9 bytes."""
-    mean_losses: Sequence[float]
-    """box, obj, cls, total: means over the epoch."""
-    num_targets: int
-    """Targets in the last batch."""
-    width_px: int
-    """Width of the last batch."""
-    scores: Mapping[str, float]
-    """Scores of the validation by name; the line holds those of YOLOv7."""
-
-
-def results_line(result: EpochResult) -> str:
-    """The 15 columns that YOLOv7's tools read, with a line break."""
-    head = f"{f'{result.epoch}/{result.epochs - 1}':>10}{f'{result.memory_gb:.3g}G':>10}"
-    scores = (result.scores[name] for name in YOLOV7_RESULTS)
-    numbers = (*result.mean_losses, result.num_targets, result.width_px, *scores)
-    return head + "".join(f"{float(number):10.4g}" for number in numbers) + "\n"
+    `memory_gb` is the GPU memory reserved by torch, in units of 10^9 bytes. `mean_losses` are box, obj, cls and total,
+    means over the epoch; targets and width are those of the last batch. Of the scores the line holds those of YOLOv7.
+    """
+    head = f"{f'{epoch}/{epochs - 1}':>10}{f'{memory_gb:.3g}G':>10}"
+    numbers = (*mean_losses, num_targets, width_px, *(scores[name] for name in YOLOV7_RESULTS))
+    return head + "".join(f"{float(number):10.4g}" for number in numbers)
