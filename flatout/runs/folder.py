@@ -27,7 +27,7 @@ from typing import Any, Self
 from flatout.engine import CheckpointStore
 from flatout.errors import ConfigError, FlatoutError, ResourceError
 from flatout.runs.lock import Locked, RunLock
-from flatout.runs.options import RECORD_NAME, Comparison, Identity, refused, run_of
+from flatout.runs.options import RECORD_NAME, Comparison, Identity, RunOptions, refused, run_of
 from flatout.safefiles import csv_text, read_note, remove_stale_parts, write_file
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,14 @@ class RunRequest:
     resume: Path | None = None
     """A checkpoint in a run folder, or the folder."""
     break_lock: bool = False
+
+    @classmethod
+    def of(cls, options: RunOptions, identity: Identity, *, resume: Path | None = None) -> Self:
+        """The run that these options refer to."""
+        return cls(
+            project=Path(options.project), name=options.name, identity=identity, exist_ok=options.exist_ok,
+            fresh=options.fresh, resume=resume, break_lock=options.break_lock,
+        )  # fmt: skip
 
     @property
     def folders(self) -> list[Path]:

@@ -168,11 +168,6 @@ class Recipe(ABC):
         return identity_of(self.options, config_of(self.options))
 
     @property
-    def place(self) -> tuple[Path, str]:
-        """The folder that holds the run folders, and the name of this run."""
-        return Path(self.options.project), self.options.name
-
-    @property
     @abstractmethod
     def seed(self) -> int:
         """Seed of the data stream and of the initial weights, the same on all ranks."""

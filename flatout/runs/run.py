@@ -88,7 +88,7 @@ def train(
         if checks:
             check_descriptors(uses_gpu=device.type == "cuda")
         recipe = job(options, world, device, resume=None if resume is None else run_of(resume))
-        mirror = Mirror(options.mirror, recipe.place[1]) if options.mirror and world.is_first else None
+        mirror = Mirror(options.mirror, recipe.options.name) if options.mirror and world.is_first else None
         all_callbacks = Callbacks(
             [spending, *recipe.loggers(), *callbacks, *([mirror] if mirror else [])] if world.is_first else []
         )
@@ -96,7 +96,7 @@ def train(
             warn_of_waiting_threads(device)
         seed_all(recipe.seed)
         stack.enter_context(ranks.process_group(world, device))
-        request = _request(recipe, resume)
+        request = RunRequest.of(recipe.options, recipe.identity(), resume=resume)
         if (finished := _finished_folder(recipe, request, mirror)) is not None:
             return RunResult(finished, None, 0.0, finished=True)
         # Before the folder is created, so that unusable data leaves nothing behind.
@@ -115,7 +115,7 @@ def train(
             plots=seams.plots and world.is_first,
         )
         if folder is not None:
-            stack.callback(_record_times, times, context)
+            stack.callback(record_times, context.folder, times, continues=context.continues)
         # Errors are reported first: other ranks need not wait for plots and callbacks, such as a last copy to a mirror.
         # Plots come before callbacks: loggers send them at the end.
         with (
@@ -135,13 +135,6 @@ def train(
         return result
 
 
-def _record_times(times: Spans, context: RunContext) -> None:
-    """Write times.jsonl, unless the training ended before its first step. Called when everything is closed."""
-    if any(part.name == STEPS for part in times.parts()):
-        times.name_the_last("end")
-        record_times(context.folder, times, continues=context.continues)
-
-
 def device_of(text: str, world: World) -> torch.device:
     """The device of this rank; ConfigError if `--device` selects fewer GPUs than there are ranks."""
     devices = choose_devices(text)
@@ -158,19 +151,6 @@ def device_of(text: str, world: World) -> torch.device:
         numbers = ",".join(str(device.index) for device in devices)
         logger.warning("Using one of %d GPUs. To train on all of them, add: --device %s", len(devices), numbers)
     return devices[0]
-
-
-def _request(recipe: Recipe, resume: Path | None) -> RunRequest:
-    options, (project, name) = recipe.options, recipe.place
-    return RunRequest(
-        project=project,
-        name=name,
-        identity=recipe.identity(),
-        exist_ok=options.exist_ok,
-        fresh=options.fresh,
-        resume=resume,
-        break_lock=options.break_lock,
-    )
 
 
 def _finished_folder(recipe: Recipe, request: RunRequest, mirror: Mirror | None) -> Path | None:
