@@ -49,31 +49,32 @@ JITTER = 0.1
 """Boxes are checked at sizes up to this share smaller or larger, as in training."""
 
 
-def check_anchors(head: Detect, images: ImageSet, *, size: int, threshold: float, rng: np.random.Generator) -> bool:
-    """Replace the anchors of `head` if others match more boxes; True if they were replaced."""
-    size_wh_T2, box_wh_T2 = _boxes(images)
-    if not len(box_wh_T2):
-        return False
-    plain_T2 = boxes_at_size(size_wh_T2, box_wh_T2, size)
+def fit_anchors(network: Network, images: ImageSet, hyp: Hyp, *, size: int, seed: int) -> None:
+    """Replace the network's anchors if others match more boxes of the training images."""
+    head, rng = network.head, np.random.default_rng((seed, 0xA11C))
+    per_image_N = np.diff(images.labels.first_N)
+    size_wh_T2 = np.repeat(images.size_wh_N2, per_image_N, axis=0)
+    if not len(size_wh_T2):
+        return
+    plain_T2 = boxes_at_size(size_wh_T2, images.labels.class_box_T5[:, 3:5].astype(np.float64), size)
     factor_N = rng.uniform(1 - JITTER, 1 + JITTER, len(images))
-    jittered_T2 = plain_T2 * np.repeat(factor_N, np.diff(images.labels.first_N))[:, None]
+    jittered_T2 = plain_T2 * np.repeat(factor_N, per_image_N)[:, None]
     anchors_A2 = head.anchor_grid.cpu().numpy().reshape(-1, 2).astype(np.float64)
-    fit = fit_of(anchors_A2, jittered_T2, threshold=threshold)
+    fit = fit_of(anchors_A2, jittered_T2, threshold=hyp.anchor_t)
     logger.info("Anchors: %.2f match each target, best possible recall %.4f.", fit.above_threshold, fit.best_recall)
     if fit.best_recall >= MIN_RECALL:
-        return False
+        return
     try:
-        found_A2 = search_anchors(plain_T2, len(anchors_A2), rng, threshold=threshold)
+        found_A2 = search_anchors(plain_T2, len(anchors_A2), rng, threshold=hyp.anchor_t)
     except ValueError as error:
         logger.warning("The anchors do not fit the data, and no search for better ones is possible: %s", error)
-        return False
-    better = fit_of(found_A2, jittered_T2, threshold=threshold)
+        return
+    better = fit_of(found_A2, jittered_T2, threshold=hyp.anchor_t)
     if better.best_recall <= fit.best_recall:
         logger.info("The search found no better anchors (recall %.4f): the network keeps its own.", better.best_recall)
-        return False
+        return
     set_anchors(head, found_A2)
     logger.info("New anchors fit the data better: recall %.4f. They are saved with the weights.", better.best_recall)
-    return True
 
 
 def set_anchors(head: Detect, anchors_A2: np.ndarray) -> None:
@@ -86,12 +87,6 @@ def set_anchors(head: Detect, anchors_A2: np.ndarray) -> None:
     anchors_LA2[by_stride] = rising_LA2
     head.anchor_grid.copy_(anchors_LA2.view_as(head.anchor_grid))
     head.anchors.copy_(anchors_LA2 / stride_L.view(-1, 1, 1))
-
-
-def _boxes(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Image size and relative box size of every label."""
-    per_image_N = np.diff(images.labels.first_N)
-    return np.repeat(images.size_wh_N2, per_image_N, axis=0), images.labels.class_box_T5[:, 3:5].astype(np.float64)
 
 
 # Network
@@ -147,17 +142,6 @@ def rebuild_network(saved: Mapping[str, Any], names: Sequence[str]) -> TrainingS
     network.names = list(names)
     logger.info("%s", describe(network).line())
     return TrainingStart(network, None, None)
-
-
-def round_weights(network: Network) -> None:
-    """Round all tensors to half precision and back, as YOLOv7 does when it shares its anchors with the loss."""
-    network.half().float()
-
-
-def fit_anchors(network: Network, images: ImageSet, hyp: Hyp, *, size: int, seed: int) -> None:
-    """Replace the network's anchors if they do not fit the boxes of the training images."""
-    rng = np.random.default_rng((seed, 0xA11C))
-    check_anchors(network.head, images, size=size, threshold=hyp.anchor_t, rng=rng)
 
 
 def freeze(network: Network, layers: Sequence[int]) -> None:
@@ -267,11 +251,6 @@ def use_sync_batch_norm(network: nn.Module, *, ranks: int, on_gpu: bool) -> str:
 def grid_of(network: Network) -> int:
     """The number of pixels of which the sides of the input are multiples."""
     return max(int(network.stride.max()), MIN_GRID)
-
-
-def network_metadata(network: Network, hyp: Mapping[str, Any]) -> dict[str, Any]:
-    """The description of a network in weights files: config, class names, hyper-parameters."""
-    return {"config": network.config, "names": list(network.names), "nc": network.nc, "hyp": dict(hyp)}
 
 
 def _is_elementwise(value: Any) -> bool:

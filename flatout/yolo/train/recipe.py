@@ -214,7 +214,8 @@ class YoloRecipe(Recipe):
         if saved is None:
             if not options.noautoanchor:
                 prepare.fit_anchors(network, self._images.train, hyp, size=self._size, seed=self._seed)
-            prepare.round_weights(network)
+            # Rounded to half precision and back, as YOLOv7 does when it shares its anchors with the loss.
+            network.half().float()
         prepare.freeze(network, options.freeze)
         network.to(self.device)
         if options.channels_last:
@@ -349,7 +350,8 @@ class YoloRecipe(Recipe):
     # Checkpoints and weights
 
     def describe_network(self, model: Model) -> dict[str, Any]:
-        about = prepare.network_metadata(self._network, asdict(self.hyp))
+        network = self._network
+        about = {"config": network.config, "names": list(network.names), "nc": network.nc, "hyp": asdict(self.hyp)}
         tiles = {"tile": self.options.tiles, "overlap": self.options.tile_overlap}
         return about if self.options.tiles is None else about | {"tiles": tiles}
 
