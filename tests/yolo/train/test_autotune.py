@@ -190,7 +190,8 @@ def test_fast_says_every_choice_with_its_reason(images, config, options, tmp_pat
 def test_all_ranks_follow_the_first(images, config, options, monkeypatch):
     """The second rank has another machine, and nothing to measure."""
     sent = asdict(TuningInputs(machine_of(8, 2), costs_of(3, GPU)))
-    monkeypatch.setattr(World, "broadcast", lambda self, value: pytest.fail("the second sent") if value else sent)
+    monkeypatch.setattr(World, "broadcast", lambda self, value: sent)
+    monkeypatch.setattr(autotune, "_tuned", lambda *_: pytest.fail("the second measured"))
     second = replace(config, world=World(1, 2))
     fast = replace(options, fast=True).asked
     assert input_choices(images, second, fast, narrow_network(6)) == choose_input(
