@@ -83,7 +83,7 @@ from flatout.yolo.train.step import (
     capacity_for,
     plot_labels,
 )
-from flatout.yolo.train.validate import Validation, ValidationConfig, results_line
+from flatout.yolo.train.validate import Validation, results_line
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class YoloRecipe(Recipe):
     def open_batches(self, model: Model) -> DeviceBatches:
         self._batches, self._input_settings = self._open_input()
         self._loss = detection_loss(self._network, self.options, self.hyp, size=self._size)
-        self._validation = self._run.stack.enter_context(self._open_validation())
+        self._validation = self._make_validation()
         self._files_digest = self._record_files() if self.world.is_first else ""
         self._image_weights = ImageWeights(self._images.train, self._network.nc) if self.options.image_weights else None
         if self._image_weights is not None:
@@ -521,15 +521,18 @@ class YoloRecipe(Recipe):
             logger.warning("%s Training goes on; a replay of its steps cannot name changed files.", error)
             return ""
 
-    def _open_validation(self) -> Validation:
+    def _make_validation(self) -> Validation:
         options = self.options
         batch = options.test_batch_size or 2 * self.world.batch_per_rank(options.batch_size)
-        config = ValidationConfig(
+        return Validation(
+            images=self._images.val,
+            names=self._network.names,
+            loss=self._loss,
+            run=self._run,
             size=self._test_size,
             batch_size=batch,
             grid=self._grid,
             workers=num_workers(options.workers, batch, self.world),
-            device=self.device,
             amp=DTYPES[self.amp],
             keeps_images=self._keeps_images,
             on_device=options.device_augment,
@@ -539,7 +542,6 @@ class YoloRecipe(Recipe):
             single_cls=options.single_cls,
             tiles=None if options.tiles is None else TileConfig(tile=options.tiles, overlap=options.tile_overlap),
         )
-        return Validation(self._images.val, self._network.names, config, self._loss, self._run)
 
     @cached_property
     def _fingerprint_of_sums(self) -> str:
