@@ -78,7 +78,7 @@ from flatout.yolo.train.step import (
     BatchPlots,
     DetectionJob,
     DetectionLoss,
-    StepConfig,
+    StepInputs,
     YoloSchedule,
     capacity_for,
     plot_labels,
@@ -245,7 +245,7 @@ class YoloRecipe(Recipe):
 
     def job(self, model: Model) -> DetectionJob:
         options = self.options
-        config = StepConfig(
+        inputs = StepInputs(
             dtype=DTYPES[self.amp],
             channels_last=options.channels_last,
             size=self._size,
@@ -253,14 +253,16 @@ class YoloRecipe(Recipe):
             seed=self._seed,
             multi_scale=options.multi_scale,
             quad=options.quad,
-            capacity=capacity_for(expected_targets(self._batches), self.world.batch_per_rank(options.batch_size)),
         )
+        capacity = capacity_for(expected_targets(self._batches), self.world.batch_per_rank(options.batch_size))
         plots = BatchPlots(self._run.folder, self._network.names, self._run.background.submit)
         self._batch_plots = plots if self._run.plots else None
         if options.audit:
             num_labels = len(self._images.train.labels.class_box_T5)
             self._label_sums = LabelSums(num_labels, self._loss.anchors, self._loss.config, self.device)
-        self._job = DetectionJob(config, self._loss, self._batch_plots, self._label_sums)
+        self._job = DetectionJob(
+            inputs, self._loss, capacity=capacity, plots=self._batch_plots, label_sums=self._label_sums
+        )
         return self._job
 
     def schedule(self, model: Model, steps_per_epoch: int) -> YoloSchedule:
@@ -320,11 +322,11 @@ class YoloRecipe(Recipe):
 
     def rows(self, epoch: int, report: EpochReport, found: ValidationResult | None) -> EpochRecord:
         scores = found.outcome.scores if found is not None else zero_scores()
-        last = self._job.last
+        job = self._job
         losses = tuple(report.items[name] for name in YOLOV7_LOSSES)
         line = results_line(
-            epoch, self._epochs, memory_gb=memory_gb(), mean_losses=losses, num_targets=last.num_targets,
-            width_px=last.width_px, scores=scores,
+            epoch, self._epochs, memory_gb=memory_gb(), mean_losses=losses, num_targets=int(job.last_targets),
+            width_px=job.last_width_px, scores=scores,
         )  # fmt: skip
         rates = {f"lr{index}": rate for index, rate in enumerate(report.lrs)}
         first = {name: scores[name] for name in YOLOV7_RESULTS}
@@ -392,8 +394,8 @@ class YoloRecipe(Recipe):
     """The same of all epochs; on the first rank."""
 
     def state(self) -> dict[str, Any]:
-        last = self._job.last
-        state = {"maps": self._maps, "last": {"num_targets": last.num_targets, "width_px": last.width_px}}
+        last = {"num_targets": int(self._job.last_targets), "width_px": self._job.last_width_px}
+        state: dict[str, Any] = {"maps": self._maps, "last": last}
         if self._statistics is not None:
             state["label_statistics"] = {
                 name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -405,7 +407,7 @@ class YoloRecipe(Recipe):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._maps = state.get("maps", [])
-        self._job.last.targets, self._job.last.width_px = state["last"]["num_targets"], state["last"]["width_px"]
+        self._job.last_targets, self._job.last_width_px = state["last"]["num_targets"], state["last"]["width_px"]
         # States of an older version have statistics of another kind, which are left out.
         if "epochs_T" in state.get("label_statistics", ()):
             self._statistics = LabelStatistics.from_plain(state["label_statistics"])

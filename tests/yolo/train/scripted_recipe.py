@@ -19,7 +19,6 @@ from flatout.runs.recipe import Model, Recipe, ValidationResult
 from flatout.yolo.metrics import zero_scores
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import YoloRecipe
-from flatout.yolo.train.step import LastBatch
 
 REPORT = EpochReport(
     items={"box": 0.1, "obj": 0.1, "cls": 0.1, "total": 0.3}, lrs=(0.01,), seconds=1.0, num_samples=8, num_bad=0
@@ -38,7 +37,7 @@ class ScriptedRecipe(YoloRecipe):
         """Epochs that were validated, and whether with `last`."""
         self.background = Background()
         self._run: Any = SimpleNamespace(folder=folder, background=self.background)
-        self._job: Any = SimpleNamespace(last=LastBatch())
+        self._job: Any = SimpleNamespace(last_targets=0, last_width_px=0)
         self._batch_plots = self._image_weights = None
 
     def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult:
