@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -108,19 +108,8 @@ Loss = Callable[[Sequence[Tensor], Tensor], LossParts]
 """(raw maps of the levels, targets [T, 6]) -> loss; in validation the plain loss, whatever loss is trained with."""
 
 
-class Batches(Protocol):
-    """A `ValidationInput`, or another source of such batches."""
-
-    @property
-    def num_images(self) -> int: ...
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[ValidationBatch]: ...
-
-
-class BatchObserver(Protocol):
-    """Called with every batch and its detections, in pixels of the input and, clipped, in pixels of the images."""
-
-    def __call__(self, batch: ValidationBatch, found: Detections, native: Detections) -> None: ...
+BatchObserver = Callable[[ValidationBatch, Detections, Detections], None]
+"""Called with every batch and its detections, in pixels of the input and, clipped, in pixels of the images."""
 
 
 class Speed(NamedTuple):
@@ -166,7 +155,7 @@ class Evaluate:
     def run(
         self,
         network: nn.Module,
-        batches: Batches | TiledInput,
+        batches: ValidationInput | TiledInput,
         *,
         conf_thres: float = 0.001,
         iou_thres: float = 0.6,
