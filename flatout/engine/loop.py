@@ -25,7 +25,7 @@ from flatout.clock import clock, span
 from flatout.engine.callbacks import Callbacks, Saved
 from flatout.engine.checkpoints import Checkpoint, CheckpointStore, load_on_all_ranks
 from flatout.engine.compile import CompileAuto
-from flatout.engine.job import Batches, EpochEnd, IntervalStats, Job, NoEpochEnd, Schedule
+from flatout.engine.job import Batches, EpochEnd, IntervalStats, Job, Schedule
 from flatout.engine.meter import DeviceRows, DivergenceGuard, Meter
 from flatout.engine.optim import MovingAverage, apply_settings, load_optimizer
 from flatout.engine.reproducible import random_state, set_random_state
@@ -138,7 +138,7 @@ class Loop:
     batches: Batches
     config: LoopConfig
     device: torch.device
-    epoch_end: EpochEnd = field(default_factory=NoEpochEnd)
+    epoch_end: EpochEnd = field(default_factory=EpochEnd)
     average: MovingAverage | None = None
     checkpoints: CheckpointStore | None = None
     interrupts: Interrupts = field(default_factory=Interrupts)
@@ -150,10 +150,6 @@ class Loop:
     callbacks: Callbacks = field(default_factory=Callbacks)
     stop_early: Callable[[], str | None] | None = None
     """Called wherever a training may stop; returns the reason to stop, or None."""
-    between: Callable[[int, int], Callable[[], None] | None] | None = None
-    """Called after an optimizer step with the epoch and its steps done; returns work to do before the next step, such
-    as a validation within an epoch, or None. All ranks must return alike, and the time of that work counts for no log
-    interval."""
     sample_name: Callable[[int], str] = str
     """Names a sample in messages."""
     on_hashes: Callable[[list[HashedStep]], None] | None = None
@@ -434,11 +430,11 @@ class Loop:
         self.interrupts.nothing_unsaved = self.world.size == 1 and self.steps_here == self._saved_steps
 
     def _work_between_steps(self) -> None:
-        """Do what `between` returns for this step, if anything; all ranks wait for it. After the last step of an epoch,
+        """Do what is due after this step, if anything; all ranks wait for it. After the last step of an epoch,
         `_finish_epoch` does it."""
-        if self.between is None or self.step >= self.config.steps_per_epoch:
+        if self.step >= self.config.steps_per_epoch:
             return
-        if (work := self.between(self.epoch, self.step)) is not None:
+        if (work := self.epoch_end.between(self.epoch, self.step)) is not None:
             self._process_all_numbers()
             with clock.stage("train.between"), span("epoch end"):
                 work()

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from flatout.clock import clock, span
-from flatout.engine import Callback, Callbacks, End, EpochReport, RunOutcome, RunStart, Scores, Sections
+from flatout.engine import Callback, Callbacks, End, EpochEnd, EpochReport, RunOutcome, RunStart, Scores, Sections
 from flatout.errors import CTRL_C_CODE, INTERNAL_ERROR_CODE, FlatoutError, Interrupted, ResourceError
 from flatout.ranks import LAST_FILES, Interrupts, StopRequested, is_first_rank
 from flatout.runs.background import Background
@@ -51,7 +51,7 @@ class BestTracker:
 
 
 @dataclass(eq=False, repr=False)
-class EpochEnd:
+class RunEpochEnd(EpochEnd):
     """Called by the loop after every epoch, on all ranks; the first one records the results. Saved in checkpoints."""
 
     recipe: Recipe
@@ -102,7 +102,7 @@ class EpochEnd:
         self.found = self._validate(self.model.epochs - 1, last=True)
 
     def between(self, epoch: int, step: int) -> Callable[[], None] | None:
-        """A validation within the epoch, if one is due after `step`, as `Loop` expects it."""
+        """A validation within the epoch, if one is due after `step`."""
         steps = self.recipe.due_mid_epoch(epoch, step)
         done = epoch * self.steps_per_epoch + step
         return None if steps is None else partial(self._validate_within, epoch, steps, done)

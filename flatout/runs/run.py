@@ -44,7 +44,7 @@ from flatout.progress import StepProgress
 from flatout.ranks import Interrupts, World, choose_devices
 from flatout.ranks import world as ranks
 from flatout.runs.budget import Spending
-from flatout.runs.ends import EpochEnd, finishing, reporting_end
+from flatout.runs.ends import RunEpochEnd, finishing, reporting_end
 from flatout.runs.folder import NAMES, Records, RunFolder, RunRequest, choose_run, finished_run
 from flatout.runs.mirror import Mirror
 from flatout.runs.options import RunOptions, checkpoint_to_resume, options_to_resume, run_of
@@ -219,7 +219,7 @@ class _Training:
         names = (*NAMES, STEPS_NAME) if is_recorded else NAMES
         records = context.stack.enter_context(Records(context.folder, names)) if self._is_first else None
         step_record = StepRecord(records, context.world, self.recipe.input_facts) if is_recorded else None
-        epoch_end = self._epoch_end = EpochEnd(
+        epoch_end = self._epoch_end = RunEpochEnd(
             self.recipe,
             model,
             records=records,
@@ -321,7 +321,7 @@ class _Training:
         self,
         batches: DeviceBatches,
         steps: int,
-        epoch_end: EpochEnd,
+        epoch_end: RunEpochEnd,
         progress: StepProgress,
         step_record: StepRecord | None,
     ) -> Loop:
@@ -365,7 +365,6 @@ class _Training:
             on_interval=on_interval,
             callbacks=self.callbacks,
             stop_early=self.spending.over if self.spending.has_budget else None,
-            between=epoch_end.between,
             sample_name=batches.feed.source.where,
             on_hashes=step_record,
             hashed_inputs=recipe.hashed_inputs,

@@ -13,7 +13,7 @@ from flatout.engine.callbacks import Callbacks
 from flatout.engine.job import EpochReport, Sections
 from flatout.ranks.world import World
 from flatout.runs.background import Background
-from flatout.runs.ends import EpochEnd
+from flatout.runs.ends import RunEpochEnd
 from flatout.runs.folder import Records
 from flatout.runs.recipe import Model, Recipe, ValidationResult
 from flatout.yolo.metrics import zero_scores
@@ -59,7 +59,7 @@ class ScriptedEnds:
         """The network that is evaluated: its weight is the number of the epoch."""
         (folder / recipe.weights_folder).mkdir(exist_ok=True)
         optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1)
-        self.epoch_end = EpochEnd(
+        self.epoch_end = RunEpochEnd(
             recipe,
             Model(network=self.network, optimizer=optimizer, epochs=recipe.options.epochs),
             records=self._records,

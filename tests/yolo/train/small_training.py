@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flatout.engine.job import Batches, EpochReport, IntervalStats, NoEpochEnd, Sections
+from flatout.engine.job import Batches, EpochEnd, EpochReport, IntervalStats, Sections
 from flatout.engine.loop import Loop, LoopConfig
 from flatout.engine.optim import MovingAverage
 from flatout.engine.step import DTYPES, Amp
@@ -20,7 +20,7 @@ from flatout.yolo.train import prepare
 from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepInputs, YoloSchedule, capacity_for
 
 
-class RecordsReports(NoEpochEnd):
+class RecordsReports(EpochEnd):
     """The epoch end of a training that is neither validated nor saved; keeps the reports."""
 
     def __init__(self) -> None:
