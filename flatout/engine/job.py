@@ -144,10 +144,8 @@ class StepSettings(NamedTuple):
     """Whether the optimizer steps after this backward pass; otherwise gradients keep accumulating."""
 
 
-class Schedule(Protocol):
-    """The settings of any step, as a pure function of its position: there is no state to save."""
-
-    def __call__(self, epoch: int, step: int) -> StepSettings: ...
+Schedule = Callable[[int, int], StepSettings]
+"""(epoch, step) -> the settings of the step, as a pure function: there is no state to save."""
 
 
 __getattr__ = renamed(__name__, Tick="IntervalStats")

@@ -133,7 +133,9 @@ def choose_run(request: RunRequest) -> RunFolder:
         return _in_this_folder(request.project / request.name, request)
     if not request.fresh and (run := _unfinished(request)):
         return run
-    _promote_finals(request.project, request.name)
+    for folder in request.folders:
+        if (record := read_record(folder)) and record.get("finished"):
+            _promote_final(folder)
     folder = new_run_folder(request.project, request.name, exist_ok=False)
     return _begin(folder, RunLock(folder), request, is_new=True)
 
@@ -226,12 +228,6 @@ def _unfinished(request: RunRequest) -> RunFolder | None:
             folder, ", ".join(comparison.different), folder, more,
         )  # fmt: skip
     return None
-
-
-def _promote_finals(project: Path, name: str) -> None:
-    for folder in numbered(project, name).values():
-        if (record := read_record(folder)) and record.get("finished"):
-            _promote_final(folder)
 
 
 def _promote_final(folder: Path) -> None:
