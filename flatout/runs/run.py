@@ -232,7 +232,7 @@ class _Training:
         # Only the first rank shows progress.
         stream = None if self._is_first else io.StringIO()
         progress = StepProgress(model.epochs * steps, steps_per_epoch=steps, stream=stream)
-        loop = self._loop(batches, steps, epoch_end, progress, step_record)
+        loop = self._loop(batches, steps, progress, step_record)
         if self._saved is None and records is not None:
             records.clear()
         self._begin(loop)
@@ -304,7 +304,7 @@ class _Training:
         model, saves = self._model, self.recipe.saves
         # A slow mirror keeps a checkpoint open that has been replaced meanwhile.
         kept = self.recipe.num_kept_states(model) + bool(self._options.mirror) if saves else 0
-        need = disk_need(model.network, model.average, model.optimizer, kept=kept, saves=saves)
+        need = disk_need(model, kept=kept, saves=saves)
         found = [check_disk(self.context.folder, need), *self.recipe.preflight(model)]
         logger.info("Preflight: %s.", "; ".join(text for text in found if text))
 
@@ -318,13 +318,8 @@ class _Training:
         }
 
     def _loop(
-        self,
-        batches: DeviceBatches,
-        steps: int,
-        epoch_end: RunEpochEnd,
-        progress: StepProgress,
-        step_record: StepRecord | None,
-    ) -> Loop:
+        self, batches: DeviceBatches, steps: int, progress: StepProgress, step_record: StepRecord | None
+    ) -> Loop:  # fmt: skip
         options, recipe, model = self._options, self.recipe, self._model
 
         def on_interval(stats: IntervalStats) -> None:
@@ -356,7 +351,7 @@ class _Training:
                 compile_auto=options.compile == "auto",
             ),
             device=self.context.device,
-            epoch_end=epoch_end,
+            epoch_end=self._epoch_end,
             average=model.average,
             checkpoints=self._checkpoints,
             interrupts=self.context.interrupts,
