@@ -236,6 +236,7 @@ def measure_wait(images: ImageSet, batch: int, setting: WaitSetting, device: tor
             world=World(),
             device=device,
             folder=folder,
+            weights=folder / "weights",
             continues=False,
             interrupts=Interrupts(),
             stack=stack,

@@ -18,10 +18,9 @@ from flatout.clock import clock, span
 from flatout.engine import Callback, Callbacks, End, EpochEnd, EpochReport, RunOutcome, RunStart, Scores, Sections
 from flatout.errors import CTRL_C_CODE, INTERNAL_ERROR_CODE, FlatoutError, Interrupted, ResourceError
 from flatout.ranks import LAST_FILES, Interrupts, StopRequested, is_first_rank
-from flatout.runs.background import Background
 from flatout.runs.budget import Spending
 from flatout.runs.folder import Records
-from flatout.runs.recipe import EpochRecord, Model, Recipe, ValidationResult
+from flatout.runs.recipe import EpochRecord, Model, Recipe, RunContext, ValidationResult
 from flatout.safefiles import write_container
 
 logger = logging.getLogger(__name__)
@@ -56,12 +55,10 @@ class RunEpochEnd(EpochEnd):
 
     recipe: Recipe
     model: Model
+    context: RunContext
     records: Records | None
     """None on all ranks but the first."""
-    weights: Path
-    """The folder of weights."""
     callbacks: Callbacks
-    background: Background
     run: dict[str, Any]
     """The section "run" of checkpoints."""
     steps_per_epoch: int
@@ -109,11 +106,11 @@ class RunEpochEnd(EpochEnd):
 
     def flush(self) -> None:
         """Write the best weights if there are new ones; waits until all files of earlier epochs are written, too."""
-        self.background.wait_for_files()
+        self.context.background.wait_for_files()
         if self._pending is not None:
             names, content = self._pending
             for name in names:
-                write_container(self.weights / name, {"weights": content})
+                write_container(self.context.weights / name, {"weights": content})
             self._pending = None
 
     def sections(self) -> dict[str, dict[str, object]]:

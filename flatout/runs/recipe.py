@@ -59,6 +59,8 @@ class RunContext:
     device: torch.device
     """The device of this rank."""
     folder: Path
+    weights: Path
+    """The folder of its weights and checkpoints."""
     continues: bool
     """Whether an existing run is continued."""
     interrupts: Interrupts

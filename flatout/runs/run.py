@@ -109,6 +109,7 @@ def train(
             world=world,
             device=device,
             folder=Path(where),
+            weights=Path(where) / recipe.weights_folder,
             continues=continues,
             interrupts=Interrupts(),
             stack=stack,
@@ -194,7 +195,7 @@ class _Training:
     def __post_init__(self) -> None:
         recipe, context = self.recipe, self.context
         self._options, self._is_first = recipe.options, context.world.is_first
-        self._checkpoints = CheckpointStore(context.folder / recipe.weights_folder)
+        self._checkpoints = CheckpointStore(context.weights)
         with span("load"):
             self._saved = self._saved_state()
         self._check_data()
@@ -206,7 +207,7 @@ class _Training:
         context, model = self.context, self._model
         if self._is_first:
             self._preflight()
-            (context.folder / self.recipe.weights_folder).mkdir(exist_ok=True)
+            context.weights.mkdir(exist_ok=True)
         with span("input"):
             batches = self.recipe.open_batches(model)
         # However it ends: unreadable files were logged when they were found, perhaps days ago.
@@ -222,10 +223,9 @@ class _Training:
         epoch_end = self._epoch_end = RunEpochEnd(
             self.recipe,
             model,
+            context,
             records=records,
-            weights=context.folder / self.recipe.weights_folder,
             callbacks=self.callbacks,
-            background=context.background,
             run=self._run_section(),
             steps_per_epoch=steps,
         )
@@ -270,8 +270,7 @@ class _Training:
             folder.finish()
             self._checkpoints.promote_final()
             self.recipe.finished(folder.folder)
-            weights = folder.folder / self.recipe.weights_folder
-            logger.info("Results are in %s, the weights in %s.", folder.folder, weights)
+            logger.info("Results are in %s, the weights in %s.", folder.folder, self.context.weights)
 
     def _saved_state(self) -> Checkpoint | None:
         """The checkpoint to continue from; None for a new run, or if none was saved yet."""

@@ -300,7 +300,7 @@ class YoloRecipe(Recipe):
         if self.saves and self.world.is_first:
             content = self.describe_network(model) | {"kind": "model", "state": model.network.state_dict()}
             with span("save"):
-                self._run.background.write(self._weights / "init.pt", {"weights": content})
+                self._run.background.write(self._run.weights / "init.pt", {"weights": content})
 
     def histograms(self) -> Mapping[str, np.ndarray]:
         return {"classes": self._images.train.labels.class_box_T5[:, 0]}
@@ -347,7 +347,7 @@ class YoloRecipe(Recipe):
             self._add_label_sums()
         if self.saves and self.world.is_first and keeps_checkpoint(epoch, model.epochs):
             with clock.stage("train.save"), span("save"):
-                self._run.background.write(self._weights / f"epoch_{epoch:03d}.pt", sections())
+                self._run.background.write(self._run.weights / f"epoch_{epoch:03d}.pt", sections())
 
     # Checkpoints and weights
 
@@ -436,10 +436,10 @@ class YoloRecipe(Recipe):
         if not (is_requested(self.data, "val") and annotation_file(self.data, "val") is not None):
             return
         for name in ("last.pt", "best.pt"):
-            if not (self._weights / name).exists():
+            if not (self._run.weights / name).exists():
                 continue
             options = TestOptions(
-                weights=(str(self._weights / name),),
+                weights=(str(self._run.weights / name),),
                 data=self.unresolved.data,
                 batch_size=2 * self.unresolved.batch_size,
                 img_size=self.unresolved.img_size[1],
@@ -464,10 +464,6 @@ class YoloRecipe(Recipe):
         """Whether a flag asks for images to be decoded once and kept."""
         options = self.options
         return options.fast_dataloader or options.cache_images or options.device_augment
-
-    @property
-    def _weights(self) -> Path:
-        return self._run.folder / self.weights_folder
 
     def _read_hyp(self, resume: Path | None) -> Hyp:
         """The hyper-parameters of the resumed run, unless the command names another file; else those of --hyp."""

@@ -36,7 +36,9 @@ class ScriptedRecipe(YoloRecipe):
         self.validated: list[tuple[int, bool]] = []
         """Epochs that were validated, and whether with `last`."""
         self.background = Background()
-        self._run: Any = SimpleNamespace(folder=folder, background=self.background)
+        self._run: Any = SimpleNamespace(
+            folder=folder, weights=folder / self.weights_folder, background=self.background
+        )
         self._job: Any = SimpleNamespace(last_targets=0, last_width_px=0)
         self._batch_plots = self._image_weights = None
 
@@ -62,10 +64,9 @@ class ScriptedEnds:
         self.epoch_end = RunEpochEnd(
             recipe,
             Model(network=self.network, optimizer=optimizer, epochs=recipe.options.epochs),
+            recipe._run,
             records=self._records,
-            weights=folder / recipe.weights_folder,
             callbacks=Callbacks(),
-            background=recipe.background,
             run={},
             steps_per_epoch=1,
         )
