@@ -28,13 +28,11 @@ from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import MIN_GRID
 from flatout.yolo.data.tile_set import TileSet
-from flatout.yolo.find_file import find_cfg, find_weights
 from flatout.yolo.hyp import Hyp
-from flatout.yolo.load_network import TrainingStart, start_network
+from flatout.yolo.load_network import TrainingStart
 from flatout.yolo.model.info import describe
 from flatout.yolo.model.layers import Detect
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.multihead.training import WantedHeads, chosen_heads
 from flatout.yolo.train.step import scaled_weight_decay
 from flatout.yolo.weights import transfer
 from flatout.yolo.weights.legacy import parameter_groups as names_of_groups
@@ -108,32 +106,6 @@ def parameter_groups(network: nn.Module) -> list[list[nn.Parameter]]:
 def class_names(data: DataSet, *, single_cls: bool) -> list[str]:
     """Names of the classes that the network learns; one class "item" with --single-cls."""
     return ["item"] if single_cls and len(data.names) != 1 else list(data.names)
-
-
-def make_network(
-    hyp: Hyp,
-    names: Sequence[str],
-    *,
-    weights: str = "",
-    cfg: str = "",
-    transfer: bool = False,
-    heads: WantedHeads | None = None,
-) -> TrainingStart:
-    """A new network, with every tensor of the weights that fits; on the CPU, in float32.
-
-    `weights` is a file, or a name of shipped weights; empty: from scratch. `cfg` is the model config; empty: the one
-    inside the weights. `transfer`: take the tensors of the weights that fit, anchors included, and nothing else.
-    """
-    file = find_weights(weights)
-    choice = chosen_heads(heads or WantedHeads(), num_classes=len(names))
-    start = start_network(
-        find_cfg(cfg, weights=file), file, nc=len(names), anchors=hyp.anchors, heads=choice, keeps_anchors=transfer
-    )
-    if transfer:
-        start = start._replace(weights=None)
-    start.network.names = list(names)
-    logger.info("%s", describe(start.network).line())
-    return start
 
 
 def rebuild_network(saved: Mapping[str, Any], names: Sequence[str]) -> TrainingStart:

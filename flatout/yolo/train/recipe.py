@@ -50,16 +50,17 @@ from flatout.yolo.data.recorded_files import write_files
 from flatout.yolo.data.tile_set import TileSet, whole_images
 from flatout.yolo.evaluate import Outcome, test
 from flatout.yolo.evaluate.tiles import TileConfig
-from flatout.yolo.find_file import find_data, find_data_of_run, find_file
+from flatout.yolo.find_file import find_cfg, find_data, find_data_of_run, find_file, find_weights
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.label_audit.in_step import LabelSums, sums_of_all_ranks, sums_of_whole_labels
 from flatout.yolo.label_audit.set_boxes import labels_as_boxes
 from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, write_statistics
-from flatout.yolo.load_network import TrainingStart
+from flatout.yolo.load_network import TrainingStart, start_network
 from flatout.yolo.metrics import LOSSES, YOLOV7_LOSSES, YOLOV7_RESULTS, zero_scores
 from flatout.yolo.metrics.coco import is_requested
+from flatout.yolo.model.info import describe
 from flatout.yolo.model.network import Network
-from flatout.yolo.multihead.training import WantedHeads, class_aware
+from flatout.yolo.multihead.training import WantedHeads, chosen_heads, class_aware
 from flatout.yolo.options import OPTIONS_NAME, TestOptions, TrainOptions
 from flatout.yolo.run_config import identity, write_options
 from flatout.yolo.train import prepare
@@ -582,8 +583,16 @@ class YoloRecipe(Recipe):
 
 
 def new_network(options: TrainOptions, hyp: Hyp, names: Sequence[str]) -> TrainingStart:
-    heads, transfer = wanted_heads(options), options.transfer_weights
-    return prepare.make_network(hyp, names, weights=options.weights, cfg=options.cfg, transfer=transfer, heads=heads)
+    """A new network, with every tensor of the weights that fits; on the CPU, in float32.
+
+    With `transfer_weights` it takes the tensors of the weights that fit, anchors included, and nothing else.
+    """
+    file, transfer = find_weights(options.weights), options.transfer_weights
+    heads, cfg = chosen_heads(wanted_heads(options), num_classes=len(names)), find_cfg(options.cfg, weights=file)
+    start = start_network(cfg, file, nc=len(names), anchors=hyp.anchors, heads=heads, keeps_anchors=transfer)
+    start.network.names = list(names)
+    logger.info("%s", describe(start.network).line())
+    return start._replace(weights=None) if transfer else start
 
 
 def wanted_heads(options: TrainOptions) -> WantedHeads:
