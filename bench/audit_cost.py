@@ -19,7 +19,7 @@ from flatout.yolo.hyp import load_hyp
 from flatout.yolo.label_audit.in_step import LabelSums
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig
+from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepInputs
 
 LIMIT = 0.02
 TARGETS_PER_IMAGE, NUM_LABELS = 15, 860_000
@@ -40,8 +40,8 @@ class Steps:
         self.sums = LabelSums(NUM_LABELS, loss.anchors, loss.config, device)
         on_gpu = device.type == "cuda"
         self._dtype = torch.bfloat16 if on_gpu else torch.float32
-        step_config = StepConfig(dtype=self._dtype, channels_last=True, size=size, grid=32, seed=1)
-        self._jobs = {has_sums: DetectionJob(step_config, loss, None, self.sums if has_sums else None)
+        inputs = StepInputs(dtype=self._dtype, channels_last=True, size=size, grid=32, seed=1)
+        self._jobs = {has_sums: DetectionJob(inputs, loss, label_sums=self.sums if has_sums else None)
                       for has_sums in (False, True)}  # fmt: skip
         num = batch * TARGETS_PER_IMAGE
         box_T4 = torch.cat((torch.rand(num, 2), 0.03 + 0.3 * torch.rand(num, 2)), 1)

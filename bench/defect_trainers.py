@@ -62,8 +62,8 @@ def built(options: TrainOptions, device: torch.device) -> tuple[DefectRecipe, Mo
     """The recipe of `flatout defect train` with its network and optimizer, for a run without a folder."""
     recipe = RecipeWithoutFiles(options, World(), device)
     run = RunContext(
-        world=recipe.world, device=device, folder=Path(), continues=False, interrupts=Interrupts(), stack=ExitStack(),
-        plots=False,
+        world=recipe.world, device=device, folder=Path(), weights=Path(), continues=False, interrupts=Interrupts(),
+        stack=ExitStack(), plots=False,
     )  # fmt: skip
     return recipe, recipe.build(run, None)
 

@@ -39,7 +39,7 @@ from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
 from flatout.yolo.train import prepare
-from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, YoloSchedule, capacity_for
+from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepInputs, YoloSchedule, capacity_for
 
 LOG_EVERY = 20
 SETTLED = 3
@@ -183,16 +183,9 @@ def make_loop(
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     head = network.head
     config = hyp.loss().scaled(num_layers=head.nl, num_classes=head.nc, image_size_px=case.side_px)
-    step_config = StepConfig(
-        dtype=DTYPES["bf16"],
-        channels_last=True,
-        size=case.side_px,
-        grid=32,
-        seed=1,
-        capacity=capacity_for(24, case.batch),
-    )
+    inputs = StepInputs(dtype=DTYPES["bf16"], channels_last=True, size=case.side_px, grid=32, seed=1)
     return Loop(
-        job=DetectionJob(step_config, DetectionLoss(head, config, ota=ota)),
+        job=DetectionJob(inputs, DetectionLoss(head, config, ota=ota), capacity=capacity_for(24, case.batch)),
         network=network,
         optimizer=prepare.optimizer_for(network, hyp, total_batch=case.batch, adam=False),
         schedule=YoloSchedule(hyp, epochs=100, steps_per_epoch=num_steps, total_batch=case.batch),

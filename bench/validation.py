@@ -62,7 +62,7 @@ from flatout.yolo.model.network import Network, build_network
 from flatout.yolo.nms import NmsConfig, non_max_suppression
 from flatout.yolo.train import validate
 from flatout.yolo.train.step import DetectionLoss
-from flatout.yolo.train.validate import Validation, ValidationConfig
+from flatout.yolo.train.validate import Validation
 from tests.reference.plain_evaluation import matched_per_image
 from tests.reference.plain_nms import Suppress, best_suppress, plain_nms
 
@@ -236,6 +236,7 @@ def measure_wait(images: ImageSet, batch: int, setting: WaitSetting, device: tor
             world=World(),
             device=device,
             folder=folder,
+            weights=folder / "weights",
             continues=False,
             interrupts=Interrupts(),
             stack=stack,
@@ -243,23 +244,18 @@ def measure_wait(images: ImageSet, batch: int, setting: WaitSetting, device: tor
         )
         stack.enter_context(context.background)
         on_gpu = device.type == "cuda"
-        validation = stack.enter_context(
-            Validation(
-                images,
-                images.names,
-                ValidationConfig(
-                    size=setting.size,
-                    batch_size=batch,
-                    grid=32,
-                    workers=min(8, plan_workers("cpu*1.0").total),
-                    device=device,
-                    amp=torch.bfloat16 if on_gpu else torch.float32,
-                    keeps_images=True,
-                    on_device=on_gpu,
-                ),
-                DetectionLoss(head, scaled, ota=True),
-                context,
-            )
+        validation = Validation(
+            images=images,
+            names=images.names,
+            loss=DetectionLoss(head, scaled, ota=True),
+            run=context,
+            size=setting.size,
+            batch_size=batch,
+            grid=32,
+            workers=min(8, plan_workers("cpu*1.0").total),
+            amp=torch.bfloat16 if on_gpu else torch.float32,
+            keeps_images=True,
+            on_device=on_gpu,
         )
         ledger = Ledger(device)
 

@@ -16,8 +16,9 @@ Packages, in the order of their imports:
 CONTRIBUTING.md says where to add what.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from flatout.lazy import face
 
 if TYPE_CHECKING:
     from flatout import defect, spike, yolo
@@ -71,16 +72,4 @@ __all__ = [
     "yolo",
 ]
 
-_JOBS = ("defect", "spike", "yolo")
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _JOBS:
-        return import_module(f"flatout.{name}")
-    return getattr(import_module("flatout.feed"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = face(__name__)

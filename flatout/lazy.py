@@ -24,6 +24,8 @@ def face(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]
     def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if homes[name] == package:  # a package inside of this one
+            return import_module(f"{package}.{name}")
         # Not cached, so that replacing a name in its module, as tests do, takes effect here too.
         return getattr(import_module(homes[name]), name)
 

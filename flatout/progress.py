@@ -42,7 +42,7 @@ def progress(
         with _bar(title, total, unit) as advance:
             yield advance
     else:
-        yield _LogLines(title, total, unit, begin)
+        yield _log_lines(title, total, unit, begin)
 
 
 def progress_line(
@@ -57,21 +57,19 @@ def progress_line(
     return f"{title}: {done}/{total} {unit},{size} {speed} {unit}/s, {left}"
 
 
-class _LogLines:
+def _log_lines(title: str, total: int, unit: str, begin: int) -> Advance:
     """Writes a log line every few seconds; none for work that ends sooner."""
+    begin_s = logged_s = time.monotonic()
 
-    def __init__(self, title: str, total: int, unit: str, begin: int) -> None:
-        self._title, self._unit, self._begin = title, unit, begin
-        self._total = total
-        self._begin_s = self._logged_s = time.monotonic()
-
-    def __call__(self, done: int, nbytes: int) -> None:
+    def advance(done: int, nbytes: int) -> None:
+        nonlocal logged_s
         now_s = time.monotonic()
-        if now_s - self._logged_s >= LINE_INTERVAL_S:
-            self._logged_s = now_s
-            elapsed_s = now_s - self._begin_s
-            line = progress_line(self._title, done, self._total, nbytes, elapsed_s, unit=self._unit, begin=self._begin)
+        if now_s - logged_s >= LINE_INTERVAL_S:
+            logged_s = now_s
+            line = progress_line(title, done, total, nbytes, now_s - begin_s, unit=unit, begin=begin)
             logger.info("%s", line)
+
+    return advance
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Read untrusted YAML into plain data; errors are one sentence with file and line.
+"""Read untrusted YAML into plain data, with errors of one sentence with file and line; and write what reads the same.
 
     bytes --decode--> text --scan, compose--> nodes --build--> dict, list, str, int, float, bool, None
 
@@ -9,7 +9,7 @@ differences from YAML 1.1).
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -54,6 +54,12 @@ def load_yaml(path: str | Path) -> Yaml:
             raise ConfigError(f"{path}:{line}: not UTF-8 text. Save the file as UTF-8.") from None
         text = content.decode("utf-8-sig", errors="replace")
     return parse_yaml(text, where=str(path))
+
+
+def dump_yaml(values: Mapping[str, object]) -> str:
+    """Plain values as a YAML document that `parse_yaml` reads as these values."""
+    dumped: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return dumped
 
 
 def quoted(text: object) -> str:
@@ -186,6 +192,10 @@ class _StrictLoader(yaml.SafeLoader):
             raise _Refusal("the %YAML version is invalid. Remove the line.", self.get_mark()) from None
 
 
+class _Dumper(yaml.SafeDumper):
+    """Also quotes text that is a number only in YAML 1.2, such as 1e3."""
+
+
 # The resolvers inherited from PyYAML are those of YAML 1.1.
 _StrictLoader.yaml_implicit_resolvers = {}
 for _kind, _pattern, _first_characters in (
@@ -197,7 +207,8 @@ for _kind, _pattern, _first_characters in (
     # Resolved only to be refused: a merge silently decides which of two values of a key wins.
     ("merge", r"<<", "<"),
 ):
-    _StrictLoader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z"), list(_first_characters))
+    for _each in (_StrictLoader, _Dumper):
+        _each.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z"), list(_first_characters))
 
 
 def _float(text: str) -> float:

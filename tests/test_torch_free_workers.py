@@ -170,7 +170,8 @@ def test_a_training_source_of_yolo_needs_no_torch(kept: dict[str, Any], tmp_path
     )
     images = files_of(tmp_path)
     choices = input_choices(images, config, TrainOptions(workers=0, **kept).asked, torch.nn.Identity())
-    check_is_light(stack.enter_context(yolo_input.open_input(images, config, choices)).feed.source)
+    batches, _ = yolo_input.open_input(images, config, choices, stack)
+    check_is_light(batches.feed.source)
 
 
 def test_a_validation_source_of_yolo_needs_no_torch(tmp_path: Path):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import ConfigError
-from flatout.yaml_strict import MAX_BYTES, MAX_DEPTH, MAX_NODES, _StrictLoader, load_yaml, parse_yaml, quoted
+from flatout.yaml_strict import MAX_BYTES, MAX_DEPTH, MAX_NODES, _StrictLoader, dump_yaml, load_yaml, parse_yaml, quoted
 
 
 def message(text: str) -> str:
@@ -51,6 +51,17 @@ def message(text: str) -> str:
 def test_scalars_follow_yaml_1_2(text, value):
     read = parse_yaml(f"key: {text}")["key"]
     assert (read, type(read)) == (value, type(value))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("0123456789eE+-._xobfnaItrulyNF:<=~# ", max_size=6))
+def test_text_is_read_as_it_was_written(text):
+    assert parse_yaml(dump_yaml({"key": text})) == {"key": text}
+
+
+@pytest.mark.parametrize("value", [7, 1e-5, 1e300, -math.inf, True, None, "1e3", "0o7", "-1.5E9", [1, "2"], {"a": "b"}])
+def test_values_are_read_as_they_were_written(value):
+    assert parse_yaml(dump_yaml({"key": value})) == {"key": value}
 
 
 def test_an_alias_is_a_copy_not_a_shared_object():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flatout.engine.checkpoints import Checkpoint, CheckpointStore, load_on_all_ranks
     from flatout.engine.compile import Compiled, explain, never_compiled
     from flatout.engine.graphs import Padding, without_tuning
-    from flatout.engine.job import Batches, EpochReport, IntervalStats, Job, Schedule, Sections, StepSettings
+    from flatout.engine.job import Batches, EpochEnd, EpochReport, IntervalStats, Job, Schedule, Sections, StepSettings
     from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
     from flatout.engine.optim import AdamW, MovingAverage, make_optimizer, parameters_of
     from flatout.engine.reproducible import differences, environment, seed_all, set_determinism, warn_of_waiting_threads

@@ -47,14 +47,11 @@ class CheckpointStore:
     Used by one process at a time: the one that holds the lock of the run.
     """
 
-    def __init__(self, folder: Path, name: str = "last") -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.newest = folder / f"{name}.pt"
-        self.previous = folder / f"{name}.prev.pt"
-        self._aside = folder / f"{name}.old.pt"
-        self._old = folder / f".{name}.prev.pt.part"
-        self._final = folder / f".{name}.final.pt"
-        self._position = folder / f".{name}.position.json"
+        self.newest, self.previous = folder / "last.pt", folder / "last.prev.pt"
+        self._aside, self._old = folder / "last.old.pt", folder / ".last.prev.pt.part"
+        self._final, self._position = folder / ".last.final.pt", folder / ".last.position.json"
         self._newest_is_bad = False
 
     def save(self, sections: Mapping[str, object]) -> None:
@@ -213,7 +210,7 @@ class CheckpointStore:
 
     def _remove_leftovers(self) -> None:
         """Remove incomplete files of a killed process."""
-        for path in self._folder.glob(f".{self.newest.stem}.*.part"):
+        for path in self._folder.glob(".last.*.part"):
             with suppress(OSError):
                 path.unlink()
         with suppress(OSError):

@@ -103,8 +103,8 @@ Sections = dict[str, Any]
 """The content of a checkpoint: "weights", "training" and "run"."""
 
 
-class EpochEnd(Protocol):
-    """The work after an epoch, and what a checkpoint holds besides the loop's own tensors and position."""
+class EpochEnd:
+    """The work after an epoch, and what a checkpoint holds besides the loop's own tensors and position; none here."""
 
     def __call__(self, epoch: int, report: EpochReport, sections: Callable[[], Sections]) -> bool:
         """Validate and record; True ends the training, on all ranks. `sections` returns the whole training state, for
@@ -124,15 +124,13 @@ class EpochEnd(Protocol):
     def flush(self) -> None:
         """Write files that belong to the checkpoint about to be saved, such as the best weights so far."""
 
+    def between(self, epoch: int, step: int) -> Callable[[], None] | None:
+        """Called after an optimizer step with the epoch and its steps done; returns work to do before the next step,
+        such as a validation within an epoch, or None.
 
-class NoEpochEnd(EpochEnd):
-    """An `EpochEnd` that neither validates nor records."""
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """There is none."""
-
-    def flush(self) -> None:
-        """There are no files."""
+        All ranks must return alike, and the time of that work counts for no log interval.
+        """
+        return None
 
 
 class StepSettings(NamedTuple):
@@ -146,10 +144,8 @@ class StepSettings(NamedTuple):
     """Whether the optimizer steps after this backward pass; otherwise gradients keep accumulating."""
 
 
-class Schedule(Protocol):
-    """The settings of any step, as a pure function of its position: there is no state to save."""
-
-    def __call__(self, epoch: int, step: int) -> StepSettings: ...
+Schedule = Callable[[int, int], StepSettings]
+"""(epoch, step) -> the settings of the step, as a pure function: there is no state to save."""
 
 
 __getattr__ = renamed(__name__, Tick="IntervalStats")

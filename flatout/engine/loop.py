@@ -25,8 +25,8 @@ from flatout.clock import clock, span
 from flatout.engine.callbacks import Callbacks, Saved
 from flatout.engine.checkpoints import Checkpoint, CheckpointStore, load_on_all_ranks
 from flatout.engine.compile import CompileAuto
-from flatout.engine.job import Batches, EpochEnd, IntervalStats, Job, NoEpochEnd, Schedule
-from flatout.engine.meter import DivergenceGuard, Meter, StepLog
+from flatout.engine.job import Batches, EpochEnd, IntervalStats, Job, Schedule
+from flatout.engine.meter import DeviceRows, DivergenceGuard, Meter
 from flatout.engine.optim import MovingAverage, apply_settings, load_optimizer
 from flatout.engine.reproducible import random_state, set_random_state
 from flatout.engine.step import Amp, Precision, Step
@@ -138,7 +138,7 @@ class Loop:
     batches: Batches
     config: LoopConfig
     device: torch.device
-    epoch_end: EpochEnd = field(default_factory=NoEpochEnd)
+    epoch_end: EpochEnd = field(default_factory=EpochEnd)
     average: MovingAverage | None = None
     checkpoints: CheckpointStore | None = None
     interrupts: Interrupts = field(default_factory=Interrupts)
@@ -150,10 +150,6 @@ class Loop:
     callbacks: Callbacks = field(default_factory=Callbacks)
     stop_early: Callable[[], str | None] | None = None
     """Called wherever a training may stop; returns the reason to stop, or None."""
-    between: Callable[[int, int], Callable[[], None] | None] | None = None
-    """Called after an optimizer step with the epoch and its steps done; returns work to do before the next step, such
-    as a validation within an epoch, or None. All ranks must return alike, and the time of that work counts for no log
-    interval."""
     sample_name: Callable[[int], str] = str
     """Names a sample in messages."""
     on_hashes: Callable[[list[HashedStep]], None] | None = None
@@ -170,7 +166,7 @@ class Loop:
         self.epoch, self.step = 0, 0
         """The next step to train; `step` equal to the steps per epoch: only the end of the epoch is left to do."""
         self._compile_auto = CompileAuto(self.network) if config.compile_auto and self.world.size == 1 else None
-        self._log = StepLog(len(self.job.item_names) + 2, config.log_every, self.device)
+        self._log = DeviceRows(len(self.job.item_names) + 2, config.log_every, self.device)
         self._keep_before: tuple[int, int] | None = None
         """The step whose state is kept before it is trained again, because it was bad the last time."""
         self._hashes = HashLog(config.log_every, self.device) if self.on_hashes is not None else None
@@ -280,9 +276,7 @@ class Loop:
             with clock.stage("train.inputs"):
                 inputs = self.job.inputs(batch, self.epoch, self.step)
                 self._hash(inputs)
-            self._log.put(self._training_step.forward_backward(inputs, window_ends=settings.step_optimizer))
-            if settings.step_optimizer:
-                self._log.set_flag(self._training_step.optimizer_step())
+            self._log.put(self._training_step(inputs, window_ends=settings.step_optimizer))
         except torch.OutOfMemoryError as error:
             ranks, amp = self.world.size, self.config.amp
             raise out_of_memory_error(
@@ -436,11 +430,11 @@ class Loop:
         self.interrupts.nothing_unsaved = self.world.size == 1 and self.steps_here == self._saved_steps
 
     def _work_between_steps(self) -> None:
-        """Do what `between` returns for this step, if anything; all ranks wait for it. After the last step of an epoch,
+        """Do what is due after this step, if anything; all ranks wait for it. After the last step of an epoch,
         `_finish_epoch` does it."""
-        if self.between is None or self.step >= self.config.steps_per_epoch:
+        if self.step >= self.config.steps_per_epoch:
             return
-        if (work := self.between(self.epoch, self.step)) is not None:
+        if (work := self.epoch_end.between(self.epoch, self.step)) is not None:
             self._process_all_numbers()
             with clock.stage("train.between"), span("epoch end"):
                 work()

@@ -1,6 +1,6 @@
 """Numbers of steps and epochs: copied from the device many steps at a time, averaged, and checked for divergence.
 
-    step --row--> StepLog, buffer A | B --one copy per interval--> host, an interval later --> Meter, DivergenceGuard
+    step --row--> DeviceRows, buffer A | B --one copy per interval--> host, an interval later --> Meter, DivergenceGuard
 
 Dimension key:  N steps of an interval   K numbers of a step
 """
@@ -159,7 +159,8 @@ class DeviceRows:
 
     def put(self, row_K: Tensor) -> None:
         """Append the numbers of a step; at most `capacity` rows between two swaps."""
-        self._next_row().copy_(row_K)
+        self._on_device[self._side][self._counts[self._side]].copy_(row_K)
+        self._counts[self._side] += 1
 
     def swap(self) -> np.ndarray:
         """Swap the buffers and start copying the filled one to the host; returns the rows of the swap before, [N, K],
@@ -172,13 +173,6 @@ class DeviceRows:
     def drain(self) -> np.ndarray:
         """All rows that were not returned yet, in order; waits for the device."""
         return np.concatenate((self.swap(), self.swap()))
-
-    def _next_row(self) -> Tensor:
-        self._counts[self._side] += 1
-        return self._last_row()
-
-    def _last_row(self) -> Tensor:
-        return self._on_device[self._side][self._counts[self._side] - 1]
 
     def _begin_copy(self, side: int) -> None:
         count = self._counts[side]
@@ -193,23 +187,6 @@ class DeviceRows:
         rows_NK = self._on_host[side][: self._counts[side]].numpy().copy()
         self._counts[side] = 0
         return rows_NK
-
-
-class StepLog(DeviceRows):
-    """Rows of K numbers, the last of them a flag; returned as float64."""
-
-    def put(self, row_K: Tensor) -> None:
-        """Append the first K - 1 numbers of a step; at most `capacity` rows between two swaps."""
-        row = self._next_row()
-        row[:-1].copy_(row_K)
-        row[-1].zero_()
-
-    def set_flag(self, flag: Tensor) -> None:
-        """Set the last column of the last row."""
-        self._last_row()[-1].copy_(flag)
-
-    def _read(self, side: int) -> np.ndarray:
-        return super()._read(side).astype(np.float64)
 
 
 # Divergence

@@ -184,6 +184,7 @@ class Step:
         self.has_reverted = False
         """Whether a step through a forward of `use_forward` could not be captured, so that it is not used any more."""
         self._stream = torch.cuda.Stream(precision.device) if self.graphs.enabled else None
+        self._unchecked = torch.zeros((), device=precision.device)
 
     @contextmanager
     def own_stream(self) -> Iterator[None]:
@@ -219,9 +220,16 @@ class Step:
         )
         return True
 
+    def __call__(self, inputs: dict[str, Tensor], *, window_ends: bool) -> Tensor:
+        """A step, with the update of the weights where an accumulation window ends. Returns the numbers that the job
+        reports, then 1 if the loss, and 1 if a gradient is not finite: float32 [items + 2] on the device."""
+        numbers = self.forward_backward(inputs, window_ends=window_ends)
+        found_bad = self.optimizer_step() if window_ends else self._unchecked
+        return torch.cat((numbers, found_bad.reshape(1)))
+
     def forward_backward(self, inputs: dict[str, Tensor], *, window_ends: bool) -> Tensor:
-        """Forward, loss and backward. Returns the numbers of the step, float32 [items + 1] on the device; the last is 1
-        if the loss is not finite."""
+        """Forward, loss and backward. Returns the numbers that the job reports and, as the last, 1 if the loss is not
+        finite: float32 [items + 1] on the device, overwritten by the next call."""
         if (graph := self.graphs.find(inputs)) is not None:
             with clock.stage("train.graph"):
                 return graph(inputs)

@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.engine import Callback, End, RunStart, Saved
@@ -23,18 +22,10 @@ _UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The most time that may be spent, in seconds, and the text of the option."""
+def budget_s(text: str, price: float | None) -> float | None:
+    """The most time that a budget allows: `5.00` is money and needs a price per hour; `2h30m`, `90m`, `1d` are times.
 
-    seconds: float
-    text: str
-
-
-def read_budget(text: str, price: float | None) -> Budget | None:
-    """Parse a budget: `5.00` is money and needs a price per hour; `2h30m`, `90m`, `1d` are times. Empty: None.
-
-    ConfigError for any other text.
+    None if it is empty; ConfigError for any other text.
     """
     if not text:
         return None
@@ -44,13 +35,13 @@ def read_budget(text: str, price: float | None) -> Budget | None:
                 f"--budget {text} is an amount of money and needs a --price above 0, the cost of an hour. For a time, "
                 "write for example 2h30m."
             )
-        return Budget(3600 * float(text) / price, text)
+        return 3600 * float(text) / price
     found = _DURATION.fullmatch(text)
     if not found or not any(found.groups()):
         raise ConfigError(
             f"--budget {text}: use an amount of money such as 5.00 (with --price), or a time such as 2h30m, 90m or 1d."
         )
-    return Budget(sum(float(n) * unit for n, unit in zip(found.groups(), _UNITS_S.values(), strict=True) if n), text)
+    return sum(float(n) * unit for n, unit in zip(found.groups(), _UNITS_S.values(), strict=True) if n)
 
 
 class Spending(Callback):
@@ -62,7 +53,7 @@ class Spending(Callback):
         """`price`: of an hour, in any currency."""
         if price is not None and price < 0:
             raise ConfigError(f"--price {price} must be 0 or more.")
-        self.price, self._budget, self._clock = price, read_budget(budget, price), clock
+        self.price, self._budget, self._budget_s, self._clock = price, budget, budget_s(budget, price), clock
         self._began, self._before_s = clock(), 0.0
         self._file: Path | None = None
 
@@ -73,7 +64,7 @@ class Spending(Callback):
 
     @property
     def has_budget(self) -> bool:
-        return self._budget is not None
+        return self._budget_s is not None
 
     @property
     def seconds(self) -> float:
@@ -105,10 +96,10 @@ class Spending(Callback):
 
     def over(self) -> str | None:
         """The reason to stop the training now; None while budget is left."""
-        if self._budget is None or self.seconds < self._budget.seconds:
+        if self._budget_s is None or self.seconds < self._budget_s:
             return None
         return (
-            f"The budget of {self._budget.text} is used up ({self.line()}). Everything is saved: run the same command "
+            f"The budget of {self._budget} is used up ({self.line()}). Everything is saved: run the same command "
             "with a larger --budget to continue."
         )
 

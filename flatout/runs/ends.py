@@ -15,13 +15,12 @@ from types import TracebackType
 from typing import Any
 
 from flatout.clock import clock, span
-from flatout.engine import Callback, Callbacks, End, EpochReport, RunOutcome, RunStart, Scores, Sections
+from flatout.engine import Callback, Callbacks, End, EpochEnd, EpochReport, RunOutcome, RunStart, Scores, Sections
 from flatout.errors import CTRL_C_CODE, INTERNAL_ERROR_CODE, FlatoutError, Interrupted, ResourceError
 from flatout.ranks import LAST_FILES, Interrupts, StopRequested, is_first_rank
-from flatout.runs.background import Background
 from flatout.runs.budget import Spending
 from flatout.runs.folder import Records
-from flatout.runs.recipe import EpochRecord, Model, Recipe, ValidationResult
+from flatout.runs.recipe import EpochRecord, Model, Recipe, RunContext, ValidationResult
 from flatout.safefiles import write_container
 
 logger = logging.getLogger(__name__)
@@ -51,17 +50,15 @@ class BestTracker:
 
 
 @dataclass(eq=False, repr=False)
-class EpochEnd:
+class RunEpochEnd(EpochEnd):
     """Called by the loop after every epoch, on all ranks; the first one records the results. Saved in checkpoints."""
 
     recipe: Recipe
     model: Model
+    context: RunContext
     records: Records | None
     """None on all ranks but the first."""
-    weights: Path
-    """The folder of weights."""
     callbacks: Callbacks
-    background: Background
     run: dict[str, Any]
     """The section "run" of checkpoints."""
     steps_per_epoch: int
@@ -102,18 +99,18 @@ class EpochEnd:
         self.found = self._validate(self.model.epochs - 1, last=True)
 
     def between(self, epoch: int, step: int) -> Callable[[], None] | None:
-        """A validation within the epoch, if one is due after `step`, as `Loop` expects it."""
+        """A validation within the epoch, if one is due after `step`."""
         steps = self.recipe.due_mid_epoch(epoch, step)
         done = epoch * self.steps_per_epoch + step
         return None if steps is None else partial(self._validate_within, epoch, steps, done)
 
     def flush(self) -> None:
         """Write the best weights if there are new ones; waits until all files of earlier epochs are written, too."""
-        self.background.wait_for_files()
+        self.context.background.wait_for_files()
         if self._pending is not None:
             names, content = self._pending
             for name in names:
-                write_container(self.weights / name, {"weights": content})
+                write_container(self.context.weights / name, {"weights": content})
             self._pending = None
 
     def sections(self) -> dict[str, dict[str, object]]:
@@ -309,34 +306,25 @@ class OnDone(Callback, AbstractContextManager["OnDone"]):
 FILE_NAME = "run.log"
 
 
-class RunLog(Callback):
+class RunLog(Callback, logging.Handler):
     """Appends the warnings of a training to run.log in its run folder; `flatout monitor` shows the last of them.
 
     Commands add this callback; the library itself installs no logging handlers.
     """
 
     def __init__(self) -> None:
-        self._handler: _RunLogHandler | None = None
-
-    def start(self, run: RunStart) -> None:
-        self._handler = _RunLogHandler(run.folder / FILE_NAME)
-        logging.getLogger("flatout").addHandler(self._handler)
-
-    def end(self, end: End) -> None:
-        if self._handler is not None:
-            logging.getLogger("flatout").removeHandler(self._handler)
-            self._handler = None
-
-
-class _RunLogHandler(logging.Handler):
-    """Appends one line per warning, opening the file each time: a run may be killed, and warnings are rare."""
-
-    def __init__(self, path: Path) -> None:
         super().__init__(logging.WARNING)
-        self._path = path
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
 
+    def start(self, run: RunStart) -> None:
+        self._path = run.folder / FILE_NAME
+        logging.getLogger("flatout").addHandler(self)
+
+    def end(self, end: End) -> None:
+        logging.getLogger("flatout").removeHandler(self)
+
     def emit(self, record: logging.LogRecord) -> None:
-        # A full disk must not end a training because of a warning.
+        # Opened each time, because a run may be killed, and warnings are rare. A full disk must not end a training
+        # because of a warning.
         with suppress(OSError), self._path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(" ".join(self.format(record).split()) + "\n")

@@ -27,7 +27,7 @@ from typing import Any, Self
 from flatout.engine import CheckpointStore
 from flatout.errors import ConfigError, FlatoutError, ResourceError
 from flatout.runs.lock import Locked, RunLock
-from flatout.runs.options import RECORD_NAME, Comparison, Identity, refused, run_of
+from flatout.runs.options import RECORD_NAME, Comparison, Identity, RunOptions, refused, run_of
 from flatout.safefiles import csv_text, read_note, remove_stale_parts, write_file
 
 logger = logging.getLogger(__name__)
@@ -100,6 +100,14 @@ class RunRequest:
     """A checkpoint in a run folder, or the folder."""
     break_lock: bool = False
 
+    @classmethod
+    def of(cls, options: RunOptions, identity: Identity, *, resume: Path | None = None) -> Self:
+        """The run that these options refer to."""
+        return cls(
+            project=Path(options.project), name=options.name, identity=identity, exist_ok=options.exist_ok,
+            fresh=options.fresh, resume=resume, break_lock=options.break_lock,
+        )  # fmt: skip
+
     @property
     def folders(self) -> list[Path]:
         """Folders that may hold the run, newest first; by number, since clocks may jump."""
@@ -125,7 +133,9 @@ def choose_run(request: RunRequest) -> RunFolder:
         return _in_this_folder(request.project / request.name, request)
     if not request.fresh and (run := _unfinished(request)):
         return run
-    _promote_finals(request.project, request.name)
+    for folder in request.folders:
+        if (record := read_record(folder)) and record.get("finished"):
+            _promote_final(folder)
     folder = new_run_folder(request.project, request.name, exist_ok=False)
     return _begin(folder, RunLock(folder), request, is_new=True)
 
@@ -218,12 +228,6 @@ def _unfinished(request: RunRequest) -> RunFolder | None:
             folder, ", ".join(comparison.different), folder, more,
         )  # fmt: skip
     return None
-
-
-def _promote_finals(project: Path, name: str) -> None:
-    for folder in numbered(project, name).values():
-        if (record := read_record(folder)) and record.get("finished"):
-            _promote_final(folder)
 
 
 def _promote_final(folder: Path) -> None:

@@ -238,8 +238,6 @@ class Identity:
     def compare(self, old: Mapping[str, Any], *, is_named: bool = False) -> Comparison:
         """Compare with `old`, the config recorded when a run was started. `is_named`: the run is given by --resume."""
         found = Comparison([], [], [])
-        if _same(old, self.config):
-            return found
         before, now = flat(self.in_effect(old)), flat(self.in_effect(self.config))
         for line, key in _differences(before, now):
             change = self.changes.get(key, "different")
@@ -296,12 +294,12 @@ def checkpoint_to_resume(options: RunOptions, *, root: Path = Path()) -> Path | 
 
 def newest_last(root: Path) -> Path:
     """The most recently changed `last*.pt` below a folder, for `--resume` without a value; CheckpointError if none."""
-    # The previous checkpoint is renamed after the newest one appears, and would look newer.
-    found = [path for path in root.glob("**/last*.pt") if not path.name.endswith((".prev.pt", ".old.pt"))]
-    found += [newer for path in root.glob("**/last*.prev.pt") if not (newer := _newest_beside(path)).exists()]
+    found = [path for path in root.glob("**/last*.pt") if not path.name.endswith(".old.pt")]
     if not found:
         raise CheckpointError(f"{root.resolve()}: no last*.pt below this folder. Name a run: --resume RUN")
-    return max(found, key=_changed)
+    newest = max(found, key=lambda path: path.stat().st_ctime)
+    # The previous checkpoint is renamed after the newest one appears, and looks newer.
+    return newest.with_name(newest.name.replace(".prev.pt", ".pt"))
 
 
 def run_of(checkpoint: Path) -> Path:
@@ -351,19 +349,6 @@ def _grows(old: Any, new: Any) -> bool:
     return isinstance(old, int) and isinstance(new, int) and old < new
 
 
-def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True)
-
-
 def _shown(config: Mapping[str, Any], key: str) -> str:
     """A value as JSON, so that values read from a file compare equal to those written."""
     return json.dumps(config[key], sort_keys=True) if key in config else "unset"
-
-
-def _newest_beside(previous: Path) -> Path:
-    return previous.with_name(previous.name.removesuffix(".prev.pt") + ".pt")
-
-
-def _changed(path: Path) -> float:
-    beside = path.with_name(path.name.removesuffix(".pt") + ".prev.pt")
-    return max(each.stat().st_ctime for each in (path, beside) if each.exists())

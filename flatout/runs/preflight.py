@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flatout.clock import machine
 from flatout.doctor import DriverFacts, TorchFacts, TorchGpu, check_torch_and_gpus, driver_facts, has_code_for
-from flatout.engine import MovingAverage, parameters_of
+from flatout.engine import parameters_of
 from flatout.errors import ResourceError, one_line
 from flatout.findings import Finding
 from flatout.ranks import choose_devices
+from flatout.runs.recipe import Model
 from flatout.safefiles import file_size_limit
 
 logger = logging.getLogger(__name__)
@@ -60,19 +61,13 @@ class DiskNeed(NamedTuple):
     """All files of the run."""
 
 
-def disk_need(
-    network: nn.Module,
-    average: MovingAverage | None,
-    optimizer: torch.optim.Optimizer,
-    *,
-    kept: int,
-    saves: bool = True,
-) -> DiskNeed:
+def disk_need(model: Model, *, kept: int, saves: bool = True) -> DiskNeed:
     """The disk space that a training needs. `kept`: number of checkpoints that are kept for good, such as epoch_024.pt.
     Without `saves`, only one is written, at the end."""
-    weights = tensor_bytes(network.state_dict())
-    moments = max(tensor_bytes(optimizer.state_dict()), _moments_to_come(optimizer))
-    state = round(OVERHEAD * (weights + (tensor_bytes(average.network.state_dict()) if average else 0) + moments))
+    weights = tensor_bytes(model.network.state_dict())
+    average = tensor_bytes(model.average.network.state_dict()) if model.average else 0
+    moments = max(tensor_bytes(model.optimizer.state_dict()), _moments_to_come(model.optimizer))
+    state = round(OVERHEAD * (weights + average + moments))
     least = state * (GENERATIONS if saves else 1)
     # best.pt in half precision, and the network before its first step.
     return DiskNeed(state, least, least + kept * state + round(1.5 * OVERHEAD * weights))

@@ -24,7 +24,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor, nn
 
 from flatout.cli import changes_of
@@ -37,6 +36,7 @@ from flatout.runs.background import Background
 from flatout.runs.loggers.choose import choose_loggers
 from flatout.runs.options import CONFIG_NAME, Identity, RunOptions, config_of, identity_of, plain
 from flatout.safefiles import write_file
+from flatout.yaml_strict import dump_yaml
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class RunContext:
     device: torch.device
     """The device of this rank."""
     folder: Path
+    weights: Path
+    """The folder of its weights and checkpoints."""
     continues: bool
     """Whether an existing run is continued."""
     interrupts: Interrupts
@@ -166,11 +168,6 @@ class Recipe(ABC):
     def identity(self) -> Identity:
         """The settings by which it is decided whether a command continues a run."""
         return identity_of(self.options, config_of(self.options))
-
-    @property
-    def place(self) -> tuple[Path, str]:
-        """The folder that holds the run folders, and the name of this run."""
-        return Path(self.options.project), self.options.name
 
     @property
     @abstractmethod
@@ -356,7 +353,7 @@ def write_options(path: Path, options: RunOptions, *, leave_out: Collection[str]
 
 
 def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
-    write_file(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).encode())
+    write_file(path, dump_yaml(values))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from flatout.progress import StepProgress
 from flatout.ranks import Interrupts, World, choose_devices
 from flatout.ranks import world as ranks
 from flatout.runs.budget import Spending
-from flatout.runs.ends import EpochEnd, finishing, reporting_end
+from flatout.runs.ends import RunEpochEnd, finishing, reporting_end
 from flatout.runs.folder import NAMES, Records, RunFolder, RunRequest, choose_run, finished_run
 from flatout.runs.mirror import Mirror
 from flatout.runs.options import RunOptions, checkpoint_to_resume, options_to_resume, run_of
@@ -88,7 +88,7 @@ def train(
         if checks:
             check_descriptors(uses_gpu=device.type == "cuda")
         recipe = job(options, world, device, resume=None if resume is None else run_of(resume))
-        mirror = Mirror(options.mirror, recipe.place[1]) if options.mirror and world.is_first else None
+        mirror = Mirror(options.mirror, recipe.options.name) if options.mirror and world.is_first else None
         all_callbacks = Callbacks(
             [spending, *recipe.loggers(), *callbacks, *([mirror] if mirror else [])] if world.is_first else []
         )
@@ -96,7 +96,7 @@ def train(
             warn_of_waiting_threads(device)
         seed_all(recipe.seed)
         stack.enter_context(ranks.process_group(world, device))
-        request = _request(recipe, resume)
+        request = RunRequest.of(recipe.options, recipe.identity(), resume=resume)
         if (finished := _finished_folder(recipe, request, mirror)) is not None:
             return RunResult(finished, None, 0.0, finished=True)
         # Before the folder is created, so that unusable data leaves nothing behind.
@@ -109,13 +109,14 @@ def train(
             world=world,
             device=device,
             folder=Path(where),
+            weights=Path(where) / recipe.weights_folder,
             continues=continues,
             interrupts=Interrupts(),
             stack=stack,
             plots=seams.plots and world.is_first,
         )
         if folder is not None:
-            stack.callback(_record_times, times, context)
+            stack.callback(record_times, context.folder, times, continues=context.continues)
         # Errors are reported first: other ranks need not wait for plots and callbacks, such as a last copy to a mirror.
         # Plots come before callbacks: loggers send them at the end.
         with (
@@ -135,13 +136,6 @@ def train(
         return result
 
 
-def _record_times(times: Spans, context: RunContext) -> None:
-    """Write times.jsonl, unless the training ended before its first step. Called when everything is closed."""
-    if any(part.name == STEPS for part in times.parts()):
-        times.name_the_last("end")
-        record_times(context.folder, times, continues=context.continues)
-
-
 def device_of(text: str, world: World) -> torch.device:
     """The device of this rank; ConfigError if `--device` selects fewer GPUs than there are ranks."""
     devices = choose_devices(text)
@@ -158,19 +152,6 @@ def device_of(text: str, world: World) -> torch.device:
         numbers = ",".join(str(device.index) for device in devices)
         logger.warning("Using one of %d GPUs. To train on all of them, add: --device %s", len(devices), numbers)
     return devices[0]
-
-
-def _request(recipe: Recipe, resume: Path | None) -> RunRequest:
-    options, (project, name) = recipe.options, recipe.place
-    return RunRequest(
-        project=project,
-        name=name,
-        identity=recipe.identity(),
-        exist_ok=options.exist_ok,
-        fresh=options.fresh,
-        resume=resume,
-        break_lock=options.break_lock,
-    )
 
 
 def _finished_folder(recipe: Recipe, request: RunRequest, mirror: Mirror | None) -> Path | None:
@@ -214,7 +195,7 @@ class _Training:
     def __post_init__(self) -> None:
         recipe, context = self.recipe, self.context
         self._options, self._is_first = recipe.options, context.world.is_first
-        self._checkpoints = CheckpointStore(context.folder / recipe.weights_folder)
+        self._checkpoints = CheckpointStore(context.weights)
         with span("load"):
             self._saved = self._saved_state()
         self._check_data()
@@ -226,7 +207,7 @@ class _Training:
         context, model = self.context, self._model
         if self._is_first:
             self._preflight()
-            (context.folder / self.recipe.weights_folder).mkdir(exist_ok=True)
+            context.weights.mkdir(exist_ok=True)
         with span("input"):
             batches = self.recipe.open_batches(model)
         # However it ends: unreadable files were logged when they were found, perhaps days ago.
@@ -239,20 +220,19 @@ class _Training:
         names = (*NAMES, STEPS_NAME) if is_recorded else NAMES
         records = context.stack.enter_context(Records(context.folder, names)) if self._is_first else None
         step_record = StepRecord(records, context.world, self.recipe.input_facts) if is_recorded else None
-        epoch_end = self._epoch_end = EpochEnd(
+        epoch_end = self._epoch_end = RunEpochEnd(
             self.recipe,
             model,
+            context,
             records=records,
-            weights=context.folder / self.recipe.weights_folder,
             callbacks=self.callbacks,
-            background=context.background,
             run=self._run_section(),
             steps_per_epoch=steps,
         )
         # Only the first rank shows progress.
         stream = None if self._is_first else io.StringIO()
         progress = StepProgress(model.epochs * steps, steps_per_epoch=steps, stream=stream)
-        loop = self._loop(batches, steps, epoch_end, progress, step_record)
+        loop = self._loop(batches, steps, progress, step_record)
         if self._saved is None and records is not None:
             records.clear()
         self._begin(loop)
@@ -290,8 +270,7 @@ class _Training:
             folder.finish()
             self._checkpoints.promote_final()
             self.recipe.finished(folder.folder)
-            weights = folder.folder / self.recipe.weights_folder
-            logger.info("Results are in %s, the weights in %s.", folder.folder, weights)
+            logger.info("Results are in %s, the weights in %s.", folder.folder, self.context.weights)
 
     def _saved_state(self) -> Checkpoint | None:
         """The checkpoint to continue from; None for a new run, or if none was saved yet."""
@@ -324,7 +303,7 @@ class _Training:
         model, saves = self._model, self.recipe.saves
         # A slow mirror keeps a checkpoint open that has been replaced meanwhile.
         kept = self.recipe.num_kept_states(model) + bool(self._options.mirror) if saves else 0
-        need = disk_need(model.network, model.average, model.optimizer, kept=kept, saves=saves)
+        need = disk_need(model, kept=kept, saves=saves)
         found = [check_disk(self.context.folder, need), *self.recipe.preflight(model)]
         logger.info("Preflight: %s.", "; ".join(text for text in found if text))
 
@@ -338,13 +317,8 @@ class _Training:
         }
 
     def _loop(
-        self,
-        batches: DeviceBatches,
-        steps: int,
-        epoch_end: EpochEnd,
-        progress: StepProgress,
-        step_record: StepRecord | None,
-    ) -> Loop:
+        self, batches: DeviceBatches, steps: int, progress: StepProgress, step_record: StepRecord | None
+    ) -> Loop:  # fmt: skip
         options, recipe, model = self._options, self.recipe, self._model
 
         def on_interval(stats: IntervalStats) -> None:
@@ -376,7 +350,7 @@ class _Training:
                 compile_auto=options.compile == "auto",
             ),
             device=self.context.device,
-            epoch_end=epoch_end,
+            epoch_end=self._epoch_end,
             average=model.average,
             checkpoints=self._checkpoints,
             interrupts=self.context.interrupts,
@@ -385,7 +359,6 @@ class _Training:
             on_interval=on_interval,
             callbacks=self.callbacks,
             stop_early=self.spending.over if self.spending.has_budget else None,
-            between=epoch_end.between,
             sample_name=batches.feed.source.where,
             on_hashes=step_record,
             hashed_inputs=recipe.hashed_inputs,

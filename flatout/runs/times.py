@@ -60,7 +60,13 @@ class RunTimes:
 
 
 def record_times(folder: Path, spans: Spans, *, continues: bool) -> None:
-    """Add the times of this process to the run folder. A full disk or a removed folder is ignored."""
+    """Add the times of this process to the run folder, once everything is closed, if it trained a step.
+
+    A full disk or a removed folder is ignored.
+    """
+    if all(part.name != STEPS for part in spans.parts()):
+        return
+    spans.name_the_last("end")
     parts = {part.name: {"seconds": round(part.seconds, 4), "times": part.times} for part in spans.parts()}
     line = json.dumps({"wall_s": round(spans.wall_s, 4), "parts": parts}) + "\n"
     with suppress(OSError), (folder / FILE_NAME).open("a" if continues else "w") as file:

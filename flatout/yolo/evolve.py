@@ -83,14 +83,7 @@ def evolve(
 def _run_request(options: TrainOptions, hyp: Hyp) -> RunRequest:
     device = choose_devices(options.device)[0]
     meant = identity(options, hyp, cuda=device.type == "cuda", bf16=has_native_bf16(device))
-    return RunRequest(
-        project=Path(options.project),
-        name=options.name,
-        identity=replace(meant, config={**meant.config, "evolve": True}),
-        exist_ok=options.exist_ok,
-        fresh=options.fresh,
-        break_lock=options.break_lock,
-    )
+    return RunRequest.of(options, replace(meant, config={**meant.config, "evolve": True}))
 
 
 class _Search:

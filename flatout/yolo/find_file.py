@@ -61,9 +61,9 @@ def find_file(given: str, *, flag: str = "--data") -> Path:
     return found[0]
 
 
-def find_data(given: str, *, flag: str = "--data") -> Path:
+def find_data(given: str) -> Path:
     """Find a data set: a folder, which some formats are, or else a file as `find_file` does."""
-    return Path(given) if os.path.isdir(given) else find_file(given, flag=flag)
+    return Path(given) if os.path.isdir(given) else find_file(given)
 
 
 def find_data_of_run(given: str, of_run: str, folder: Path) -> Path:

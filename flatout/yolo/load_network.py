@@ -37,13 +37,13 @@ class TrainingStart(NamedTuple):
     """Which tensors were loaded from the weights."""
 
 
-def load_network(path: str | Path, *, cfg: str | Path | None = None, nc: int | None = None) -> Loaded:
+def load_network(path: str | Path, *, cfg: str | Path | None = None) -> Loaded:
     """Load the network of a weights file, built by `cfg` or by the config in the file.
 
     Uses the moving average if there is one. CheckpointError unless every entry of the weights fits the config.
     """
     weights = read_weights(path)
-    return Loaded(network_of(weights, weights.for_inference(), where=path, cfg=cfg, nc=nc), weights)
+    return Loaded(network_of(weights, weights.for_inference(), where=path, cfg=cfg), weights)
 
 
 def start_network(
@@ -73,11 +73,9 @@ def start_network(
     return TrainingStart(network, weights, taken)
 
 
-def network_of(
-    weights: Weights, state: State, *, where: str | Path, cfg: str | Path | None = None, nc: int | None = None
-) -> Network:
+def network_of(weights: Weights, state: State, *, where: str | Path, cfg: str | Path | None = None) -> Network:
     """Build the network of `state`, which is one of the states of `weights`; CheckpointError if they do not match."""
-    blueprint = model_spec_of(weights, where=where, cfg=cfg, nc=num_classes_of(weights) if nc is None else nc)
+    blueprint = model_spec_of(weights, where=where, cfg=cfg, nc=num_classes_of(weights))
     with torch.device("meta"):  # every value comes from the file
         network = Network(blueprint)
         if is_fused(state):

@@ -13,7 +13,7 @@ from torch import nn
 from flatout.engine import step as engine_step
 from flatout.engine.compile import Compiled, compile_pays, never_compiled
 from flatout.engine.job import StepSettings
-from flatout.engine.meter import Meter, StepLog
+from flatout.engine.meter import DeviceRows, Meter
 from flatout.engine.optim import apply_settings, load_optimizer, make_optimizer, step_unless
 from flatout.engine.reproducible import random_state, seed_all, set_random_state
 from flatout.engine.step import Precision, Step
@@ -160,24 +160,30 @@ class TestPrecision:
 
 class TestLogAndMeter:
     def test_rows_come_back_once_and_in_order(self) -> None:
-        log = StepLog(3, capacity=4, device=CPU)
+        log = DeviceRows(2, capacity=4, device=CPU)
         seen: list[float] = []
         for step in range(11):
             log.put(torch.tensor([float(step), 10.0 * step]))
-            if step == 5:
-                log.set_flag(torch.tensor(1.0))
             if (step + 1) % 4 == 0:
                 seen += log.swap()[:, 0].tolist()
         rows = log.drain()
         assert seen + rows[:, 0].tolist() == [float(step) for step in range(11)]
 
-    def test_a_flag_belongs_to_its_row(self) -> None:
-        log = StepLog(2, capacity=4, device=CPU)
-        for step in range(3):
-            log.put(torch.tensor([float(step)]))
-            if step == 1:
-                log.set_flag(torch.tensor(1.0))
-        assert log.drain()[:, 1].tolist() == [0.0, 1.0, 0.0]
+    def test_the_numbers_of_a_step_end_with_its_two_flags(self) -> None:
+        """Inside an accumulation window gradients are not checked: the flag of the step before must not stay."""
+
+        network = nn.Linear(1, 1, bias=False)
+        optimizer = make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,))
+        job: Any = SimpleNamespace(
+            paddings={}, step=lambda forward, inputs: (forward(inputs["x"][:, None]).sum(), torch.ones(1))
+        )
+        step = Step(
+            job, network, network, optimizer, None,
+            precision=Precision("off", CPU), clip_norm=None, graphs=False, world=World(),
+        )  # fmt: skip
+        script = [(1.0, True), (math.inf, True), (1.0, False), (math.nan, False)]
+        numbers = [step({"x": torch.tensor([x])}, window_ends=ends).tolist() for x, ends in script]
+        assert numbers == [[1, 0, 0], [1, 1, 1], [1, 0, 0], [1, 1, 0]]
 
     @pytest.mark.parametrize("parts", [[7], [3, 4], [1] * 7])
     def test_a_mean_does_not_depend_on_where_it_was_interrupted(self, parts: list[int]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from flatout.engine.callbacks import Callbacks, End, RunStart, Saved
 from flatout.errors import ConfigError, DataError, Interrupted
-from flatout.runs.budget import Spending, read_budget
+from flatout.runs.budget import Spending, budget_s
 from flatout.runs.ends import OnDone
 
 
@@ -36,20 +36,19 @@ def start_of(folder: Path, *, continues: bool) -> RunStart:
     ],
 )  # fmt: skip
 def test_a_budget_is_money_or_time(text: str, price: float | None, seconds: float) -> None:
-    budget = read_budget(text, price)
-    assert budget is not None and budget.seconds == pytest.approx(seconds)
+    assert budget_s(text, price) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["5 dollars", "2h 30m", "h", "30m2h", "-5", "1e3x", "$5"])
 def test_what_is_neither_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"money such as 5\.00 \(with --price\), or a time such as 2h30m"):
-        read_budget(text, 1.0)
+        budget_s(text, 1.0)
 
 
 def test_money_needs_a_price() -> None:
     with pytest.raises(ConfigError, match=r"--budget 5 is an amount of money and needs a --price above 0"):
         Spending(None, "5")
-    assert read_budget("", None) is None
+    assert budget_s("", None) is None
 
 
 def test_what_was_spent_is_counted_over_all_processes_of_a_run(tmp_path: Path, clock: Clock) -> None:

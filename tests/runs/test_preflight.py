@@ -15,6 +15,7 @@ from flatout.engine.optim import MovingAverage
 from flatout.errors import ResourceError
 from flatout.runs import preflight
 from flatout.runs.preflight import DiskNeed, check_descriptors, check_disk, disk_need
+from flatout.runs.recipe import Model
 
 H100 = DriverGpu("H100", (9, 0))
 NEW_DRIVER = DriverFacts(version="580.65.06", gpus=(H100,), pci_gpus=1)
@@ -77,9 +78,11 @@ def test_the_needed_space_is_that_of_the_tensors() -> None:
     network = nn.Linear(1000, 1000, bias=False)
     sgd = torch.optim.SGD(network.parameters(), lr=0.1)
     adam = torch.optim.Adam(network.parameters(), lr=0.1)
-    assert disk_need(network, MovingAverage(network), sgd, kept=0).state == pytest.approx(8e6, rel=0.03)
-    assert disk_need(network, None, adam, kept=0).state == pytest.approx(12e6, rel=0.03)
-    need = disk_need(network, None, adam, kept=10)
+    averaged = Model(network=network, optimizer=sgd, average=MovingAverage(network), epochs=1)
+    by_adam = Model(network=network, optimizer=adam, epochs=1)
+    assert disk_need(averaged, kept=0).state == pytest.approx(8e6, rel=0.03)
+    assert disk_need(by_adam, kept=0).state == pytest.approx(12e6, rel=0.03)
+    need = disk_need(by_adam, kept=10)
     assert need.least == 3 * need.state
     assert need.whole > 13 * need.state
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.cli import changes_of, option
+from flatout.config import read_config
 from flatout.errors import CheckpointError, ConfigError
 from flatout.runs.folder import RunRequest, choose_run, read_record
 from flatout.runs.options import (
@@ -19,6 +20,7 @@ from flatout.runs.options import (
     identity_of,
     options_to_resume,
 )
+from flatout.runs.recipe import write_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +146,13 @@ def test_a_resumed_run_has_its_own_options_except_those_given():
     assert (merged.price, merged.resume) == (2.0, "runs/exp"), "never taken from the run"
     typed = options_to_resume(stored, requested, {"workers", "batch"})
     assert (typed.workers, typed.batch) == (8, 16), "given, though it is the default"
+
+
+def test_the_options_of_a_run_are_read_as_they_were_written_also_names_that_look_like_numbers(tmp_path: Path):
+    """YAML 1.2, in which they are read, has numbers that are text in YAML 1.1, in which PyYAML writes."""
+    options = RunOptions(project="0o7", name="1e3")
+    write_options(tmp_path / "config.yaml", options)
+    assert read_config(tmp_path / "config.yaml", RunOptions) == options
 
 
 def test_from_python_options_that_differ_from_their_defaults_count_as_given():

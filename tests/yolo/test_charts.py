@@ -27,7 +27,7 @@ from flatout.charts.results import PANELS, plot_results, read_results
 from flatout.errors import DataError
 from flatout.yolo.data.image_set import Labels
 from flatout.yolo.metrics import YOLOV7_RESULTS
-from flatout.yolo.train.validate import EpochResult, results_line
+from flatout.yolo.train.validate import results_line
 
 NAMES = ("bolt", "nut")
 
@@ -162,8 +162,11 @@ def test_a_curve_goes_through_its_points_and_leaves_gaps():
 def results(num_epochs: int, *, val_loss: float = 0.04) -> str:
     losses, numbers = (0.1, 0.05, 0.02, 0.17), (0.5, 0.4, 0.45, 0.3, val_loss, val_loss, val_loss)
     scores = dict(zip(YOLOV7_RESULTS, numbers, strict=True))
-    epochs = [EpochResult(epoch, num_epochs, 1.5, losses, 31, 320, scores) for epoch in range(num_epochs)]
-    return "".join(map(results_line, epochs))
+    lines = [
+        results_line(epoch, num_epochs, memory_gb=1.5, mean_losses=losses, num_targets=31, width_px=320, scores=scores)
+        for epoch in range(num_epochs)
+    ]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def test_results_are_read_as_they_were_written(tmp_path):

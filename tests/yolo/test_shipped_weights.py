@@ -17,10 +17,10 @@ from flatout.yolo.evaluate import test as evaluate
 from flatout.yolo.export import ExportOptions, export, files
 from flatout.yolo.find_file import find_cfg, find_weights, shipped_folder, shipped_weights, weights_file
 from flatout.yolo.hyp import load_hyp
-from flatout.yolo.options import TestOptions
+from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.predict.detect import detect
 from flatout.yolo.predict.options import DetectOptions
-from flatout.yolo.train.prepare import make_network
+from flatout.yolo.train.recipe import new_network
 from flatout.yolo.weights import read_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -114,7 +114,7 @@ def test_the_error_for_another_released_file_names_the_weights_that_are_here():
 
 def test_train_starts_from_them():
     hyp = load_hyp(shipped_folder("data") / "hyp.finetune.yaml")
-    start = make_network(hyp, ["bolt", "nut", "washer"], weights=NAME)
+    start = new_network(TrainOptions(weights=NAME), hyp, ["bolt", "nut", "washer"])
     assert start.transfer is not None
     # All but weight, bias and implicit product of the three detection levels, which depend on the number of classes.
     assert (start.transfer.kept, start.transfer.total, len(start.transfer.mismatched)) == (335, 344, 9)

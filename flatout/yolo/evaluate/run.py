@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -108,19 +108,8 @@ Loss = Callable[[Sequence[Tensor], Tensor], LossParts]
 """(raw maps of the levels, targets [T, 6]) -> loss; in validation the plain loss, whatever loss is trained with."""
 
 
-class Batches(Protocol):
-    """A `ValidationInput`, or another source of such batches."""
-
-    @property
-    def num_images(self) -> int: ...
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[ValidationBatch]: ...
-
-
-class BatchObserver(Protocol):
-    """Called with every batch and its detections, in pixels of the input and, clipped, in pixels of the images."""
-
-    def __call__(self, batch: ValidationBatch, found: Detections, native: Detections) -> None: ...
+BatchObserver = Callable[[ValidationBatch, Detections, Detections], None]
+"""Called with every batch and its detections, in pixels of the input and, clipped, in pixels of the images."""
 
 
 class Speed(NamedTuple):
@@ -166,7 +155,7 @@ class Evaluate:
     def run(
         self,
         network: nn.Module,
-        batches: Batches | TiledInput,
+        batches: ValidationInput | TiledInput,
         *,
         conf_thres: float = 0.001,
         iou_thres: float = 0.6,
@@ -247,7 +236,7 @@ class Evaluate:
             plotter.finish(evaluation)
         per_image_ms = 1e3 / max(1, done)
         suppress_s = batches.nms_s if isinstance(batches, TiledInput) else suppression.seconds
-        speed = Speed(forward.taken_s * per_image_ms, suppress_s * per_image_ms)
+        speed = Speed(forward.watch.seconds * per_image_ms, suppress_s * per_image_ms)
         return Outcome(evaluation, _mean_losses(losses), speed)
 
 
@@ -288,17 +277,13 @@ class Forward:
         self._network = network
         self._amp = None if amp == torch.float32 else amp
         self._dtype = amp or next(network.parameters()).dtype
-        self._watch = DeviceWatch()
-
-    @property
-    def taken_s(self) -> float:
-        """Seconds of the network so far; waits for it."""
-        return self._watch.seconds
+        self.watch = DeviceWatch()
+        """The time of the network so far."""
 
     def __call__(self, images_BCHW: Tensor) -> Predictions:
         x = images_BCHW.to(self._dtype).div_(255)
         with (
-            self._watch.timing(x.device),
+            self.watch.timing(x.device),
             torch.autocast(x.device.type, dtype=self._amp, enabled=self._amp is not None),
         ):
             predictions: Predictions = self._network(x)
@@ -375,50 +360,40 @@ class EvaluationPlots:
             # Copies, because the buffers of a batch are used again.
             parts = (batch.images[:MAX_IMAGES], batch.targets_T6, found.row_D6, found.image_D)
             arrays = [part.to("cpu", copy=True).numpy() for part in parts]
-            self._submit(partial(self._plot_batch, f"test_batch{self._num_plotted}", list(batch.paths), *arrays))
+            head = f"test_batch{self._num_plotted}"
+            self._submit(partial(self._make, partial(self._plot_batch, head, list(batch.paths), *arrays)))
         self._num_plotted += 1
 
     def finish(self, evaluation: Evaluation) -> None:
         """Submit the curves, if any detection was right, and the confusion matrix as a plot and as CSV."""
         with span("plots"):
-            self._submit(partial(self._plot_scores, evaluation))
+            self._submit(partial(self._make, partial(self._plot_scores, evaluation)))
 
-    def _plot_scores(self, evaluation: Evaluation) -> None:
+    def _make(self, plot: BackgroundCall) -> None:
+        """Make a plot, unless an earlier one could not be written."""
         if not self._works:
             return
-        from flatout.charts import as_shown
-
         try:
-            plot_evaluation(evaluation, self._names, self._folder)
-            if evaluation.confusion is not None:
-                write_confusion(as_shown(evaluation.confusion), self._names, self._folder / "confusion_matrix.csv")
+            plot()
         except OSError as error:
-            self._give_up(error)
+            self._works = False
+            logger.warning("%s: plots cannot be written (%s). The evaluation goes on.", self._folder, error.strerror)
         except ResourceError as error:
             logger.warning("%s The evaluation goes on.", error)
 
-    def _plot_batch(
-        self,
-        head: str,
-        paths: Sequence[str],
-        images_BCHW: np.ndarray,
-        targets_T6: np.ndarray,
-        row_D6: np.ndarray,
-        image_D: np.ndarray,
-    ) -> None:
-        if not self._works:
-            return
+    def _plot_scores(self, evaluation: Evaluation) -> None:
+        from flatout.charts import as_shown
+
+        plot_evaluation(evaluation, self._names, self._folder)
+        if evaluation.confusion is not None:
+            write_confusion(as_shown(evaluation.confusion), self._names, self._folder / "confusion_matrix.csv")
+
+    def _plot_batch(self, head: str, paths: Sequence[str], *arrays: np.ndarray) -> None:
         from flatout.charts import plot_batch, plot_detections
 
-        try:
-            plot_batch(images_BCHW, targets_T6, paths, self._names, self._folder / f"{head}_labels.jpg")
-            plot_detections(images_BCHW, row_D6, image_D, paths, self._names, self._folder / f"{head}_pred.jpg")
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        self._works = False
-        logger.warning("%s: plots cannot be written (%s). The evaluation goes on.", self._folder, error.strerror)
+        images_BCHW, targets_T6, row_D6, image_D = arrays
+        plot_batch(images_BCHW, targets_T6, paths, self._names, self._folder / f"{head}_labels.jpg")
+        plot_detections(images_BCHW, row_D6, image_D, paths, self._names, self._folder / f"{head}_pred.jpg")
 
 
 def plot_evaluation(evaluation: Evaluation, names: Sequence[str], folder: Path) -> list[Path]:

@@ -39,7 +39,7 @@ from flatout.yolo.train.choose_input import InputSettings
 from flatout.yolo.train.input import InputConfig, open_single_steps, plan_of
 from flatout.yolo.train.prepare import class_names, grid_of
 from flatout.yolo.train.recipe import FIRST_SEED, tile_rules
-from flatout.yolo.train.step import StepConfig, StepInputs
+from flatout.yolo.train.step import StepInputs
 from flatout.yolo.weights import read_weights
 
 logger = logging.getLogger(__name__)
@@ -147,15 +147,13 @@ class ReplayRun:
         """How the network's input follows from a batch."""
         options = self.options
         return StepInputs(
-            StepConfig(
-                dtype=DTYPES[facts.amp],
-                channels_last=facts.channels_last,
-                size=facts.size,
-                grid=facts.grid,
-                seed=facts.seed,
-                multi_scale=options.multi_scale,
-                quad=options.quad,
-            )
+            dtype=DTYPES[facts.amp],
+            channels_last=facts.channels_last,
+            size=facts.size,
+            grid=facts.grid,
+            seed=facts.seed,
+            multi_scale=options.multi_scale,
+            quad=options.quad,
         )
 
     def _input_config(self, facts: InputFacts, rank: int) -> InputConfig:

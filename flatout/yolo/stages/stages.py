@@ -18,7 +18,6 @@ from flatout.ranks import StopSignals, read_world
 from flatout.runs import Identity, RunFolder, RunLock, RunRequest, Spending, choose_run, numbered, read_record
 from flatout.safefiles import csv_text, write_file
 from flatout.yolo.find_file import find_weights
-from flatout.yolo.options import TrainOptions
 from flatout.yolo.stages.plan import StagePlan
 from flatout.yolo.train import train
 from flatout.yolo.weights import read_weights
@@ -43,11 +42,6 @@ def newest_job(project: Path, name: str) -> Path | None:
     return None
 
 
-def begin_job(project: Path, name: str, meant: Identity) -> RunFolder:
-    """A new job folder, locked."""
-    return choose_run(RunRequest(project=project, name=name, identity=meant, fresh=True))
-
-
 def continue_job(folder: Path, meant: Identity, *, break_lock: bool) -> RunFolder:
     """The folder of an existing job, locked.
 
@@ -59,7 +53,7 @@ def continue_job(folder: Path, meant: Identity, *, break_lock: bool) -> RunFolde
     wanted = RunRequest(project=folder.parent, name=folder.name, identity=meant, break_lock=break_lock)
     if not changed:
         return choose_run(replace(wanted, resume=folder))
-    first = stage_folder(folder, 1)
+    first = folder / "stage1"
     if not (first / "weights").exists():
         with RunLock(folder, break_lock=break_lock):  # another process may be about to train there
             shutil.rmtree(first, ignore_errors=True)
@@ -77,9 +71,9 @@ def is_finished(folder: Path) -> bool:
     return bool(record and record.get("finished"))
 
 
-def stage_folder(job: Path, number: int) -> Path:
-    """The folder of a stage, numbered from 1."""
-    return job / f"stage{number}"
+def stage_folders(job: Path, plan: StagePlan) -> list[Path]:
+    """The folder of each stage; they are numbered from 1."""
+    return [job / f"stage{number}" for number in range(1, len(plan.stages) + 1)]
 
 
 def best_weights(stage: Path) -> Path:
@@ -102,33 +96,25 @@ def best_weights(stage: Path) -> Path:
 class JobTables(Callback):
     """Writes the combined tables of a job after every epoch of a stage."""
 
-    def __init__(self, job: Path, num_stages: int, num_epochs: int) -> None:
-        self._job, self._num_stages, self._num_epochs = job, num_stages, num_epochs
+    def __init__(self, job: Path, plan: StagePlan) -> None:
+        self._job, self._plan = job, plan
 
     def validation(self, scores: Scores) -> None:
-        write_tables(self._job, num_stages=self._num_stages, num_epochs=self._num_epochs)
+        write_tables(self._job, self._plan)
 
 
-def write_tables(job: Path, *, num_stages: int, num_epochs: int) -> list[int]:
+def write_tables(job: Path, plan: StagePlan) -> list[int]:
     """Write results.txt, results.csv and log.jsonl of a job; returns the first epoch of each stage that has one."""
-    stages = [stage_folder(job, number) for number in range(1, num_stages + 1)]
+    stages = stage_folders(job, plan)
     begins, count = [], 0
     for stage in stages:
         if lines := _lines(stage / "results.txt"):
             begins.append(count)
             count += len(lines)
-    write_file(job / "results.txt", "".join(_renumbered_text(stages, num_epochs)))
+    write_file(job / "results.txt", "".join(_renumbered_text(stages, plan.num_epochs)))
     write_file(job / "results.csv", _renumbered_csv(stages))
     write_file(job / "log.jsonl", "".join(_renumbered_events(stages)))
     return begins
-
-
-def plot_results(job: Path, begins: list[int]) -> Path:
-    """Write results.png; DataError if there is no epoch yet."""
-    from flatout.charts import plot_results
-
-    # Half an epoch before the first of a stage: between the two points.
-    return plot_results(job / "results.txt", job / "results.png", marks=[begin - 0.5 for begin in begins[1:]])
 
 
 def _renumbered_text(stages: list[Path], num_epochs: int) -> Iterator[str]:
@@ -219,12 +205,12 @@ def run_stages(
 
 
 def _open(plan: StagePlan) -> RunFolder:
-    folder = None if plan.fresh else newest_job(plan.project, plan.name)
-    if folder is not None:
+    """The locked folder of a job: of the one that the plan continues, or a new one."""
+    if not plan.fresh and (folder := newest_job(plan.project, plan.name)) is not None:
         return continue_job(folder, plan.identity(), break_lock=plan.stages[0].break_lock)
     # Checked before a folder is created: a mistyped path should not leave one.
     find_weights(plan.stages[0].weights)
-    return begin_job(plan.project, plan.name, plan.identity())
+    return choose_run(RunRequest(project=plan.project, name=plan.name, identity=plan.identity(), fresh=True))
 
 
 class _StagesRun:
@@ -232,14 +218,14 @@ class _StagesRun:
 
     def __init__(self, plan: StagePlan, run: RunFolder, callbacks: list[Callback], spending: Spending) -> None:
         self._plan, self._run, self._spending = plan, run, spending
-        tables = JobTables(run.folder, len(plan.stages), plan.num_epochs)
-        self._callbacks = [*callbacks, tables]
+        self._folders = stage_folders(run.folder, plan)
+        self._callbacks = [*callbacks, JobTables(run.folder, plan)]
 
     def go(self) -> StagesResult:
         folder = self._run.folder
         try:
-            for number, stage in enumerate(self._plan.stages, 1):
-                if not is_finished(stage_folder(folder, number)) and not self._train(number, stage):
+            for number, stage in enumerate(self._folders):
+                if not is_finished(stage) and not self._train(number):
                     return _result(self._plan, folder)
         finally:
             self._write_results()
@@ -250,26 +236,31 @@ class _StagesRun:
         logger.info("%s: %s.", folder, self._spending.line())
         return replace(result, finished=True)
 
-    def _train(self, number: int, stage: TrainOptions) -> bool:
-        """Train one stage to its end; False if it was stopped early."""
-        folder = self._run.folder
-        options = replace(stage, project=str(folder), name=stage_folder(folder, number).name, exist_ok=True)
-        if number > 1:
-            options = replace(options, weights=str(best_weights(stage_folder(folder, number - 1))))
+    def _train(self, number: int) -> bool:
+        """Train one stage, numbered from 0, to its end; False if it was stopped early."""
+        options = replace(
+            self._plan.stages[number], project=str(self._run.folder), name=self._folders[number].name, exist_ok=True
+        )
+        if number:
+            options = replace(options, weights=str(best_weights(self._folders[number - 1])))
         frozen = " ".join(map(str, options.freeze))
         logger.info(
             "Stage %d of %d: --epochs %d --freeze %s --hyp %s, from %s.",
-            number, len(self._plan.stages), options.epochs, frozen, options.hyp, options.weights or "scratch",
+            number + 1, len(self._folders), options.epochs, frozen, options.hyp, options.weights or "scratch",
         )  # fmt: skip
         result = train(options, self._callbacks, spending=self._spending)
         return result is not None and result.finished
 
     def _write_results(self) -> None:
         """Write the combined tables and the plot; only a warning if that is not possible."""
+        job = self._run.folder
         try:
-            begins = write_tables(self._run.folder, num_stages=len(self._plan.stages), num_epochs=self._plan.num_epochs)
-            if begins:
-                plot_results(self._run.folder, begins)
+            if begins := write_tables(job, self._plan):
+                from flatout.charts import plot_results
+
+                # Half an epoch before the first of a stage: between the two points.
+                marks = [begin - 0.5 for begin in begins[1:]]
+                plot_results(job / "results.txt", job / "results.png", marks=marks)
         except (ImportError, OSError, FlatoutError) as error:
             logger.warning("The combined results of the stages cannot be written: %s", error)
 
@@ -278,12 +269,12 @@ class _StagesRun:
         folder = self._run.folder
         assert result.best_stage is not None
         (folder / "weights").mkdir(exist_ok=True)
-        best, last = stage_folder(folder, result.best_stage), stage_folder(folder, len(self._plan.stages))
+        best, last = self._folders[result.best_stage - 1], self._folders[-1]
         write_file(folder / "weights/best.pt", best_weights(best).read_bytes())
         write_file(folder / "weights/last.pt", (last / "weights/last.pt").read_bytes())
 
 
 def _result(plan: StagePlan, folder: Path) -> StagesResult:
-    stages = [stage_folder(folder, number) for number in range(1, len(plan.stages) + 1)]
-    fitness = [read_weights(best_weights(stage)).best_fitness or 0.0 for stage in stages if is_finished(stage)]
+    finished = filter(is_finished, stage_folders(folder, plan))
+    fitness = [read_weights(best_weights(stage)).best_fitness or 0.0 for stage in finished]
     return StagesResult(folder, tuple(fitness), is_finished(folder))

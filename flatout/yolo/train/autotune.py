@@ -103,21 +103,15 @@ def input_choices(
             logger.warning("--gpu-decode has no effect: tiles are cut from images that the CPU decodes.")
         asked = replace(asked, scaled_decode=False, gpu_decode=False)
         return choose_input(asked, this_machine(config), unmeasured(images, config))
-    if not asked.leaves_choice:
-        here = TuningInputs(this_machine(config), unmeasured(images, config))
-        choices = choose_input(asked, here.machine, here.costs)
-        if config.world.is_first:
-            _log_gpu_decode(asked, here, choices)
-        return choices
-    found = None
-    if config.world.is_first:
-        cache = TuningCache(file or default_folder().parent / CACHE_FILE)
-        found = _tuning_inputs(images, config, asked, network, cache, graphs)
-    inputs = TuningInputs.from_plain(config.world.broadcast(asdict(found) if found is not None else None))
+    inputs, is_first = TuningInputs(this_machine(config), unmeasured(images, config)), config.world.is_first
+    if asked.leaves_choice:
+        if is_first:
+            cache = TuningCache(file or default_folder().parent / CACHE_FILE)
+            inputs = _tuned(inputs, images, config, asked, network, cache, graphs)
+        inputs = TuningInputs.from_plain(config.world.broadcast(asdict(inputs)))
     choices = choose_input(asked, inputs.machine, inputs.costs)
-    if config.world.is_first:
+    if is_first:
         _log_choices(asked, inputs, choices)
-        _log_gpu_decode(asked, inputs, choices)
     return choices
 
 
@@ -127,20 +121,17 @@ def _log_choices(asked: Asked, inputs: TuningInputs, choices: tuple[Choice, ...]
     if asked.fast:
         for number, choice in enumerate(choices, 1):
             logger.info("--fast, choice %d: %s.", number, choice)
-
-
-def _log_gpu_decode(asked: Asked, inputs: TuningInputs, choices: tuple[Choice, ...]) -> None:
     remark = remark_on_gpu_decode(asked, inputs.machine, inputs.costs, choices[0])
     if remark and (asked.fast or asked.gpu_decode):
         logger.log(logging.WARNING if asked.gpu_decode else logging.INFO, "%s", remark)
 
 
-def _tuning_inputs(
-    images: ImageSet, config: InputConfig, asked: Asked, network: nn.Module, cache: "TuningCache", graphs: bool
-) -> TuningInputs:
-    """The inputs of the choice: cached, else measured; unmeasured if the run is short or no choice depends on it."""
+def _tuned(
+    here: TuningInputs, images: ImageSet, config: InputConfig, asked: Asked, network: nn.Module, cache: "TuningCache",
+    graphs: bool,
+) -> TuningInputs:  # fmt: skip
+    """With measured costs, perhaps cached ones; `here` itself if the run is short or no choice depends on them."""
     on_gpu = config.device.type == "cuda"
-    here = TuningInputs(this_machine(config), unmeasured(images, config))
     if not (depends_on_measurement(asked, gpu=on_gpu) and is_long(images, config)):
         return here
     graphs = graphs and on_gpu and config.world.size == 1

@@ -8,7 +8,7 @@ device    files --decode once--> store on the device; worker: draws and boxes --
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Union
@@ -90,36 +90,6 @@ class InputConfig:
         return replace(self.augment, mosaic=0.0) if self.rect else self.augment
 
 
-class TrainingInput(AbstractContextManager["TrainingInput"]):
-    """An open input. A context manager; `close()` may be called twice."""
-
-    def __init__(self, batches: DeviceBatches, settings: InputSettings, stack: ExitStack) -> None:
-        self.batches, self.settings = batches, settings
-        self.feed = batches.feed
-        self.steps_per_epoch = len(self.feed)
-        self._stack = stack
-
-    @property
-    def expected_targets(self) -> float:
-        """Estimated targets per sample."""
-        targets = self.feed.source.fields["targets"]
-        assert isinstance(targets, Rows)
-        return float(targets.expected)
-
-    def set_weights(self, weights_N: np.ndarray, epoch: int) -> None:
-        """Draw images by these weights from the beginning of `epoch` on; ends the current pass."""
-        self.batches.epoch(epoch)
-        self.feed.set_weights(weights_N)
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.feed.log_replaced()
-        self.feed.close()
-        self._stack.close()
-
-
 ImageProvider = Union[Store, ResizedImages, TileImages, DeviceDecoded, "NeededImages", "NeededTiles"]
 """Resized images: from a store, decoded on each read, cut from larger ones in a store, decoded by the GPU, or only
 those of a few steps."""
@@ -129,28 +99,35 @@ TILE_STORE_SHARE = 0.5
 """Share of the free memory that whole images may take that tiles are cut from; otherwise they are stored on disk."""
 
 
-def open_input(images: ImageSet, config: InputConfig, choices: Sequence[Choice]) -> TrainingInput:
-    """Open the first of `choices` that every rank can build, and fill its store if it has one.
+def open_input(
+    images: ImageSet, config: InputConfig, choices: Sequence[Choice], stack: ExitStack
+) -> tuple[DeviceBatches, InputSettings]:
+    """Open the first of `choices` that every rank can build, and fill its store if it has one; `stack` closes both.
 
     ConfigError if the last one cannot be built either.
     """
     opener = _Opener(images, config)
-    with ExitStack() as stack:
-        for choice, after in pairwise(choices):
-            if not choice.settings.on_device:  # workers can always augment; only a device may fail
-                break
-            batches = _try_open(opener, choice.settings, after.settings, stack)
-            if not config.world.any(batches is None):
-                assert batches is not None
-                return TrainingInput(batches, choice.settings, stack.pop_all())
-            if batches is not None:  # another rank could not build it
-                batches.feed.close()
-        else:
-            choice = choices[-1]
+    # Workers can always augment; only a device may fail.
+    last = next((place for place, each in enumerate(choices) if not each.settings.on_device), len(choices) - 1)
+    for choice, after in pairwise(choices[: last + 1]):
+        batches = _try_open(opener, choice.settings, after.settings, stack)
+        if not config.world.any(batches is None):
+            break
+        if batches is not None:  # another rank could not build it
+            batches.feed.close()
+    else:
+        choice = choices[last]
         batches = opener.open(choice.settings, stack)
-        assert batches is not None
-        return TrainingInput(batches, choice.settings, stack.pop_all())
-    raise AssertionError
+    assert batches is not None
+    stack.callback(batches.feed.close)
+    return batches, choice.settings
+
+
+def expected_targets(batches: DeviceBatches) -> float:
+    """Estimated targets per sample."""
+    targets = batches.feed.source.fields["targets"]
+    assert isinstance(targets, Rows)
+    return float(targets.expected)
 
 
 def _try_open(

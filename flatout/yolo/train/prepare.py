@@ -28,13 +28,11 @@ from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import MIN_GRID
 from flatout.yolo.data.tile_set import TileSet
-from flatout.yolo.find_file import find_cfg, find_weights
 from flatout.yolo.hyp import Hyp
-from flatout.yolo.load_network import TrainingStart, start_network
+from flatout.yolo.load_network import TrainingStart
 from flatout.yolo.model.info import describe
 from flatout.yolo.model.layers import Detect
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.multihead.training import WantedHeads, chosen_heads
 from flatout.yolo.train.step import scaled_weight_decay
 from flatout.yolo.weights import transfer
 from flatout.yolo.weights.legacy import parameter_groups as names_of_groups
@@ -49,31 +47,32 @@ JITTER = 0.1
 """Boxes are checked at sizes up to this share smaller or larger, as in training."""
 
 
-def check_anchors(head: Detect, images: ImageSet, *, size: int, threshold: float, rng: np.random.Generator) -> bool:
-    """Replace the anchors of `head` if others match more boxes; True if they were replaced."""
-    size_wh_T2, box_wh_T2 = _boxes(images)
-    if not len(box_wh_T2):
-        return False
-    plain_T2 = boxes_at_size(size_wh_T2, box_wh_T2, size)
+def fit_anchors(network: Network, images: ImageSet, hyp: Hyp, *, size: int, seed: int) -> None:
+    """Replace the network's anchors if others match more boxes of the training images."""
+    head, rng = network.head, np.random.default_rng((seed, 0xA11C))
+    per_image_N = np.diff(images.labels.first_N)
+    size_wh_T2 = np.repeat(images.size_wh_N2, per_image_N, axis=0)
+    if not len(size_wh_T2):
+        return
+    plain_T2 = boxes_at_size(size_wh_T2, images.labels.class_box_T5[:, 3:5].astype(np.float64), size)
     factor_N = rng.uniform(1 - JITTER, 1 + JITTER, len(images))
-    jittered_T2 = plain_T2 * np.repeat(factor_N, np.diff(images.labels.first_N))[:, None]
+    jittered_T2 = plain_T2 * np.repeat(factor_N, per_image_N)[:, None]
     anchors_A2 = head.anchor_grid.cpu().numpy().reshape(-1, 2).astype(np.float64)
-    fit = fit_of(anchors_A2, jittered_T2, threshold=threshold)
+    fit = fit_of(anchors_A2, jittered_T2, threshold=hyp.anchor_t)
     logger.info("Anchors: %.2f match each target, best possible recall %.4f.", fit.above_threshold, fit.best_recall)
     if fit.best_recall >= MIN_RECALL:
-        return False
+        return
     try:
-        found_A2 = search_anchors(plain_T2, len(anchors_A2), rng, threshold=threshold)
+        found_A2 = search_anchors(plain_T2, len(anchors_A2), rng, threshold=hyp.anchor_t)
     except ValueError as error:
         logger.warning("The anchors do not fit the data, and no search for better ones is possible: %s", error)
-        return False
-    better = fit_of(found_A2, jittered_T2, threshold=threshold)
+        return
+    better = fit_of(found_A2, jittered_T2, threshold=hyp.anchor_t)
     if better.best_recall <= fit.best_recall:
         logger.info("The search found no better anchors (recall %.4f): the network keeps its own.", better.best_recall)
-        return False
+        return
     set_anchors(head, found_A2)
     logger.info("New anchors fit the data better: recall %.4f. They are saved with the weights.", better.best_recall)
-    return True
 
 
 def set_anchors(head: Detect, anchors_A2: np.ndarray) -> None:
@@ -86,12 +85,6 @@ def set_anchors(head: Detect, anchors_A2: np.ndarray) -> None:
     anchors_LA2[by_stride] = rising_LA2
     head.anchor_grid.copy_(anchors_LA2.view_as(head.anchor_grid))
     head.anchors.copy_(anchors_LA2 / stride_L.view(-1, 1, 1))
-
-
-def _boxes(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Image size and relative box size of every label."""
-    per_image_N = np.diff(images.labels.first_N)
-    return np.repeat(images.size_wh_N2, per_image_N, axis=0), images.labels.class_box_T5[:, 3:5].astype(np.float64)
 
 
 # Network
@@ -115,49 +108,12 @@ def class_names(data: DataSet, *, single_cls: bool) -> list[str]:
     return ["item"] if single_cls and len(data.names) != 1 else list(data.names)
 
 
-def make_network(
-    hyp: Hyp,
-    names: Sequence[str],
-    *,
-    weights: str = "",
-    cfg: str = "",
-    transfer: bool = False,
-    heads: WantedHeads | None = None,
-) -> TrainingStart:
-    """A new network, with every tensor of the weights that fits; on the CPU, in float32.
-
-    `weights` is a file, or a name of shipped weights; empty: from scratch. `cfg` is the model config; empty: the one
-    inside the weights. `transfer`: take the tensors of the weights that fit, anchors included, and nothing else.
-    """
-    file = find_weights(weights)
-    choice = chosen_heads(heads or WantedHeads(), num_classes=len(names))
-    start = start_network(
-        find_cfg(cfg, weights=file), file, nc=len(names), anchors=hyp.anchors, heads=choice, keeps_anchors=transfer
-    )
-    if transfer:
-        start = start._replace(weights=None)
-    start.network.names = list(names)
-    logger.info("%s", describe(start.network).line())
-    return start
-
-
 def rebuild_network(saved: Mapping[str, Any], names: Sequence[str]) -> TrainingStart:
     """The network of a checkpoint, built from the config saved there: `--weights` and `--cfg` may no longer exist."""
     network = build_network(saved["config"], where="the saved model config")
     network.names = list(names)
     logger.info("%s", describe(network).line())
     return TrainingStart(network, None, None)
-
-
-def round_weights(network: Network) -> None:
-    """Round all tensors to half precision and back, as YOLOv7 does when it shares its anchors with the loss."""
-    network.half().float()
-
-
-def fit_anchors(network: Network, images: ImageSet, hyp: Hyp, *, size: int, seed: int) -> None:
-    """Replace the network's anchors if they do not fit the boxes of the training images."""
-    rng = np.random.default_rng((seed, 0xA11C))
-    check_anchors(network.head, images, size=size, threshold=hyp.anchor_t, rng=rng)
 
 
 def freeze(network: Network, layers: Sequence[int]) -> None:
@@ -267,11 +223,6 @@ def use_sync_batch_norm(network: nn.Module, *, ranks: int, on_gpu: bool) -> str:
 def grid_of(network: Network) -> int:
     """The number of pixels of which the sides of the input are multiples."""
     return max(int(network.stride.max()), MIN_GRID)
-
-
-def network_metadata(network: Network, hyp: Mapping[str, Any]) -> dict[str, Any]:
-    """The description of a network in weights files: config, class names, hyper-parameters."""
-    return {"config": network.config, "names": list(network.names), "nc": network.nc, "hyp": dict(hyp)}
 
 
 def _is_elementwise(value: Any) -> bool:

@@ -50,24 +50,26 @@ from flatout.yolo.data.recorded_files import write_files
 from flatout.yolo.data.tile_set import TileSet, whole_images
 from flatout.yolo.evaluate import Outcome, test
 from flatout.yolo.evaluate.tiles import TileConfig
-from flatout.yolo.find_file import find_data, find_data_of_run, find_file
+from flatout.yolo.find_file import find_cfg, find_data, find_data_of_run, find_file, find_weights
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.label_audit.in_step import LabelSums, sums_of_all_ranks, sums_of_whole_labels
 from flatout.yolo.label_audit.set_boxes import labels_as_boxes
 from flatout.yolo.label_audit.statistics import FILE_NAME, LabelStatistics, fingerprint, write_statistics
-from flatout.yolo.load_network import TrainingStart
+from flatout.yolo.load_network import TrainingStart, start_network
 from flatout.yolo.metrics import LOSSES, YOLOV7_LOSSES, YOLOV7_RESULTS, zero_scores
 from flatout.yolo.metrics.coco import is_requested
+from flatout.yolo.model.info import describe
 from flatout.yolo.model.network import Network
-from flatout.yolo.multihead.training import WantedHeads, class_aware
+from flatout.yolo.multihead.training import WantedHeads, chosen_heads, class_aware
 from flatout.yolo.options import OPTIONS_NAME, TestOptions, TrainOptions
 from flatout.yolo.run_config import identity, write_options
 from flatout.yolo.train import prepare
 from flatout.yolo.train.autotune import input_choices
+from flatout.yolo.train.choose_input import InputSettings
 from flatout.yolo.train.input import (
     InputConfig,
     TileRules,
-    TrainingInput,
+    expected_targets,
     num_workers,
     open_images,
     open_input,
@@ -77,12 +79,12 @@ from flatout.yolo.train.step import (
     BatchPlots,
     DetectionJob,
     DetectionLoss,
-    StepConfig,
+    StepInputs,
     YoloSchedule,
     capacity_for,
     plot_labels,
 )
-from flatout.yolo.train.validate import EpochResult, Validation, ValidationConfig, results_line
+from flatout.yolo.train.validate import Validation, results_line
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +215,8 @@ class YoloRecipe(Recipe):
         if saved is None:
             if not options.noautoanchor:
                 prepare.fit_anchors(network, self._images.train, hyp, size=self._size, seed=self._seed)
-            prepare.round_weights(network)
+            # Rounded to half precision and back, as YOLOv7 does when it shares its anchors with the loss.
+            network.half().float()
         prepare.freeze(network, options.freeze)
         network.to(self.device)
         if options.channels_last:
@@ -232,18 +235,18 @@ class YoloRecipe(Recipe):
         )  # fmt: skip
 
     def open_batches(self, model: Model) -> DeviceBatches:
-        self._input = self._run.stack.enter_context(self._open_input())
+        self._batches, self._input_settings = self._open_input()
         self._loss = detection_loss(self._network, self.options, self.hyp, size=self._size)
-        self._validation = self._run.stack.enter_context(self._open_validation())
+        self._validation = self._make_validation()
         self._files_digest = self._record_files() if self.world.is_first else ""
         self._image_weights = ImageWeights(self._images.train, self._network.nc) if self.options.image_weights else None
         if self._image_weights is not None:
-            self._input.feed.set_weights(self._image_weights(np.array(self._image_weights.initial_map)))
-        return self._input.batches
+            self._batches.feed.set_weights(self._image_weights(np.array(self._image_weights.initial_map)))
+        return self._batches
 
     def job(self, model: Model) -> DetectionJob:
         options = self.options
-        config = StepConfig(
+        inputs = StepInputs(
             dtype=DTYPES[self.amp],
             channels_last=options.channels_last,
             size=self._size,
@@ -251,14 +254,16 @@ class YoloRecipe(Recipe):
             seed=self._seed,
             multi_scale=options.multi_scale,
             quad=options.quad,
-            capacity=capacity_for(self._input.expected_targets, self.world.batch_per_rank(options.batch_size)),
         )
+        capacity = capacity_for(expected_targets(self._batches), self.world.batch_per_rank(options.batch_size))
         plots = BatchPlots(self._run.folder, self._network.names, self._run.background.submit)
         self._batch_plots = plots if self._run.plots else None
         if options.audit:
             num_labels = len(self._images.train.labels.class_box_T5)
             self._label_sums = LabelSums(num_labels, self._loss.anchors, self._loss.config, self.device)
-        self._job = DetectionJob(config, self._loss, self._batch_plots, self._label_sums)
+        self._job = DetectionJob(
+            inputs, self._loss, capacity=capacity, plots=self._batch_plots, label_sums=self._label_sums
+        )
         return self._job
 
     def schedule(self, model: Model, steps_per_epoch: int) -> YoloSchedule:
@@ -296,7 +301,7 @@ class YoloRecipe(Recipe):
         if self.saves and self.world.is_first:
             content = self.describe_network(model) | {"kind": "model", "state": model.network.state_dict()}
             with span("save"):
-                self._run.background.write(self._weights / "init.pt", {"weights": content})
+                self._run.background.write(self._run.weights / "init.pt", {"weights": content})
 
     def histograms(self) -> Mapping[str, np.ndarray]:
         return {"classes": self._images.train.labels.class_box_T5[:, 0]}
@@ -318,14 +323,17 @@ class YoloRecipe(Recipe):
 
     def rows(self, epoch: int, report: EpochReport, found: ValidationResult | None) -> EpochRecord:
         scores = found.outcome.scores if found is not None else zero_scores()
-        last = self._job.last
+        job = self._job
         losses = tuple(report.items[name] for name in YOLOV7_LOSSES)
-        result = EpochResult(epoch, self._epochs, memory_gb(), losses, last.num_targets, last.width_px, scores)
+        line = results_line(
+            epoch, self._epochs, memory_gb=memory_gb(), mean_losses=losses, num_targets=int(job.last_targets),
+            width_px=job.last_width_px, scores=scores,
+        )  # fmt: skip
         rates = {f"lr{index}": rate for index, rate in enumerate(report.lrs)}
         first = {name: scores[name] for name in YOLOV7_RESULTS}
         # Newer scores come last, so that programs that read columns by number still find the old ones.
         row = {"epoch": epoch, **report.items, **first, **rates, **scores}
-        return EpochRecord(row, _scalars(report, scores), results_line(result).rstrip("\n"))
+        return EpochRecord(row, _scalars(report, scores), line)
 
     def after_epoch(
         self, model: Model, epoch: int, found: ValidationResult | None, sections: Callable[[], Sections], *, stops: bool
@@ -340,12 +348,13 @@ class YoloRecipe(Recipe):
             self._add_label_sums()
         if self.saves and self.world.is_first and keeps_checkpoint(epoch, model.epochs):
             with clock.stage("train.save"), span("save"):
-                self._run.background.write(self._weights / f"epoch_{epoch:03d}.pt", sections())
+                self._run.background.write(self._run.weights / f"epoch_{epoch:03d}.pt", sections())
 
     # Checkpoints and weights
 
     def describe_network(self, model: Model) -> dict[str, Any]:
-        about = prepare.network_metadata(self._network, asdict(self.hyp))
+        network = self._network
+        about = {"config": network.config, "names": list(network.names), "nc": network.nc, "hyp": asdict(self.hyp)}
         tiles = {"tile": self.options.tiles, "overlap": self.options.tile_overlap}
         return about if self.options.tiles is None else about | {"tiles": tiles}
 
@@ -359,19 +368,19 @@ class YoloRecipe(Recipe):
     """mAP of each class in the last validation; saved, because the image weights are computed from it."""
 
     def input_facts(self) -> dict[str, Any] | None:
-        settings = self._input.settings
+        settings = asdict(self._input_settings)
         return {
             "size": self._size,
             "grid": self._grid,
             "seed": self._seed,
             "batch_size": self.options.batch_size,
             "ranks": self.world.size,
-            "steps_per_epoch": self._input.steps_per_epoch,
+            "steps_per_epoch": len(self._batches),
             "epochs": self._epochs,
             "device": self.device.type,
             "amp": self.amp,
             "channels_last": self.options.channels_last,
-            "settings": {name: value for name, value in asdict(settings).items() if name not in ("workers", "slots")},
+            "settings": {name: value for name, value in settings.items() if name not in ("workers", "slots")},
             "files": self._files_digest,
             "maps": self._maps if self._image_weights is not None else None,
             "versions": {"torch": str(torch.__version__), "opencv": cv2.__version__},
@@ -386,8 +395,8 @@ class YoloRecipe(Recipe):
     """The same of all epochs; on the first rank."""
 
     def state(self) -> dict[str, Any]:
-        last = self._job.last
-        state = {"maps": self._maps, "last": {"num_targets": last.num_targets, "width_px": last.width_px}}
+        last = {"num_targets": int(self._job.last_targets), "width_px": self._job.last_width_px}
+        state: dict[str, Any] = {"maps": self._maps, "last": last}
         if self._statistics is not None:
             state["label_statistics"] = {
                 name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -399,7 +408,7 @@ class YoloRecipe(Recipe):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._maps = state.get("maps", [])
-        self._job.last.targets, self._job.last.width_px = state["last"]["num_targets"], state["last"]["width_px"]
+        self._job.last_targets, self._job.last_width_px = state["last"]["num_targets"], state["last"]["width_px"]
         # States of an older version have statistics of another kind, which are left out.
         if "epochs_T" in state.get("label_statistics", ()):
             self._statistics = LabelStatistics.from_plain(state["label_statistics"])
@@ -428,10 +437,10 @@ class YoloRecipe(Recipe):
         if not (is_requested(self.data, "val") and annotation_file(self.data, "val") is not None):
             return
         for name in ("last.pt", "best.pt"):
-            if not (self._weights / name).exists():
+            if not (self._run.weights / name).exists():
                 continue
             options = TestOptions(
-                weights=(str(self._weights / name),),
+                weights=(str(self._run.weights / name),),
                 data=self.unresolved.data,
                 batch_size=2 * self.unresolved.batch_size,
                 img_size=self.unresolved.img_size[1],
@@ -457,10 +466,6 @@ class YoloRecipe(Recipe):
         options = self.options
         return options.fast_dataloader or options.cache_images or options.device_augment
 
-    @property
-    def _weights(self) -> Path:
-        return self._run.folder / self.weights_folder
-
     def _read_hyp(self, resume: Path | None) -> Hyp:
         """The hyper-parameters of the resumed run, unless the command names another file; else those of --hyp."""
         options = self.unresolved
@@ -482,7 +487,7 @@ class YoloRecipe(Recipe):
         parts += ["channels_last"] if options.channels_last else []
         return ", ".join(parts)
 
-    def _open_input(self) -> TrainingInput:
+    def _open_input(self) -> tuple[DeviceBatches, InputSettings]:
         options, images = self.options, self._images.train
         config = InputConfig(
             augment=self.hyp.augment(),
@@ -505,7 +510,7 @@ class YoloRecipe(Recipe):
             decode_first="--decode-first" if options.decode_first else "",
         )
         choices = input_choices(images, config, self.unresolved.asked, self._network, graphs=options.as_graphs)
-        return open_input(images, config, choices)
+        return open_input(images, config, choices, self._run.stack)
 
     def _record_files(self) -> str:
         """Write train_files.csv, by which a replay names files that have changed; only a warning if it cannot be."""
@@ -515,15 +520,18 @@ class YoloRecipe(Recipe):
             logger.warning("%s Training goes on; a replay of its steps cannot name changed files.", error)
             return ""
 
-    def _open_validation(self) -> Validation:
+    def _make_validation(self) -> Validation:
         options = self.options
         batch = options.test_batch_size or 2 * self.world.batch_per_rank(options.batch_size)
-        config = ValidationConfig(
+        return Validation(
+            images=self._images.val,
+            names=self._network.names,
+            loss=self._loss,
+            run=self._run,
             size=self._test_size,
             batch_size=batch,
             grid=self._grid,
             workers=num_workers(options.workers, batch, self.world),
-            device=self.device,
             amp=DTYPES[self.amp],
             keeps_images=self._keeps_images,
             on_device=options.device_augment,
@@ -533,7 +541,6 @@ class YoloRecipe(Recipe):
             single_cls=options.single_cls,
             tiles=None if options.tiles is None else TileConfig(tile=options.tiles, overlap=options.tile_overlap),
         )
-        return Validation(self._images.val, self._network.names, config, self._loss, self._run)
 
     @cached_property
     def _fingerprint_of_sums(self) -> str:
@@ -571,12 +578,21 @@ class YoloRecipe(Recipe):
         if self._image_weights is not None:
             # Only the first rank has the scores; all ranks must draw the same images.
             maps = self.world.broadcast(self._maps) or self._image_weights.initial_map
-            self._input.set_weights(self._image_weights(np.array(maps)), epoch)
+            self._batches.epoch(epoch)  # ends the pass before, which drew by other weights
+            self._batches.feed.set_weights(self._image_weights(np.array(maps)))
 
 
 def new_network(options: TrainOptions, hyp: Hyp, names: Sequence[str]) -> TrainingStart:
-    heads, transfer = wanted_heads(options), options.transfer_weights
-    return prepare.make_network(hyp, names, weights=options.weights, cfg=options.cfg, transfer=transfer, heads=heads)
+    """A new network, with every tensor of the weights that fits; on the CPU, in float32.
+
+    With `transfer_weights` it takes the tensors of the weights that fit, anchors included, and nothing else.
+    """
+    file, transfer = find_weights(options.weights), options.transfer_weights
+    heads, cfg = chosen_heads(wanted_heads(options), num_classes=len(names)), find_cfg(options.cfg, weights=file)
+    start = start_network(cfg, file, nc=len(names), anchors=hyp.anchors, heads=heads, keeps_anchors=transfer)
+    start.network.names = list(names)
+    logger.info("%s", describe(start.network).line())
+    return start._replace(weights=None) if transfer else start
 
 
 def wanted_heads(options: TrainOptions) -> WantedHeads:

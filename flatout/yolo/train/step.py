@@ -139,8 +139,8 @@ CAPACITY_STEP = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepConfig:
-    """How a batch becomes a loss."""
+class StepInputs:
+    """What the network gets from a batch: with multi-scale in another size, with --quad in groups of four."""
 
     dtype: torch.dtype
     """Type of the network's input."""
@@ -150,42 +150,32 @@ class StepConfig:
     seed: int
     multi_scale: bool = False
     quad: bool = False
-    capacity: int = 0
-    """Rows of targets that a CUDA graph has room for; 0: targets are not padded."""
-
-
-class StepInputs:
-    """What the network gets from a batch: with multi-scale in another size, with --quad in groups of four."""
-
-    def __init__(self, config: StepConfig) -> None:
-        self._config = config
 
     def __call__(
         self, images_BCHW: Tensor, targets_T6: Tensor, epoch: int, step: int, label_T1: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Images and targets of a step, and the ids of their labels if given; a pure function of the batch, the seed
         and the position."""
-        if self._config.multi_scale:
+        if self.multi_scale:
             images_BCHW = self._rescaled(images_BCHW, epoch, step)
         inputs = {"images": images_BCHW, "targets": targets_T6}
         if label_T1 is not None:
             inputs["label_ids"] = label_T1
-        return self._in_fours(inputs, epoch, step) if self._config.quad else inputs
+        return self._in_fours(inputs, epoch, step) if self.quad else inputs
 
     def as_input(self, images_BCHW: Tensor) -> Tensor:
         """Scale to 0..1 in the dtype and memory format of the network's input; images rendered on the device are so."""
         if images_BCHW.dtype == torch.uint8:
             # 0..255 are exact in every dtype, and the quotient is rounded once.
-            images_BCHW = images_BCHW.to(self._config.dtype) / 255
-        if self._config.channels_last:
+            images_BCHW = images_BCHW.to(self.dtype) / 255
+        if self.channels_last:
             images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
         return images_BCHW
 
     def _rescaled(self, images_BCHW: Tensor, epoch: int, step: int) -> Tensor:
-        config = self._config
-        size = draw_size(config.size, config.grid, seed=config.seed, epoch=epoch, step=step)
+        size = draw_size(self.size, self.grid, seed=self.seed, epoch=epoch, step=step)
         height, width = images_BCHW.shape[2:]
-        shape_hw = scaled_shape(height, width, size=size, grid=config.grid)
+        shape_hw = scaled_shape(height, width, size=size, grid=self.grid)
         if shape_hw == (height, width):
             return images_BCHW
         return F.interpolate(self.as_input(images_BCHW).float(), shape_hw, mode="bilinear", align_corners=False)
@@ -193,28 +183,15 @@ class StepInputs:
     def _in_fours(self, inputs: dict[str, Tensor], epoch: int, step: int) -> dict[str, Tensor]:
         """--quad: join images in groups of four. Done on the CPU, so that with a GPU the host waits for the device."""
         images_BCHW, targets_T6 = inputs["images"], inputs["targets"]
-        uniform_G = keyed_uniform(
-            self._config.seed, epoch, np.array([step]), len(images_BCHW) // 4 or 1, purpose=Purpose.STEP
-        )[0]
+        uniform_G = keyed_uniform(self.seed, epoch, np.array([step]), len(images_BCHW) // 4 or 1, purpose=Purpose.STEP)[
+            0
+        ]
         joined, targets, row_T = quad(images_BCHW.cpu().numpy(), targets_T6.cpu().numpy(), uniform_G)
         device = images_BCHW.device
         result = {"images": torch.from_numpy(joined).to(device), "targets": torch.from_numpy(targets).to(device)}
         if "label_ids" in inputs:
             result["label_ids"] = inputs["label_ids"][torch.from_numpy(row_T).to(device)]
         return result
-
-
-class LastBatch:
-    """Number of targets, and width of the network's input in px, of the last batch; set by `DetectionJob.inputs`."""
-
-    targets: int | Tensor = 0
-    """Number of targets; int32 [1] on the device if labels are finished there."""
-    width_px = 0
-
-    @property
-    def num_targets(self) -> int:
-        """Number of targets; the host may wait for the device here."""
-        return int(self.targets)
 
 
 class DetectionJob:
@@ -224,24 +201,24 @@ class DetectionJob:
 
     def __init__(
         self,
-        config: StepConfig,
+        inputs: StepInputs,
         loss: DetectionLoss,
+        *,
+        capacity: int = 0,
         plots: BatchPlots | None = None,
         label_sums: LabelSums | None = None,
     ) -> None:
-        """`plots` keeps the first batches, to plot them later. `label_sums` collects what steps see of each label; the
-        batches then have a field `label_ids`."""
-        self._config = config
-        self._inputs = StepInputs(config)
-        self._loss = loss
+        """`capacity`: rows of targets that a CUDA graph has room for; 0: targets are not padded. `plots` keeps the
+        first batches, to plot them later. `label_sums` collects what steps see of each label; the batches then have a
+        field `label_ids`."""
+        self._inputs, self._loss, self._plots, self._label_sums = inputs, loss, plots, label_sums
         self._kind = loss.kind(0)
-        self._plots = plots
-        self._label_sums = label_sums
-        self.last = LastBatch()
+        self.last_targets: int | Tensor = 0
+        """Number of targets of the last batch; int32 [1] on the device if labels are finished there."""
+        self.last_width_px = 0
+        """Width of the network's input for the last batch."""
         ragged = ("targets", "label_ids") if label_sums is not None else ("targets",)
-        self.paddings: Mapping[str, Padding] = (
-            dict.fromkeys(ragged, Padding(config.capacity, -1.0)) if config.capacity else {}
-        )
+        self.paddings: Mapping[str, Padding] = dict.fromkeys(ragged, Padding(capacity, -1.0)) if capacity else {}
 
     def phase(self, epoch: int) -> object:
         self._kind = self._loss.kind(epoch)
@@ -252,8 +229,8 @@ class DetectionJob:
             self._plots.keep(epoch, step, batch["images"], batch["targets"])
         label_T1 = batch["label_ids"] if self._label_sums is not None else None
         inputs = self._inputs(batch["images"], batch["targets"], epoch, step, label_T1)
-        self.last.targets = batch.fields.get("num_targets", int(batch.counts["targets"].sum()))
-        self.last.width_px = inputs["images"].shape[3]
+        self.last_targets = batch.fields.get("num_targets", int(batch.counts["targets"].sum()))
+        self.last_width_px = inputs["images"].shape[3]
         return inputs
 
     def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -265,7 +242,7 @@ class DetectionJob:
             assert parts.assigned is not None
             with clock.stage("train.label_sums"):
                 self._label_sums.add(maps[: self._loss.head.nl], parts.assigned, inputs["label_ids"])
-        return parts.total * QUAD_GAIN if self._config.quad else parts.total, parts.items
+        return parts.total * QUAD_GAIN if self._inputs.quad else parts.total, parts.items
 
 
 def capacity_for(expected_per_image: float, batch_size: int) -> int:

@@ -2,10 +2,9 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,15 +36,21 @@ MEMORY_SHARE = 0.25
 """Share of the free GPU memory that maps of a validation may take."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValidationConfig:
-    """How the moving average is evaluated after an epoch."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Validation:
+    """Evaluates networks on the validation images; these and the workers stay between calls, until the run ends.
 
+    The ranks of the run share the batches; the first rank computes the scores.
+    """
+
+    images: ImageSet
+    names: Sequence[str]
+    loss: DetectionLoss
+    run: RunContext
     size: int
     batch_size: int
     grid: int
     workers: int
-    device: torch.device
     amp: torch.dtype
     keeps_images: bool
     """Decode once and keep the images in memory; else decode in every epoch."""
@@ -59,55 +64,35 @@ class ValidationConfig:
     tiles: TileConfig | None = None
     """Detect by tiles, and score whole images; there are no losses then."""
 
-
-class Validation(AbstractContextManager["Validation"]):
-    """Evaluates networks on the validation images. A context manager: the images and workers stay between calls."""
-
-    def __init__(
-        self,
-        images: ImageSet,
-        names: Sequence[str],
-        config: ValidationConfig,
-        loss: DetectionLoss,
-        run: RunContext,
-    ) -> None:
-        """The ranks of the run share the batches; the first rank computes the scores."""
-        self._images, self._names, self._config = images, names, config
-        self._loss, self._run = loss, run
-        self._stack = ExitStack()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
-
     def __call__(self, network: nn.Module, last: bool) -> Outcome | None:
         """Evaluate a network; returns None on all ranks but the first.
 
         Plots and the table of classes are made only with `last`. Raises Interrupted if a signal asks for the end. cuDNN
         tries out no kernels: batches have several shapes, and it would do so for each of them.
         """
-        world = self._run.world
+        run, world = self.run, self.run.world
         world.broadcast_weights(network)
-        evaluate = Evaluate(names=self._names, v5_metric=self._config.v5_metric, single_cls=self._config.single_cls)
+        evaluate = Evaluate(names=self.names, v5_metric=self.v5_metric, single_cls=self.single_cls)
         with clock.stage("train.validate"), without_tuning():
             outcome = evaluate.run(
                 network,
                 self._input,
                 conf_thres=CONF_THRES,
                 iou_thres=IOU_THRES,
-                amp=self._config.amp,
-                loss=self._loss.validation,
-                plots=self._run.folder if last and self._run.plots else None,
-                submit=self._run.background.submit,
-                watch=self._run.stop_if_asked,
+                amp=self.amp,
+                loss=self.loss.validation,
+                plots=run.folder if last and run.plots else None,
+                submit=run.background.submit,
+                watch=run.stop_if_asked,
                 confusion=last,
                 gather=(lambda partial: world.gather(partial) or []) if world.size > 1 else None,
                 # Joined maps of several heads cannot be split into batches again.
-                pixels_at_once=0 if isinstance(self._loss.head, MultiHeadDetect) else self._pixels_at_once,
+                pixels_at_once=0 if isinstance(self.loss.head, MultiHeadDetect) else self._pixels_at_once,
             )
         if not world.is_first:
             return None
-        per_class = last and len(self._names) < FEW_CLASSES
-        for line in table(outcome.evaluation, self._names, per_class=per_class):
+        per_class = last and len(self.names) < FEW_CLASSES
+        for line in table(outcome.evaluation, self.names, per_class=per_class):
             logger.info("%s", line)
         return outcome
 
@@ -115,9 +100,9 @@ class Validation(AbstractContextManager["Validation"]):
     def _pixels_at_once(self) -> int:
         """Pixels that may go through the network together, by the free memory of the GPU; 0 on a CPU, where that gains
         nothing."""
-        if self._config.device.type != "cuda":
+        if self.run.device.type != "cuda":
             return 0
-        return pixels_that_fit(torch.cuda.mem_get_info(self._config.device)[0], self._config.amp)
+        return pixels_that_fit(torch.cuda.mem_get_info(self.run.device)[0], self.amp)
 
     @cached_property
     def _input(self) -> ValidationInput | TiledInput:
@@ -125,29 +110,29 @@ class Validation(AbstractContextManager["Validation"]):
             return self._open()
 
     def _open(self) -> ValidationInput | TiledInput:
-        config, world = self._config, self._run.world
+        world, stack = self.run.world, self.run.stack
         common: dict[str, Any] = {
-            "size": config.size,
-            "batch_size": config.batch_size,
-            "stride": config.grid,
-            "device": config.device,
-            "single_cls": config.single_cls,
+            "size": self.size,
+            "batch_size": self.batch_size,
+            "stride": self.grid,
+            "device": self.run.device,
+            "single_cls": self.single_cls,
             "rank": world.rank,
             "num_ranks": world.size,
         }
-        if config.tiles is not None:
-            return TiledInput(self._images, config.tiles, threads=config.workers, **common)
+        if self.tiles is not None:
+            return TiledInput(self.images, self.tiles, threads=self.workers, **common)
         store = None
-        if config.keeps_images:
-            resized = ResizedImages(self._images, size=config.size, augment=False)
-            store = self._stack.enter_context(Store.open(resized, StoreConfig(verify=config.verify)))
-        return self._stack.enter_context(
+        if self.keeps_images:
+            resized = ResizedImages(self.images, size=self.size, augment=False)
+            store = stack.enter_context(Store.open(resized, StoreConfig(verify=self.verify)))
+        return stack.enter_context(
             open_validation(
-                self._images,
-                workers=config.workers,
+                self.images,
+                workers=self.workers,
                 store=store,
-                on_device=config.on_device,
-                persistent_workers=config.persistent_workers,
+                on_device=self.on_device,
+                persistent_workers=self.persistent_workers,
                 **common,
             )
         )
@@ -161,26 +146,15 @@ def pixels_that_fit(free_bytes: int, amp: torch.dtype) -> int:
 # results.txt
 
 
-class EpochResult(NamedTuple):
-    """The numbers of an epoch's line in results.txt."""
+def results_line(
+    epoch: int, epochs: int, *, memory_gb: float, mean_losses: Sequence[float], num_targets: int, width_px: int,
+    scores: Mapping[str, float],
+) -> str:  # fmt: skip
+    """The 15 columns that YOLOv7's tools read.
 
-    epoch: int
-    epochs: int
-    memory_gb: float
-    """GPU memory reserved by torch, in units of 10^9 bytes."""
-    mean_losses: Sequence[float]
-    """box, obj, cls, total: means over the epoch."""
-    num_targets: int
-    """Targets in the last batch."""
-    width_px: int
-    """Width of the last batch."""
-    scores: Mapping[str, float]
-    """Scores of the validation by name; the line holds those of YOLOv7."""
-
-
-def results_line(result: EpochResult) -> str:
-    """The 15 columns that YOLOv7's tools read, with a line break."""
-    head = f"{f'{result.epoch}/{result.epochs - 1}':>10}{f'{result.memory_gb:.3g}G':>10}"
-    scores = (result.scores[name] for name in YOLOV7_RESULTS)
-    numbers = (*result.mean_losses, result.num_targets, result.width_px, *scores)
-    return head + "".join(f"{float(number):10.4g}" for number in numbers) + "\n"
+    `memory_gb` is the GPU memory reserved by torch, in units of 10^9 bytes. `mean_losses` are box, obj, cls and total,
+    means over the epoch; targets and width are those of the last batch. Of the scores the line holds those of YOLOv7.
+    """
+    head = f"{f'{epoch}/{epochs - 1}':>10}{f'{memory_gb:.3g}G':>10}"
+    numbers = (*mean_losses, num_targets, width_px, *(scores[name] for name in YOLOV7_RESULTS))
+    return head + "".join(f"{float(number):10.4g}" for number in numbers)

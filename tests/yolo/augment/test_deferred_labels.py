@@ -5,17 +5,20 @@ In torch, in Triton's interpreter and on a GPU.
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from flatout.feed.device import DeviceBatch
 from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels, TorchLabels
 from flatout.yolo.augment.gpu.source import TILES, ParameterSource
 from flatout.yolo.data.letterbox import rect_batches
-from flatout.yolo.train.step import LastBatch
+from flatout.yolo.train.step import DetectionJob, StepInputs
 from tests.feed.test_device import DEVICES, needs_gpu
 from tests.triton_interpreter import check_in_interpreter, needs_triton
 from tests.yolo.augment.scenes import written
@@ -174,6 +177,11 @@ def test_the_bytes_of_labels_on_the_device_are_counted():
 
 
 def test_the_last_batch_may_be_counted_on_the_device():
-    last = LastBatch()
-    last.targets = torch.tensor([7], dtype=torch.int32)
-    assert last.num_targets == 7
+    loss: Any = SimpleNamespace(kind=lambda epoch: "plain")
+    job = DetectionJob(StepInputs(dtype=torch.float32, channels_last=False, size=SIZE, grid=32, seed=1), loss)
+    fields = {"images": torch.zeros(1, 3, 8, 16), "targets": torch.zeros(9, 6)}
+    count = torch.tensor([7], dtype=torch.int32)
+    for more, counted in ({"num_targets": count}, 7), ({}, 9):
+        batch = DeviceBatch(0, 0, 1, np.zeros(1), np.zeros(1), fields | more, {"targets": np.array([9])})
+        job.inputs(batch, 0, 0)
+        assert (int(job.last_targets), job.last_width_px) == (counted, 16)

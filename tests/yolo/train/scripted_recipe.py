@@ -13,13 +13,12 @@ from flatout.engine.callbacks import Callbacks
 from flatout.engine.job import EpochReport, Sections
 from flatout.ranks.world import World
 from flatout.runs.background import Background
-from flatout.runs.ends import EpochEnd
+from flatout.runs.ends import RunEpochEnd
 from flatout.runs.folder import Records
 from flatout.runs.recipe import Model, Recipe, ValidationResult
 from flatout.yolo.metrics import zero_scores
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import YoloRecipe
-from flatout.yolo.train.step import LastBatch
 
 REPORT = EpochReport(
     items={"box": 0.1, "obj": 0.1, "cls": 0.1, "total": 0.3}, lrs=(0.01,), seconds=1.0, num_samples=8, num_bad=0
@@ -37,8 +36,10 @@ class ScriptedRecipe(YoloRecipe):
         self.validated: list[tuple[int, bool]] = []
         """Epochs that were validated, and whether with `last`."""
         self.background = Background()
-        self._run: Any = SimpleNamespace(folder=folder, background=self.background)
-        self._job: Any = SimpleNamespace(last=LastBatch())
+        self._run: Any = SimpleNamespace(
+            folder=folder, weights=folder / self.weights_folder, background=self.background
+        )
+        self._job: Any = SimpleNamespace(last_targets=0, last_width_px=0)
         self._batch_plots = self._image_weights = None
 
     def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult:
@@ -60,13 +61,12 @@ class ScriptedEnds:
         """The network that is evaluated: its weight is the number of the epoch."""
         (folder / recipe.weights_folder).mkdir(exist_ok=True)
         optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1)
-        self.epoch_end = EpochEnd(
+        self.epoch_end = RunEpochEnd(
             recipe,
             Model(network=self.network, optimizer=optimizer, epochs=recipe.options.epochs),
+            recipe._run,
             records=self._records,
-            weights=folder / recipe.weights_folder,
             callbacks=Callbacks(),
-            background=recipe.background,
             run={},
             steps_per_epoch=1,
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flatout.engine.job import Batches, EpochReport, IntervalStats, NoEpochEnd, Sections
+from flatout.engine.job import Batches, EpochEnd, EpochReport, IntervalStats, Sections
 from flatout.engine.loop import Loop, LoopConfig
 from flatout.engine.optim import MovingAverage
 from flatout.engine.step import DTYPES, Amp
@@ -17,10 +17,10 @@ from flatout.yolo.loss import LossConfig
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import Network, build_network
 from flatout.yolo.train import prepare
-from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, YoloSchedule, capacity_for
+from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepInputs, YoloSchedule, capacity_for
 
 
-class RecordsReports(NoEpochEnd):
+class RecordsReports(EpochEnd):
     """The epoch end of a training that is neither validated nor saved; keeps the reports."""
 
     def __init__(self) -> None:
@@ -65,17 +65,10 @@ def make_loop(
 ) -> tuple[Loop, RecordsReports]:
     """One epoch of `num_steps`."""
     end = RecordsReports()
-    config = StepConfig(
-        dtype=DTYPES[amp],
-        channels_last=device != "cpu",
-        size=size,
-        grid=32,
-        seed=1,
-        capacity=capacity_for(8, batch_size),
-    )
+    inputs = StepInputs(dtype=DTYPES[amp], channels_last=device != "cpu", size=size, grid=32, seed=1)
     loss = DetectionLoss(network.head, loss_config(network, hyp, size), ota=hyp.ota)
     loop = Loop(
-        job=DetectionJob(config, loss),
+        job=DetectionJob(inputs, loss, capacity=capacity_for(8, batch_size)),
         network=network,
         optimizer=prepare.optimizer_for(network, hyp, total_batch=batch_size, adam=False),
         schedule=YoloSchedule(hyp, epochs=100, steps_per_epoch=num_steps, total_batch=batch_size),

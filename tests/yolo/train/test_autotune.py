@@ -3,7 +3,7 @@
 import json
 import logging
 import threading
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
@@ -190,7 +190,8 @@ def test_fast_says_every_choice_with_its_reason(images, config, options, tmp_pat
 def test_all_ranks_follow_the_first(images, config, options, monkeypatch):
     """The second rank has another machine, and nothing to measure."""
     sent = asdict(TuningInputs(machine_of(8, 2), costs_of(3, GPU)))
-    monkeypatch.setattr(World, "broadcast", lambda self, value: pytest.fail("the second sent") if value else sent)
+    monkeypatch.setattr(World, "broadcast", lambda self, value: sent)
+    monkeypatch.setattr(autotune, "_tuned", lambda *_: pytest.fail("the second measured"))
     second = replace(config, world=World(1, 2))
     fast = replace(options, fast=True).asked
     assert input_choices(images, second, fast, narrow_network(6)) == choose_input(
@@ -243,7 +244,8 @@ class EmptyFeed(list[object]):
 
 def test_the_next_choice_is_tried_where_the_gpu_does_not_decode(images, config, device_choices, monkeypatch):
     device = FakeDeviceInput(monkeypatch, decodes=False)
-    with open_input(images, config, device_choices):
+    with ExitStack() as stack:
+        open_input(images, config, device_choices, stack)
         assert device.tried == ["GPU decodes", "device augments"]
 
 
@@ -251,8 +253,9 @@ def test_workers_augment_where_the_device_cannot_and_the_log_says_so(
     images, config, device_choices, monkeypatch, caplog
 ):
     FakeDeviceInput(monkeypatch, augments=False)
-    with open_input(images, config, device_choices) as opened:
-        assert opened.steps_per_epoch == -(-len(images) // config.batch_size)
+    with ExitStack() as stack:
+        batches, _ = open_input(images, config, device_choices, stack)
+        assert len(batches) == -(-len(images) // config.batch_size)
     assert "It cannot. --fast augments on the CPU instead." in caplog.messages
 
 
@@ -261,16 +264,17 @@ def test_an_error_is_raised_if_only_the_device_was_requested_and_it_cannot_augme
 ):
     FakeDeviceInput(monkeypatch, augments=False)
     with pytest.raises(ConfigError, match="It cannot"):
-        open_input(images, config, by_rule(images, config, replace(options, device_augment=True)))
+        open_input(images, config, by_rule(images, config, replace(options, device_augment=True)), ExitStack())
 
 
 def test_a_rank_that_can_use_the_device_follows_ranks_that_cannot(images, config, device_choices, monkeypatch):
     device = FakeDeviceInput(monkeypatch)
     answers = iter([True, True])  # another rank can neither decode nor augment on its device
     monkeypatch.setattr(World, "any", lambda self, flag: next(answers))
-    with open_input(images, config, device_choices) as opened:
+    with ExitStack() as stack:
+        batches, _ = open_input(images, config, device_choices, stack)
         assert device.tried == ["GPU decodes", "device augments", "closed", "device augments", "closed"]
-        assert opened.steps_per_epoch == -(-len(images) // config.batch_size)
+        assert len(batches) == -(-len(images) // config.batch_size)
 
 
 @pytest.mark.parametrize("left_out", [False, True])
@@ -281,7 +285,8 @@ def test_decoding_at_a_smaller_size_is_a_part_of_fast_that_can_be_left_out(
     monkeypatch.setattr(Store, "open", lambda resized, config: opened.append(resized) or nullcontext(resized))
     monkeypatch.setattr(ResizedImages, "statistics", lambda self: "", raising=False)
     fast = replace(options, fast=True, no_scaled_decode=left_out)
-    with open_input(images, config, by_rule(images, config, fast)):
+    with ExitStack() as stack:
+        open_input(images, config, by_rule(images, config, fast), stack)
         (resized,) = opened
         assert ("decoded small" in resized.parameters) != left_out
 
@@ -292,7 +297,8 @@ def test_the_gpu_decodes_only_on_request_because_its_pixels_differ(
 ):
     device = FakeDeviceInput(monkeypatch)
     fast = replace(options, fast=True, **given).asked
-    with open_input(images, config, choose_input(fast, machine_of(8, 2), costs_of(3, None))):
+    with ExitStack() as stack:
+        open_input(images, config, choose_input(fast, machine_of(8, 2), costs_of(3, None)), stack)
         assert device.tried == [*(["GPU decodes"] if decodes else []), "device augments"]
 
 
@@ -311,14 +317,15 @@ def test_the_log_says_that_decoding_on_the_gpu_has_no_effect_without_one(images,
 def test_workers_stay_from_epoch_to_epoch_or_end_with_the_last_batch(images, config, options, monkeypatch, left_out):
     monkeypatch.setattr(machine, "cores", lambda: machine.Cores(2, 2, None, 2))
     choices = by_rule(images, config, replace(options, workers=2))
-    with open_input(images, replace(config, persistent_workers=not left_out), choices) as source:
+    with ExitStack() as stack:
+        batches, _ = open_input(images, replace(config, persistent_workers=not left_out), choices, stack)
         pids, left = [], []
         for epoch in range(2):
-            batches = source.batches.epoch(epoch)
-            for step in range(source.steps_per_epoch):  # like the loop, which counts steps
-                next(batches)
-                pids += [set(source.feed.worker_pids.values())] if step == 0 else []
-            left.append(len(source.feed.worker_pids))
+            a_pass = batches.epoch(epoch)
+            for step in range(len(batches)):  # like the loop, which counts steps
+                next(a_pass)
+                pids += [set(batches.feed.worker_pids.values())] if step == 0 else []
+            left.append(len(batches.feed.worker_pids))
     assert left == ([0, 0] if left_out else [2, 2])
     assert pids[0].isdisjoint(pids[1]) == left_out
 

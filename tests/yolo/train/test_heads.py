@@ -125,7 +125,7 @@ def test_impossible_heads_are_refused(heads):
 
 
 def test_mosaics_are_rotated_by_head(heads, tmp_path, monkeypatch):
-    def stop(images, config, options):
+    def stop(images, config, *_):
         raise Opened(config)
 
     monkeypatch.setattr("flatout.yolo.train.recipe.open_input", stop)

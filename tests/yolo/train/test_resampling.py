@@ -20,7 +20,13 @@ class WeightedRecipe(ScriptedRecipe):
         super().__init__(folder, [0.5] * 4, MAPS, epochs=4, image_weights=True, **options)
         self.recorded: list[tuple[list[float], int]] = []
         self._image_weights: Any = _IdentityWeights()
-        self._input: Any = SimpleNamespace(set_weights=lambda maps, epoch: self.recorded.append((maps.tolist(), epoch)))
+        self._batches: Any = SimpleNamespace(epoch=self._begin_pass, feed=SimpleNamespace(set_weights=self._record))
+
+    def _begin_pass(self, epoch: int) -> None:
+        self._pass = epoch
+
+    def _record(self, maps: np.ndarray) -> None:
+        self.recorded.append((maps.tolist(), self._pass))
 
 
 class _IdentityWeights:

@@ -15,13 +15,13 @@ from flatout.__main__ import main as flatout
 from flatout.engine.callbacks import Callback, End
 from flatout.engine.job import IntervalStats
 from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted
+from flatout.runs.folder import RunRequest, choose_run
 from flatout.runs.lock import Locked
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.multihead.grouping.choose import write_grouping
 from flatout.yolo.multihead.grouping.statistics import make_grouping
 from flatout.yolo.stages import StagePlan, StagesResult, read_plan, run_stages
-from flatout.yolo.stages.stages import begin_job
 from flatout.yolo.weights import read_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -183,7 +183,7 @@ def test_plans_are_compared_by_the_options_that_change_the_result(file: Path, tm
 def test_a_job_that_another_process_has_just_begun_is_not_touched_by_another_plan(file: Path, tmp_path: Path):
     plan = planned(file, tmp_path)
     stage = tmp_path / "small/stage1"
-    with begin_job(tmp_path, "small", plan.identity()):
+    with choose_run(RunRequest(project=tmp_path, name="small", identity=plan.identity(), fresh=True)):
         stage.mkdir()
         (stage / "opt.yaml").write_text("")
         with pytest.raises(Locked):

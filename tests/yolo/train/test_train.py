@@ -25,7 +25,7 @@ from flatout.safefiles import atomic
 from flatout.yolo.load_network import load_network
 from flatout.yolo.model.network import Network
 from flatout.yolo.options import TrainOptions
-from flatout.yolo.train import TrainResult, YoloRecipe, prepare, train
+from flatout.yolo.train import TrainResult, YoloRecipe, train
 from flatout.yolo.weights import read_weights
 from tests.yolo.data.drawn_set import SmallDataSet
 from tests.yolo.train.conftest import BATCH, TRAIN, options_for
@@ -369,7 +369,7 @@ def test_contradicting_switches_are_refused_before_a_folder_is_made(options: Tra
 def test_data_is_checked_before_a_network_is_built_and_an_error_leaves_no_folder(
     options: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "make_network", lambda *_: pytest.fail("built a network"))
+    monkeypatch.setattr("flatout.yolo.train.recipe.new_network", lambda *_: pytest.fail("built a network"))
     labels = SmallDataSet(tmp_path / "set")
     for path in (labels.folder / "labels/train").iterdir():
         path.write_text("0 32 24 10 10\n")
