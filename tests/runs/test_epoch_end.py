@@ -29,6 +29,6 @@ def test_the_newest_of_the_best_is_kept(scores: list[float | None], best: int):
 
 def test_a_score_does_not_replace_the_number_of_the_training_of_the_same_name():
     report = EpochReport({"loss": 1.0, "mae": 0.25}, (0.1,), seconds=1.0, num_samples=1, num_bad=0)
-    rows = Recipe.rows(None, 3, report, ValidationResult(0.0, {"mae": 0.5, "r2": 0.75}, None))  # type: ignore[arg-type]
+    rows = Recipe.rows(None, 3, report, ValidationResult(0.0, {"mae": 0.5, "r2": 0.75}, None))
     assert rows.row == {"epoch": 3, "loss": 1.0, "mae": 0.25, "lr": 0.1, "val_mae": 0.5, "r2": 0.75}
     assert (rows.scalars["train/mae"], rows.scalars["val/mae"]) == (0.25, 0.5)

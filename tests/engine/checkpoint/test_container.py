@@ -66,7 +66,9 @@ def test_parameters_on_any_device_are_written_as_plain_tensors(tmp_path: Path):
 
 def test_read_plain_reads_parameters_of_other_programs_as_tensors(tmp_path: Path):
     torch.save({"w": torch.nn.Parameter(torch.ones(2))}, tmp_path / "other.pt")
-    read = read_plain(tmp_path / "other.pt")["w"]
+    content = read_plain(tmp_path / "other.pt")
+    assert isinstance(content, dict)
+    read = content["w"]
     assert type(read) is torch.Tensor and not read.requires_grad and torch.equal(read, torch.ones(2))
 
 
