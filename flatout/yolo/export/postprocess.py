@@ -249,16 +249,13 @@ class WithPostprocess(nn.Module):
         return (*self.postprocess(decoded), decoded)
 
 
-class PortableOutputs(nn.Module):
-    """The outputs that a runtime without plugins can compute; this is what is timed."""
-
-    def __init__(self, network: Network, postprocess: Postprocess) -> None:
-        super().__init__()
-        self.network, self.postprocess = network, postprocess
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        decoded = predict(self.network, x).decoded
-        return self.postprocess.portable(decoded) or (decoded,)
+def module_for(network: Network, options: ExportOptions) -> nn.Module:
+    """The module of a form, in evaluation mode."""
+    if options.form == "raw":
+        return RawLevels(network).eval()
+    if options.form == "grid":
+        return DecodedBoxes(network).eval()
+    return WithPostprocess(network, postprocess_for(options)).eval()
 
 
 @torch.no_grad()
