@@ -187,9 +187,9 @@ def compile_augmentation(half: torch.dtype) -> None:
     two_renderers.rendered("perspective", render_triton.TritonRender, torch.uint8, "cpu", num=2)
     two_renderers.rendered("mixed", render_triton.TritonRender, half, "cpu", num=2, recolor=False)
     for subsampled in (False, True):
-        two_renderers.pasted(paste_triton.TritonPaste(), half, "cpu", subsampled=subsampled)
+        two_renderers.pasted(paste_triton.paste_objects, half, "cpu", subsampled=subsampled)
         render = render_triton.TritonRender(subsampled=subsampled)
-        two_renderers.copied(paste_triton.TritonFill(), render, half, "cpu", subsampled=subsampled)
+        two_renderers.copied(paste_triton.fill_polygons, render, half, "cpu", subsampled=subsampled)
     image_set = image_set_of(*busy_set(12, seed=3, polygons="some"))
     for perspective in (0.0, 0.001):
         config = AugmentConfig(mixup=0.5, paste_in=0.5, perspective=perspective)
