@@ -15,7 +15,7 @@ Dimension key:  C channels   M = images x height x width   P blocks of rows
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -76,6 +76,30 @@ def tile_channels(channels: int) -> int:
 
 def ceil_div(total: int, size: int) -> int:
     return -(-total // size)
+
+
+# Operators for torch.compile, which does not trace into them. Otherwise it would compile each of the several hundred
+# launches of a network separately, for minutes.
+#
+# The operation itself does not appear in compiled graphs: it is a composite of an autograd function around operators
+# which have no derivative. A layer then costs the host least; bench/results/model_step_ideas_h200_202611.md compares
+# the alternatives. The autograd function is that of eager mode, which gets the operators as its last arguments; only
+# batch norm, of which there are most, has one for each.
+
+_library = torch.library.Library("flatout", "FRAGMENT")
+
+
+def register(
+    composites: Mapping[str, Callable[..., Any]], kernels: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]
+) -> None:
+    """Define operators by their schemas. A kernel's second function gives empty results like those of the first."""
+    for schema in (*composites, *kernels):
+        _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    for schema, run in composites.items():
+        _library.impl(schema.partition("(")[0], run, "CompositeImplicitAutograd")
+    for schema, (run, empty) in kernels.items():
+        _library.impl(schema.partition("(")[0], run, "CUDA")
+        torch.library.register_fake(f"flatout::{schema.partition('(')[0]}", empty, lib=_library)
 
 
 # Batch norm and activation
@@ -400,14 +424,6 @@ def _plan_backward(
     return _Plan(sum_up, finish, apply, channels, 0, num_factors + 2 * blocks * channels, 4 * num_factors)
 
 
-# Operators for torch.compile, which does not trace into them. Otherwise it would compile each of the several hundred
-# launches of a network separately, for minutes.
-#
-# `norm_act` itself does not appear in compiled graphs: it is a composite of an autograd function around the other two,
-# which have no derivative. A layer then costs the host least; bench/results/model_step_ideas_h200_202611.md compares
-# the alternatives.
-
-
 class _TracedNormAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
@@ -423,31 +439,28 @@ class _TracedNormAct(torch.autograd.Function):
         return (*gradients, *NO_GRADIENTS)
 
 
+def _norm_act_results(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(SAVED_ROWS * x.shape[1], dtype=torch.float32)
+
+
+def _norm_act_gradients(dz: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    per_channel = x.new_empty(x.shape[1], dtype=torch.float32)
+    return torch.empty_like(x), per_channel, torch.empty_like(per_channel)
+
+
 FORWARD_ARGUMENTS = (
     "(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!) counter, "
     "float momentum, float eps, int act, float slope)"
 )
-_library = torch.library.Library("flatout", "FRAGMENT")
-_library.define(f"norm_act{FORWARD_ARGUMENTS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-_library.define(f"norm_act_forward{FORWARD_ARGUMENTS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
-_library.define(
-    "norm_act_backward(Tensor dz, Tensor x, Tensor saved, int act, float slope) -> (Tensor, Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-_library.impl("norm_act", _TracedNormAct.apply, "CompositeImplicitAutograd")
-_library.impl("norm_act_forward", norm_act_forward, "CUDA")
-_library.impl("norm_act_backward", norm_act_backward, "CUDA")
-
-
-@torch.library.register_fake("flatout::norm_act_forward", lib=_library)
-def _(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty(SAVED_ROWS * x.shape[1], dtype=torch.float32)
-
-
-@torch.library.register_fake("flatout::norm_act_backward", lib=_library)
-def _(dz: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    per_channel = x.new_empty(x.shape[1], dtype=torch.float32)
-    return torch.empty_like(x), per_channel, torch.empty_like(per_channel)
+register(
+    {f"norm_act{FORWARD_ARGUMENTS} -> Tensor": _TracedNormAct.apply},
+    {
+        f"norm_act_forward{FORWARD_ARGUMENTS} -> (Tensor, Tensor)": (norm_act_forward, _norm_act_results),
+        "norm_act_backward(Tensor dz, Tensor x, Tensor saved, int act, float slope) -> (Tensor, Tensor, Tensor)": (
+            norm_act_backward, _norm_act_gradients,
+        ),
+    },
+)  # fmt: skip
 
 
 # Max-pooling
@@ -574,79 +587,52 @@ def _window_line_backward(dz: Tensor, stride: int, tap: Tensor, dtype: torch.dty
 
 class _Halve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, run: Any = halve, run_backward: Any = halve_backward) -> Tensor:
         ctx.save_for_backward(x)
-        return halve(x)
+        ctx.run_backward = run_backward
+        z: Tensor = run(x)
+        return z
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dz: Tensor) -> Tensor:
-        return halve_backward(dz, *ctx.saved_tensors)
+    def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
+        return ctx.run_backward(dz, *ctx.saved_tensors), None, None
 
 
 class _Window(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        z, *taps = window(x)
+    def forward(ctx: Any, x: Tensor, run: Any = window, run_backward: Any = window_backward) -> Tensor:
+        z, *taps = run(x)
         ctx.save_for_backward(*taps)
-        return z
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dz: Tensor) -> Tensor:
-        return window_backward(dz, *ctx.saved_tensors)
-
-
-# Operators for torch.compile, as for norm_act: composites of autograd functions around operators without a derivative.
-
-
-class _TracedHalve(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        z: Tensor = torch.ops.flatout.max_pool_halve_forward(x)
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> Tensor:
-        dx: Tensor = torch.ops.flatout.max_pool_halve_backward(dz, *ctx.saved_tensors)
-        return dx
-
-
-class _TracedWindow(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        z, *taps = torch.ops.flatout.max_pool_window_forward(x)
-        ctx.save_for_backward(*taps)
+        ctx.run_backward = run_backward
         result: Tensor = z
         return result
 
     @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> Tensor:
-        dx: Tensor = torch.ops.flatout.max_pool_window_backward(dz, *ctx.saved_tensors)
-        return dx
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
+        return ctx.run_backward(dz, *ctx.saved_tensors), None, None
 
 
-_pools = torch.library.Library("flatout", "FRAGMENT")
-for _schema in (
-    "max_pool_halve(Tensor x) -> Tensor",
-    "max_pool_halve_forward(Tensor x) -> Tensor",
-    "max_pool_halve_backward(Tensor dz, Tensor x) -> Tensor",
-    "max_pool_window(Tensor x) -> Tensor",
-    "max_pool_window_forward(Tensor x) -> (Tensor, Tensor, Tensor)",
-    "max_pool_window_backward(Tensor dz, Tensor tap_x, Tensor tap_y) -> Tensor",
-):
-    _pools.define(_schema, tags=torch.Tag.pt2_compliant_tag)
-_pools.impl("max_pool_halve", _TracedHalve.apply, "CompositeImplicitAutograd")
-_pools.impl("max_pool_window", _TracedWindow.apply, "CompositeImplicitAutograd")
-for _name, _run, _fake in (
-    ("max_pool_halve_forward", halve, _half_map),
-    ("max_pool_halve_backward", halve_backward, lambda dz, x: torch.empty_like(x)),
-    ("max_pool_window_forward", window, _window_maps),
-    ("max_pool_window_backward", window_backward, lambda dz, tap_x, tap_y: torch.empty_like(tap_x, dtype=dz.dtype)),
-):
-    _pools.impl(_name, _run, "CUDA")
-    torch.library.register_fake(f"flatout::{_name}", _fake, lib=_pools)
+_ops = torch.ops.flatout
+register(
+    {
+        "max_pool_halve(Tensor x) -> Tensor": lambda x: _Halve.apply(
+            x, _ops.max_pool_halve_forward, _ops.max_pool_halve_backward
+        ),
+        "max_pool_window(Tensor x) -> Tensor": lambda x: _Window.apply(
+            x, _ops.max_pool_window_forward, _ops.max_pool_window_backward
+        ),
+    },
+    {
+        "max_pool_halve_forward(Tensor x) -> Tensor": (halve, _half_map),
+        "max_pool_halve_backward(Tensor dz, Tensor x) -> Tensor": (halve_backward, lambda dz, x: torch.empty_like(x)),
+        "max_pool_window_forward(Tensor x) -> (Tensor, Tensor, Tensor)": (window, _window_maps),
+        "max_pool_window_backward(Tensor dz, Tensor tap_x, Tensor tap_y) -> Tensor": (
+            window_backward, lambda dz, tap_x, tap_y: torch.empty_like(tap_x, dtype=dz.dtype),
+        ),
+    },
+)  # fmt: skip
 
 
 # Copies and sums of maps. torch.compile makes such kernels itself, so these are for eager mode and CUDA graphs.
