@@ -11,7 +11,6 @@ Dimension key:  B images   C channels   H, W height and width of a map   A ancho
 """
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -304,17 +303,16 @@ class Detect(nn.Module):
     def initialise(self) -> None:
         """Initialise: anchors from pixels to cells, biases to a prior of few objects."""
         self.anchors /= self.stride.view(-1, 1, 1)
-        for conv, stride in self._convolutions():
-            assert conv.bias is not None
-            bias_AO = conv.bias.view(self.na, -1)
-            bias_AO[:, 4] += math.log(8 / (640 / stride) ** 2)
-            bias_AO[:, 5:] += math.log(0.6 / (bias_AO.shape[1] - 5 - 0.99))
+        for convs in self._prediction_convs():
+            for conv, stride in zip(convs, self.strides, strict=True):
+                assert isinstance(conv.bias, Tensor)
+                bias_AO = conv.bias.view(self.na, -1)
+                bias_AO[:, 4] += math.log(8 / (640 / stride) ** 2)
+                bias_AO[:, 5:] += math.log(0.6 / (bias_AO.shape[1] - 5 - 0.99))
 
-    def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
-        """All prediction convolutions with their strides."""
-        for conv, stride in zip(self.m, self.strides, strict=True):
-            assert isinstance(conv, nn.Conv2d)
-            yield conv, stride
+    def _prediction_convs(self) -> list[nn.ModuleList]:
+        """All lists of prediction convolutions, one for each level."""
+        return [self.m]
 
     def predict(self, level: int, x: Tensor) -> Tensor:
         """Raw outputs of a lead level, [B, A * O, Y, X]."""
@@ -398,11 +396,8 @@ class IAuxDetect(IDetect):
     def _add_auxiliary(self, head: Head) -> None:
         self.m2 = prediction_convs(head.channels[self.nl :], head.num_outputs)
 
-    def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
-        yield from super()._convolutions()
-        for conv, stride in zip(self.m2, self.strides, strict=True):
-            assert isinstance(conv, nn.Conv2d)
-            yield conv, stride
+    def _prediction_convs(self) -> list[nn.ModuleList]:
+        return [self.m, self.m2]
 
     def forward(self, xs: list[Tensor]) -> list[Tensor] | Predictions:
         lead = super().forward(xs)
