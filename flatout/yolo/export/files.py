@@ -55,8 +55,6 @@ Call = Callable[[], object]
 
 # Timing
 
-WARM_UP = 1
-"""Untimed calls of each program."""
 MIN_TURNS, MAX_TURNS = 3, 50
 """Timed calls of each program."""
 BUDGET_S = 3.0
@@ -66,11 +64,10 @@ BUDGET_S = 3.0
 def medians_ms(calls: Mapping[str, Call], device: torch.device) -> dict[str, float]:
     """Median time of each call in milliseconds, by name; a GPU is synchronized around each call.
 
-    The calls alternate, so that a busy moment of the machine affects all of them.
+    The calls alternate, so that a busy moment of the machine affects all of them. The first one of each is not timed.
     """
     for call in calls.values():
-        for _ in range(WARM_UP):
-            _seconds(call, device)
+        call()
     took: dict[str, list[float]] = {name: [] for name in calls}
     began = time.perf_counter()
     for turn in range(MAX_TURNS):
