@@ -43,7 +43,7 @@ from flatout.yolo.loss import (
     ota_router_loss,
     plain_loss,
 )
-from flatout.yolo.model import convolution_kernels, convolutions, fused, fused_kernels
+from flatout.yolo.model import convolution_kernels, convolutions, copies, fused, fused_kernels
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
 from flatout.yolo.nms import greedy_triton
@@ -142,7 +142,7 @@ def compile_network(half: torch.dtype) -> None:
             maps = network(x)
         sum(each.float().sum() for each in maps).backward()
     x = torch.rand(2, 16, 8, 8, dtype=half).to(memory_format=torch.channels_last).requires_grad_()
-    torch.cat(fused.forked(x, 6)).sum().backward()
+    torch.cat(copies.forked(x, 6)).sum().backward()
     weight = torch.rand(32, 3, 3, 3, dtype=half).to(memory_format=torch.channels_last).requires_grad_()
     image = torch.rand(2, 3, 8, 8, dtype=half).to(memory_format=torch.channels_last)
     convolutions._Stem.apply(image, weight, 2).sum().backward()

@@ -18,16 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.yolo.model.convolutions import conv_norm_act, predict
-from flatout.yolo.model.fused import (
-    concat,
-    double,
-    max_pool,
-    max_pool_same,
-    norm_act,
-    norm_act_pair,
-    suits_norm_act,
-)
+from flatout.yolo.model.copies import concat, double
+from flatout.yolo.model.fused import norm_act, norm_act_pair, suits_norm_act
 from flatout.yolo.model.module_specs import Activation, Args, hidden_of, padding_of
+from flatout.yolo.model.pooling import max_pool, max_pool_same
 from flatout.yolo.model.spec import Head
 
 # Modules of rows
