@@ -99,8 +99,7 @@ def probe_of(network: Network, options: ExportOptions, example: Tensor) -> Model
     shapes = output_shapes(module, options, example)
     model = traced(
         module,
-        example,
-        input_name=INPUT,
+        {INPUT: example},
         output_names=list(shapes),
         free_axes=_free_axes(options, shapes),
         opset=options.onnx_opset,

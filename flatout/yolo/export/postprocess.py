@@ -215,34 +215,32 @@ class Reference(NamedTuple):
     raw: list[np.ndarray]
 
 
-class RawLevels(nn.Module):
-    """One map [B, A, Y, X, 5 + C] per level (and head), before the sigmoid."""
-
+class _OfNetwork(nn.Module):
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
+
+
+class RawLevels(_OfNetwork):
+    """One map [B, A, Y, X, 5 + C] per level (and head), before the sigmoid."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(predict(self.network, x).raw)
 
 
-class DecodedBoxes(nn.Module):
+class DecodedBoxes(_OfNetwork):
     """[B, N, 5 + C]: cx, cy, w, h in pixels of the input, objectness and class scores in 0..1."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
         return predict(self.network, x).decoded
 
 
-class WithPostprocess(nn.Module):
+class WithPostprocess(_OfNetwork):
     """The outputs of a postprocessing, then the decoded boxes."""
 
     def __init__(self, network: Network, postprocess: Postprocess) -> None:
-        super().__init__()
-        self.network, self.postprocess = network, postprocess
+        super().__init__(network)
+        self.postprocess = postprocess
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         decoded = predict(self.network, x).decoded
