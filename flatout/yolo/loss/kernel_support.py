@@ -87,16 +87,12 @@ def _table(
     num_anchors = channels // sum(outputs_H) if outputs_H else 0
     planes = channels_of_planes(outputs_H, num_anchors)[:: num_anchors or 1]
     heads = [[plane[0], len(plane) - 1, plane[OBJECTNESS], *[0] * (len(FIELDS) - 3)] for plane in planes]
-    return _constant([*layouts, *(filling + heads if heads else [])], device)
+    return copy_async(torch.tensor([*layouts, *(filling + heads if heads else [])]), device)
 
 
 @functools.lru_cache(maxsize=256)
 def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
     """A cached float32 vector on the device. Do not write to it."""
-    return _constant(values, device)
-
-
-def _constant(values: object, device: torch.device) -> Tensor:
     return copy_async(torch.tensor(values), device)
 
 
