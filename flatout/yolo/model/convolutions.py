@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from flatout.kernels import is_aligned, launch
 from flatout.yolo.model import fused
-from flatout.yolo.model.fused import ceil_div, norm_act, norm_act_arguments, suits_norm_act, tile_channels
+from flatout.yolo.model.fused import (
+    ceil_div,
+    empty_map,
+    norm_act,
+    norm_act_arguments,
+    suits_norm_act,
+    tile_channels,
+)
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -119,13 +126,11 @@ def _stem_sizes(x: Tensor, y: Tensor) -> tuple[int, int, int, int, int]:
 def _stem_output(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     """An empty map for the output."""
     height, width = ((side - 1) // stride + 1 for side in x.shape[2:])
-    shape = (x.shape[0], weight.shape[0], height, width)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    return empty_map(x, x.shape[0], weight.shape[0], height, width)
 
 
 def _empty_gradient(dy: Tensor, x: Tensor, stride: int) -> Tensor:
-    shape = (dy.shape[1], COLOURS, 3, 3)
-    return torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+    return empty_map(dy, dy.shape[1], COLOURS, 3, 3)
 
 
 class _Stem(torch.autograd.Function):
@@ -260,8 +265,7 @@ def _all_outputs(num: int) -> int:
 
 
 def _empty_predictions(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    shape = (x.shape[0], weight.shape[0], *x.shape[2:])
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    return empty_map(x, x.shape[0], weight.shape[0], x.shape[2], x.shape[3])
 
 
 def _empty_gradients(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

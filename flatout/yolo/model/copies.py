@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flatout.kernels import is_aligned, launch
 from flatout.yolo.model import fused
-from flatout.yolo.model.fused import ceil_div, row_stride, tiles
+from flatout.yolo.model.fused import ceil_div, empty_map, row_stride, tiles
 
 COPY_TILE_VALUES = 2048
 AT_ONCE = 4
@@ -42,8 +42,7 @@ class _Double(torch.autograd.Function):
         batch, channels, height, width = x.shape
         ctx.sizes = (batch * height * width, width, channels)
         ctx.shape = x.shape
-        shape = (batch, channels, 2 * height, 2 * width)
-        z = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        z = empty_map(x, batch, channels, 2 * height, 2 * width)
         grid, tile = tiles(ctx.sizes[0], channels, COPY_TILE_VALUES // 2)
         launch(kernels.double, (ctx.sizes, x.dtype, is_aligned(x)), grid, x, z, *ctx.sizes, *tile)
         return z
@@ -54,7 +53,7 @@ class _Double(torch.autograd.Function):
         from flatout.yolo.model import fused_kernels as kernels
 
         dz, stride = row_stride(dz)
-        dx = torch.empty(ctx.shape, dtype=dz.dtype, device=dz.device, memory_format=torch.channels_last)
+        dx = empty_map(dz, *ctx.shape)
         grid, tile = tiles(ctx.sizes[0], ctx.shape[1], COPY_TILE_VALUES // 2)
         key = (ctx.sizes, dz.dtype, stride, is_aligned(dz))
         launch(kernels.double_backward, key, grid, dz, dx, *ctx.sizes, stride, *tile)
@@ -74,8 +73,7 @@ class _Concat(torch.autograd.Function):
     def forward(ctx: Any, *xs: Tensor) -> Tensor:
         ctx.channels = [x.shape[1] for x in xs]
         batch, _, height, width = xs[0].shape
-        shape = (batch, sum(ctx.channels), height, width)
-        z = torch.empty(shape, dtype=xs[0].dtype, device=xs[0].device, memory_format=torch.channels_last)
+        z = empty_map(xs[0], batch, sum(ctx.channels), height, width)
         first = 0
         for begin in range(0, len(xs), AT_ONCE):
             some = xs[begin : begin + AT_ONCE]
@@ -134,7 +132,7 @@ def _added(xs: Sequence[Tensor]) -> Tensor:
     missing = AT_ONCE - len(xs)
     sizes = (xs[0].numel() // channels, channels, *strides, *strides[:1] * missing)
     grid, tile = tiles(sizes[0], channels, COPY_TILE_VALUES)
-    z = torch.empty(xs[0].shape, dtype=xs[0].dtype, device=xs[0].device, memory_format=torch.channels_last)
+    z = empty_map(xs[0], *xs[0].shape)
     key = (sizes, len(xs), z.dtype, *map(is_aligned, maps))
     launch(kernels.add, key, grid, *maps, *maps[:1] * missing, z, *sizes, len(xs), *tile)
     return z

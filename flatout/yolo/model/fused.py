@@ -66,6 +66,12 @@ def row_stride(x: Tensor) -> tuple[Tensor, int]:
     return x.contiguous(memory_format=torch.channels_last), x.shape[1]
 
 
+def empty_map(like: Tensor, batch: int, channels: int, height: int, width: int) -> Tensor:
+    """A channels_last map, not initialised, with the type of `like` and on its device."""
+    shape = (batch, channels, height, width)
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
 def tile_channels(channels: int) -> int:
     """Number of channels in a tile."""
     return min(max(1 << (channels - 1).bit_length(), 16), 128)

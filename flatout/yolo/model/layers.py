@@ -365,13 +365,9 @@ class IDetect(Detect):
 
     def __init__(self, head: Head) -> None:
         super().__init__(head)
-        self._add_auxiliary(head)
         self.ia = nn.ModuleList(Implicit(each, 0.0) for each in head.channels[: self.nl])
         self.im = nn.ModuleList(Implicit(head.num_outputs, 1.0) for _ in range(self.nl))
         self.fused = False
-
-    def _add_auxiliary(self, head: Head) -> None:
-        """Hook for modules that precede the implicit vectors in the state_dict and in the order of initialisation."""
 
     def folded_weights(self, level: int) -> tuple[Tensor, Tensor]:
         weight, bias = super().folded_weights(level)
@@ -387,7 +383,8 @@ class IDetect(Detect):
 class IAuxDetect(IDetect):
     """IDetect with auxiliary predictions from the second half of its inputs, in training only and not after fusing."""
 
-    def _add_auxiliary(self, head: Head) -> None:
+    def _add_convolutions(self, head: Head) -> None:
+        super()._add_convolutions(head)
         self.m2 = prediction_convs(head.channels[self.nl :], head.num_outputs)
 
     def _prediction_convs(self) -> list[nn.ModuleList]:

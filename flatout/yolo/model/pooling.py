@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flatout.kernels import is_aligned, launch
 from flatout.yolo.model import fused
-from flatout.yolo.model.fused import register, row_stride, tiles
+from flatout.yolo.model.fused import empty_map, register, row_stride, tiles
 
 WINDOW = 5
 POOL_TILE_VALUES = 4096
@@ -68,8 +68,7 @@ def halve(x: Tensor) -> Tensor:
 def _half_map(x: Tensor) -> Tensor:
     """An empty map of half the height and width."""
     batch, channels, height, width = x.shape
-    shape = (batch, channels, height // 2, width // 2)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    return empty_map(x, batch, channels, height // 2, width // 2)
 
 
 def halve_backward(dz: Tensor, x: Tensor) -> Tensor:
