@@ -20,7 +20,7 @@ from flatout.errors import FlatoutError
 from flatout.export import Model, Ncnn, OpenVino, Run, Session
 from flatout.yolo.export import ExportOptions, onnx_forms
 from flatout.yolo.export.parity import ExportContext
-from flatout.yolo.export.postprocess import DecodedBoxes, RawLevels, postprocess_for
+from flatout.yolo.export.postprocess import module_for, postprocess_for
 from flatout.yolo.find_file import weights_file
 from flatout.yolo.load_network import load_network
 
@@ -64,9 +64,7 @@ def compared(context: ExportContext, runtime: str) -> str:
     options = context.options
     try:
         probe = onnx_forms.probe_of(context.folded, options, context.example)
-        names = [output.name for output in probe.graph.output]
-        run: Run = OPENERS[runtime](context, probe)
-        difference = onnx_forms.compared_outputs(run, names, context.references, options)
+        difference = onnx_forms.compared(OPENERS[runtime](context, probe), context.references, options)
     except cv2.error as error:
         return f"no: OpenCV cannot read this file ({error.err.strip().splitlines()[0][:60] or error.func})"
     except (FlatoutError, RuntimeError) as error:
@@ -90,10 +88,10 @@ def opencv_dnn(model: Model) -> Run:
 def ncnn_of(context: ExportContext, probe: Any) -> Run:
     if postprocess_for(context.options).output_names:
         raise FlatoutError("flatout writes ncnn files without NMS")
-    form = RawLevels(context.folded) if context.options.form == "raw" else DecodedBoxes(context.folded)
+    form = module_for(context.folded, context.options)
     names = [output.name for output in probe.graph.output]
     with torch.no_grad():
-        return Ncnn(form.eval(), context.example[:1], input_name=onnx_forms.INPUT, output_names=names)
+        return Ncnn(form, context.example[:1], input_name=onnx_forms.INPUT, output_names=names)
 
 
 OPENERS: dict[str, Callable[[ExportContext, Any], Run]] = {

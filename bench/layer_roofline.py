@@ -39,9 +39,11 @@ from flatout.yolo.model import convolutions, layers
 from flatout.yolo.model import network as network_module
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.convolutions import convolve, predict
-from flatout.yolo.model.fused import concat, double, forked, max_pool, max_pool_same, norm_act
+from flatout.yolo.model.copies import concat, double, forked
+from flatout.yolo.model.fused import norm_act
 from flatout.yolo.model.layers import Detect, IDetect
 from flatout.yolo.model.network import Network, build_network
+from flatout.yolo.model.pooling import max_pool, max_pool_same
 
 Shape = tuple[int, ...]
 Call = Callable[[], object]

@@ -23,7 +23,7 @@ import torch
 
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
-from flatout.yolo.model import convolutions, fused, network
+from flatout.yolo.model import convolutions, copies, fused, network
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
 
@@ -198,7 +198,7 @@ def cudnn_only() -> Iterator[None]:
 @contextmanager
 def torch_copies() -> Iterator[None]:
     """Use torch's kernels for concatenation, upsampling, and sums of gradients."""
-    with mock.patch.object(fused, "_suits_copies", _never):
+    with mock.patch.object(copies, "_suits_copies", _never):
         yield
 
 

@@ -43,7 +43,7 @@ from flatout.yolo.loss import (
     ota_router_loss,
     plain_loss,
 )
-from flatout.yolo.model import convolution_kernels, convolutions, fused, fused_kernels
+from flatout.yolo.model import convolution_kernels, convolutions, copies, fused, fused_kernels
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
 from flatout.yolo.nms import greedy_triton
@@ -142,7 +142,7 @@ def compile_network(half: torch.dtype) -> None:
             maps = network(x)
         sum(each.float().sum() for each in maps).backward()
     x = torch.rand(2, 16, 8, 8, dtype=half).to(memory_format=torch.channels_last).requires_grad_()
-    torch.cat(fused.forked(x, 6)).sum().backward()
+    torch.cat(copies.forked(x, 6)).sum().backward()
     weight = torch.rand(32, 3, 3, 3, dtype=half).to(memory_format=torch.channels_last).requires_grad_()
     image = torch.rand(2, 3, 8, 8, dtype=half).to(memory_format=torch.channels_last)
     convolutions._Stem.apply(image, weight, 2).sum().backward()
@@ -187,9 +187,9 @@ def compile_augmentation(half: torch.dtype) -> None:
     two_renderers.rendered("perspective", render_triton.TritonRender, torch.uint8, "cpu", num=2)
     two_renderers.rendered("mixed", render_triton.TritonRender, half, "cpu", num=2, recolor=False)
     for subsampled in (False, True):
-        two_renderers.pasted(paste_triton.TritonPaste(), half, "cpu", subsampled=subsampled)
+        two_renderers.pasted(paste_triton.paste_objects, half, "cpu", subsampled=subsampled)
         render = render_triton.TritonRender(subsampled=subsampled)
-        two_renderers.copied(paste_triton.TritonFill(), render, half, "cpu", subsampled=subsampled)
+        two_renderers.copied(paste_triton.fill_polygons, render, half, "cpu", subsampled=subsampled)
     image_set = image_set_of(*busy_set(12, seed=3, polygons="some"))
     for perspective in (0.0, 0.001):
         config = AugmentConfig(mixup=0.5, paste_in=0.5, perspective=perspective)

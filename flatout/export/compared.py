@@ -100,8 +100,7 @@ class ComparedModel:
         refuse_missing("onnx")
         model = traced(
             self.module,
-            [torch.from_numpy(each[:1]) for each in self.examples.values()],
-            input_name=list(self.examples),
+            {name: torch.from_numpy(each[:1]) for name, each in self.examples.items()},
             output_names=[self.output],
             free_axes={name: {0: self.axis} for name in (*self.examples, self.output)},
             opset=OPSET,

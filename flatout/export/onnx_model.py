@@ -81,29 +81,21 @@ def quiet_tracing() -> Iterator[None]:
 
 @torch.no_grad()
 def traced(
-    module: nn.Module,
-    example: Tensor | Sequence[Tensor],
-    *,
-    input_name: str | Sequence[str],
-    output_names: Sequence[str],
-    free_axes: Axes,
-    opset: int,
+    module: nn.Module, examples: Mapping[str, Tensor], *, output_names: Sequence[str], free_axes: Axes, opset: int
 ) -> Model:
-    """The ONNX model of a module, which must be in evaluation mode and on the CPU; of several inputs, one name each.
+    """The ONNX model of a module, which must be in evaluation mode and on the CPU, from examples of its inputs by name.
 
     ConfigError if the opset is too old.
     """
     onnx = require_package("onnx")
-    examples = (example,) if isinstance(example, Tensor) else tuple(example)
-    names = [input_name] if isinstance(input_name, str) else list(input_name)
     with tempfile.TemporaryDirectory() as folder, quiet_tracing():
         path = str(Path(folder, "traced.onnx"))
         try:
             torch.onnx.export(
                 module,
-                examples,
+                tuple(examples.values()),
                 path,
-                input_names=names,
+                input_names=list(examples),
                 output_names=list(output_names),
                 dynamic_axes={name: dict(axes) for name, axes in free_axes.items()} or None,
                 opset_version=opset,

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,19 +129,11 @@ def _sort_topologically(model: Model) -> None:
     """Put every node after those it reads from, as the standard requires; the converter appends its casts."""
     nodes = [copy_of(node) for node in model.graph.node]
     producer = {name: position for position, node in enumerate(nodes) for name in node.output}
-    done: dict[int, None] = {}
-    for start in range(len(nodes)):
-        pending = [start]
-        while pending:
-            position = pending[-1]
-            needed = {producer[name] for name in nodes[position].input if name in producer} - done.keys()
-            if needed:
-                pending.extend(needed)
-            else:
-                done[position] = None
-                pending.pop()
+    needed = {
+        position: [producer[name] for name in node.input if name in producer] for position, node in enumerate(nodes)
+    }
     del model.graph.node[:]
-    model.graph.node.extend(nodes[position] for position in done)
+    model.graph.node.extend(nodes[position] for position in TopologicalSorter(needed).static_order())
 
 
 class _CalibrationReader:

@@ -63,7 +63,11 @@ def test_eighty_classes_map_to_category_ids_up_to_ninety():
     assert list(COCO_CATEGORY_IDS) == sorted(COCO_CATEGORY_IDS)
 
 
-@pytest.mark.parametrize(("path", "image_id"), [("a/000000000139.jpg", 139), ("b/img_1.png", "img_1"), ("7", 7)])
+@pytest.mark.parametrize(
+    ("path", "image_id"),
+    # Characters that have a numeric value, but are no digits: the number one in Chinese, a square.
+    [("a/000000000139.jpg", 139), ("b/img_1.png", "img_1"), ("7", 7), ("\u4e00.jpg", "\u4e00"), ("\u00b2", "\u00b2")],
+)
 def test_the_id_of_an_image_is_the_number_in_its_name(path, image_id):
     assert image_id_of(path) == image_id
 

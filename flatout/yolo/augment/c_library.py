@@ -19,6 +19,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from flatout.feed import default_folder as store_folder
+from flatout.safefiles import sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -141,18 +142,11 @@ def _compile(source: Path, path: Path) -> None:
         # Synced before they get their names, so that a crash cannot leave a name without content.
         for made, name in ((part, path), (checksum, _checksum_path(path))):
             made.chmod(0o600)  # regardless of the umask
-            _sync(made)
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
             made.rename(name)
-        _sync(path.parent)
+        sync_folder(path.parent)
     logger.info("Compiled %s for this CPU: %s", source.name, path)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _cpu() -> str:

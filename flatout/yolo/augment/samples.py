@@ -152,35 +152,49 @@ def label_id_fields(expected_targets: float) -> Fields:
     return {"label_ids": Rows(1, np.int32, expected=expected_targets)}
 
 
-class TrainingSourceBase:
-    """Base of the training sources of CPU and device: samples of `size` x `size` pixels, their files and draws."""
+class ImageSetSource:
+    """Base of all sources: the samples are numbered like the images of a data set, and so are the items they read."""
 
-    def __init__(
-        self, image_set: ImageSet, config: AugmentConfig, *, size: int, class_aware: ClassAware | None = None
-    ) -> None:
-        if size < 2 or size % 2:
-            raise ConfigError(f"size={size} must be even: half of it is cut off a mosaic on every side.")
+    def __init__(self, image_set: ImageSet, *, size: int) -> None:
         self._image_set = image_set
-        self._config = config
-        self._class_aware = class_aware
         self._size = size
         self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
+
+    def __len__(self) -> int:
+        return len(self._image_set)
 
     @property
     def num_items(self) -> int:
         return len(self)
 
     @property
-    def expected_targets(self) -> float:
-        """Estimated targets per sample: a mosaic shows about the area of two images. Memory grows if there are more."""
-        return 2 + 3 * len(self._image_set.labels.class_box_T5) / max(1, len(self))
-
-    def __len__(self) -> int:
-        return len(self._image_set)
+    def labels_per_image(self) -> float:
+        return len(self._image_set.labels.class_box_T5) / max(1, len(self))
 
     def where(self, index: int) -> str:
         images = self._image_set
         return images.where(index) if isinstance(images, TileSet) else images.paths[index]
+
+    def where_item(self, item: int) -> str:
+        return self.where(item)
+
+
+class TrainingSourceBase(ImageSetSource):
+    """Base of the training sources of CPU and device: samples of `size` x `size` pixels and their draws."""
+
+    def __init__(
+        self, image_set: ImageSet, config: AugmentConfig, *, size: int, class_aware: ClassAware | None = None
+    ) -> None:
+        if size < 2 or size % 2:
+            raise ConfigError(f"size={size} must be even: half of it is cut off a mosaic on every side.")
+        super().__init__(image_set, size=size)
+        self._config = config
+        self._class_aware = class_aware
+
+    @property
+    def expected_targets(self) -> float:
+        """Estimated targets per sample: a mosaic shows about the area of two images. Memory grows if there are more."""
+        return 2 + 3 * self.labels_per_image
 
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         return draw_training(
@@ -193,9 +207,6 @@ class TrainingSourceBase:
             indices_M=indices,
             class_aware=self._class_aware,
         )
-
-    def where_item(self, item: int) -> str:
-        return self.where(item)
 
     def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
         """Draws with other images, and their labels, in place of unreadable ones; all other numbers stay.

@@ -43,7 +43,13 @@ from flatout.yolo.augment.paint import (
 )
 from flatout.yolo.augment.paint_compiled import fastest_painter, pixels_library
 from flatout.yolo.augment.paste import Pick, copy_objects
-from flatout.yolo.augment.samples import TrainingSourceBase, label_id_fields, shape_rows, write_letterboxed
+from flatout.yolo.augment.samples import (
+    ImageSetSource,
+    TrainingSourceBase,
+    label_id_fields,
+    shape_rows,
+    write_letterboxed,
+)
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.data.letterbox import PADDING
 
@@ -277,24 +283,16 @@ class TrainingSource(TrainingSourceBase):
         return self.__dict__ | {"_renderer": None}
 
 
-class ValidationSource:
+class ValidationSource(ImageSetSource):
     """Samples without augmentation, letterboxed to the shape of their step (see flatout.yolo.data.letterbox)."""
 
     def __init__(
         self, image_set: ImageSet, images: DecodedImages, *, size: int, largest_hw: tuple[int, int] | None = None
     ) -> None:
         """`images` are resized for validation at `size`; `largest_hw` is the largest shape of any step."""
-        self._image_set = image_set
+        super().__init__(image_set, size=size)
         self._images = images
-        self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
-        per_image = len(image_set.labels.class_box_T5) / max(1, len(image_set))
-        self.fields = sample_fields(*(largest_hw or (size, size)), expected_targets=2 + 2 * per_image)
-
-    def __len__(self) -> int:
-        return len(self._image_set)
-
-    def where(self, index: int) -> str:
-        return self._image_set.paths[index]
+        self.fields = sample_fields(*(largest_hw or (size, size)), expected_targets=2 + 2 * self.labels_per_image)
 
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         return {}

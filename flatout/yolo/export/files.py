@@ -32,7 +32,6 @@ from flatout.export import (
     openvino_use,
     quiet_tracing,
     refuse_missing,
-    save_parts,
     write_card,
 )
 from flatout.ranks import choose_device
@@ -40,8 +39,8 @@ from flatout.safefiles import write_file
 from flatout.yolo.export import onnx_forms
 from flatout.yolo.export.onnx_forms import PrecisionLoss, in_precision, metadata_of, precision_loss
 from flatout.yolo.export.options import ExportOptions
-from flatout.yolo.export.parity import Difference, ExportContext, decoded_difference, largest, raw_difference
-from flatout.yolo.export.postprocess import PLUGIN, DecodedBoxes, PortableOutputs, RawLevels, Reference, postprocess_for
+from flatout.yolo.export.parity import Difference, ExportContext, difference_of, largest
+from flatout.yolo.export.postprocess import PLUGIN, Reference, module_for, postprocess_for, predict
 from flatout.yolo.find_file import find_file, shipped_folder, weights_file
 from flatout.yolo.load_network import load_network
 from flatout.yolo.model.network import Network
@@ -49,24 +48,26 @@ from flatout.yolo.predict.options import tile_problems
 
 logger = logging.getLogger(__name__)
 
+Contents = Mapping[Path, bytes]
+"""What to write: one file, or the files of a folder."""
+Call = Callable[[], object]
+"""Runs a program once."""
+
 # Timing
 
-WARM_UP = 1
-"""Untimed calls of each program."""
 MIN_TURNS, MAX_TURNS = 3, 50
 """Timed calls of each program."""
 BUDGET_S = 3.0
 """Seconds for all timed calls together, unless MIN_TURNS take longer."""
 
 
-def medians_ms(calls: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
+def medians_ms(calls: Mapping[str, Call], device: torch.device) -> dict[str, float]:
     """Median time of each call in milliseconds, by name; a GPU is synchronized around each call.
 
-    The calls alternate, so that a busy moment of the machine affects all of them.
+    The calls alternate, so that a busy moment of the machine affects all of them. The first one of each is not timed.
     """
     for call in calls.values():
-        for _ in range(WARM_UP):
-            _seconds(call, device)
+        call()
     took: dict[str, list[float]] = {name: [] for name in calls}
     began = time.perf_counter()
     for turn in range(MAX_TURNS):
@@ -77,7 +78,7 @@ def medians_ms(calls: Mapping[str, Callable[[], object]], device: torch.device) 
     return {name: 1e3 * median(durations) for name, durations in took.items()}
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
+def _seconds(call: Call, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
@@ -94,46 +95,24 @@ FACTS_FILE = "config.txt"
 
 
 @torch.no_grad()
-def scripted(network: Network, example: Tensor, facts: Mapping[str, str], *, grid: bool) -> bytes:
-    """The content of a TorchScript file with decoded boxes (`grid`) or raw maps.
-
-    The network is folded, in evaluation mode and on the CPU.
-    """
-    form: nn.Module = DecodedBoxes(network) if grid else RawLevels(network)
+def scripted(form: nn.Module, example: Tensor, facts: Mapping[str, str]) -> bytes:
+    """The content of a TorchScript file; the module is in evaluation mode and on the CPU."""
     with quiet_tracing():
         # Frozen, to drop what only training needs: with an auxiliary head that is a tenth of the file.
         # torch's own check of the trace is off: `compared` does that on other inputs.
-        frozen = torch.jit.freeze(torch.jit.trace(form.eval(), example, strict=False, check_trace=False))
+        frozen = torch.jit.freeze(torch.jit.trace(form, example, strict=False, check_trace=False))
         content = io.BytesIO()
         torch.jit.save(frozen, content, _extra_files={FACTS_FILE: json.dumps(dict(facts))})
     return content.getvalue()
 
 
-def loaded(content: bytes) -> Any:
-    """The module in a TorchScript file, on the CPU."""
-    with quiet_tracing():
-        return torch.jit.load(io.BytesIO(content), map_location="cpu")
-
-
 @torch.no_grad()
-def compared(content: bytes, references: Iterable[Reference], *, grid: bool) -> Difference:
-    """The largest difference of the file's outputs from those of the network."""
-    module = loaded(content)
-    return largest(_difference(module, each, grid=grid) for each in references)
-
-
-def save(content: bytes, path: Path) -> int:
-    """Write the file atomically; returns its size in bytes. ResourceError if the disk is full."""
-    write_file(path, content)
-    return len(content)
-
-
-def _difference(module: Any, reference: Reference, *, grid: bool) -> Difference:
-    found = module(torch.from_numpy(reference.images))
-    if grid:
-        return decoded_difference(found.numpy(), reference.decoded)
+def compared(module: Any, references: Iterable[Reference], *, raw: bool) -> Difference:
+    """The largest difference of the outputs of a TorchScript module from those of the network."""
+    found = ((module(torch.from_numpy(each.images)), each) for each in references)
     return largest(
-        raw_difference(level.numpy(), expected) for level, expected in zip(found, reference.raw, strict=True)
+        difference_of([level.numpy() for level in (output if raw else [output])], each, raw=raw)
+        for output, each in found
     )
 
 
@@ -142,7 +121,7 @@ def _difference(module: Any, reference: Reference, *, grid: bool) -> Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedFile:
-    """Path, kind, size and comparison of one file of an export; num_bytes is 0 until it is written."""
+    """Path, kind, size and comparison of one file of an export, or of a folder of files that belong together."""
 
     path: Path
     kind: str
@@ -159,12 +138,14 @@ class ExportedFile:
     median_ms: float | None = None
     """Median time of a call."""
 
-    def line(self) -> str:
+    @property
+    def comparison(self) -> str:
         if self.difference is not None and self.limit is not None:
-            compared = f"largest difference {self.difference.text(self.limit)}{self.until}"
-        else:
-            compared = self.loss.text() if self.loss else "raw maps in reduced precision are not compared"
-        return f"{self.path}: {self.kind}, {self.num_bytes / 1e6:.1f} MB; {compared}"
+            return f"largest difference {self.difference.text(self.limit)}{self.until}"
+        return self.loss.text() if self.loss else "raw maps in reduced precision are not compared"
+
+    def line(self) -> str:
+        return f"{self.path}: {self.kind}, {self.num_bytes / 1e6:.1f} MB; {self.comparison}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,16 +199,17 @@ TORCH = "torch"
 
 @dataclass(frozen=True)
 class PendingFile:
-    """A file that is built and compared, to be written by `save()`.
-
-    Raw maps in reduced precision are not compared.
-    """
+    """A file that is built and compared, to be written by `save()`."""
 
     file: ExportedFile
-    save: Callable[[], int]
-    """Writes the file; returns its size in bytes."""
-    call: Callable[[], object]
-    """Runs it once, for timing."""
+    contents: Contents
+    call: Call
+
+    def save(self) -> None:
+        """Write everything, each file completely or not at all; ResourceError if the disk is full."""
+        for path, content in self.contents.items():
+            path.parent.mkdir(exist_ok=True)
+            write_file(path, content)
 
 
 def pending_files(context: ExportContext, stem: Path) -> Iterator[PendingFile]:
@@ -242,75 +224,84 @@ def pending_files(context: ExportContext, stem: Path) -> Iterator[PendingFile]:
         yield _ncnn(context, stem)
 
 
+def _pending(
+    context: ExportContext, path: Path, kind: str, contents: Contents, call: Call, difference: Difference, until: str
+) -> PendingFile:
+    """A file that outputs what the network does; ParityError if it differs by more than is accepted."""
+    num_bytes, limit = sum(map(len, contents.values())), context.accepted(difference, str(path))
+    file = ExportedFile(path=path, kind=kind, num_bytes=num_bytes, difference=difference, limit=limit, until=until)
+    return PendingFile(file, contents, call)
+
+
 def _torchscript(context: ExportContext, path: Path) -> PendingFile:
-    options = context.options
-    grid = options.form != "raw"
-    size_hw = (context.example.shape[2], context.example.shape[3])
-    metadata = metadata_of(context.folded, options, size_hw, "grid" if grid else "raw")
-    content = scripted(context.folded, context.example, metadata, grid=grid)
-    difference = compared(content, context.references, grid=grid)
-    limit = context.accepted(difference, str(path))
-    module = loaded(content)
-    file = ExportedFile(path=path, kind="TorchScript", num_bytes=len(content), difference=difference, limit=limit)
-    return PendingFile(file, lambda: save(content, path), lambda: module(context.example))
+    options = _without_nms(context.options)
+    metadata = metadata_of(context.folded, context.options, context.hw, options.form)
+    content = scripted(module_for(context.folded, options), context.example, metadata)
+    with quiet_tracing():
+        module = torch.jit.load(io.BytesIO(content), map_location="cpu")
+    difference = compared(module, context.references, raw=options.form == "raw")
+    return _pending(context, path, "TorchScript", {path: content}, lambda: module(context.example), difference, "")
 
 
 def _onnx(context: ExportContext, stem: Path) -> Iterator[PendingFile]:
     options, postprocess = context.options, postprocess_for(context.options)
     probe = onnx_forms.probe_of(context.folded, options, context.example)
     path = stem.with_name(f"{stem.name}.onnx")
-    difference = onnx_forms.compared(probe, context.references, options)
-    limit = context.accepted(difference, str(path))
+    session = Session(onnx_forms.without_plugin(probe, postprocess))
+    difference = onnx_forms.compared(session, context.references, options)
     kind = f"ONNX opset {onnx_model.opset_of(probe)}{', simplified' if options.simplify else ''}"
     until = f", compared up to the {PLUGIN} node" if postprocess.uses_plugin else ""
-    file = ExportedFile(path=path, kind=kind, num_bytes=0, difference=difference, limit=limit, until=until)
-    yield _pending_onnx(context, probe, file)
+    content, call = _onnx_content(context, probe)
+    yield _pending(context, path, kind, {path: content}, call, difference, until)
     precisions: list[tuple[bool, Precision, str]] = [(options.fp16, "float16", "fp16"), (options.int8, "int8", "int8")]
     for requested, precision, ending in precisions:
         if requested:
             reduced = in_precision(probe, precision, context.inputs, postprocess)
             loss = precision_loss(reduced, probe, context.inputs, options)
             path = stem.with_name(f"{stem.name}.{ending}.onnx")
-            made = ExportedFile(path=path, kind=f"{kind}, {precision}", num_bytes=0, difference=None, loss=loss)
-            yield _pending_onnx(context, reduced, made)
+            content, call = _onnx_content(context, reduced)
+            kind_of_this = f"{kind}, {precision}"
+            made = ExportedFile(path=path, kind=kind_of_this, num_bytes=len(content), difference=None, loss=loss)
+            yield PendingFile(made, {path: content}, call)
+
+
+def _onnx_content(context: ExportContext, probe: Model) -> tuple[bytes, Call]:
+    """The content of the file, and a call of it for timing, up to the plugin if there is one."""
+    postprocess = postprocess_for(context.options)
+    model = onnx_forms.final_model(probe, postprocess)
+    timed = onnx_forms.without_plugin(probe, postprocess) if postprocess.uses_plugin else model
+    session = Session(timed, threads=torch.get_num_threads())
+    images = {onnx_forms.INPUT: context.example.numpy()}
+    return model.SerializeToString(), lambda: session(images)
 
 
 def _openvino(context: ExportContext, stem: Path) -> PendingFile:
     options = _without_nms(context.options)
-    model = onnx_forms.final_model(
-        onnx_forms.probe_of(context.folded, options, context.example), postprocess_for(options)
-    )
-    runtime = OpenVino(model, threads=torch.get_num_threads())
-    return _pending_parts(context, options, runtime, stem, "OpenVINO", [each.name for each in model.graph.output])
+    probe = onnx_forms.probe_of(context.folded, options, context.example)
+    model = onnx_forms.final_model(probe, postprocess_for(options))
+    return _pending_folder(context, options, OpenVino(model, threads=torch.get_num_threads()), stem, "OpenVINO")
 
 
 def _ncnn(context: ExportContext, stem: Path) -> PendingFile:
     options = replace(_without_nms(context.options), dynamic=False, dynamic_batch=False)
-    form: nn.Module = RawLevels(context.folded) if options.form == "raw" else DecodedBoxes(context.folded)
-    names = onnx_forms.output_names(form.eval(), options, context.example)
+    form = module_for(context.folded, options)
+    names = list(onnx_forms.output_shapes(form, options, context.example))
     runtime = Ncnn(form, context.example[:1], input_name=onnx_forms.INPUT, output_names=names)
-    return _pending_parts(context, options, runtime, stem, "ncnn", names)
+    return _pending_folder(context, options, runtime, stem, "ncnn")
 
 
-def _pending_parts(
-    context: ExportContext,
-    options: ExportOptions,
-    runtime: OpenVino | Ncnn,
-    stem: Path,
-    kind: str,
-    names: Sequence[str],
+def _pending_folder(
+    context: ExportContext, options: ExportOptions, runtime: OpenVino | Ncnn, stem: Path, kind: str
 ) -> PendingFile:
-    """An OpenVINO or ncnn model, to be saved in a folder as its two files and metadata; `names` are its outputs."""
+    """An OpenVINO or ncnn model, to be saved in a folder as its two files and metadata."""
     folder = stem.with_name(f"{stem.name}_{kind.lower()}")
-    size_hw = (context.example.shape[2], context.example.shape[3])
-    references = [each for each in context.references if kind != "ncnn" or each.images.shape[2:] == size_hw]
-    difference = onnx_forms.compared_outputs(runtime, names, references, options)
-    limit = context.accepted(difference, str(folder))
-    metadata = metadata_of(context.folded, options, size_hw, options.form)
+    references = [each for each in context.references if kind != "ncnn" or each.images.shape[2:] == context.hw]
+    difference = onnx_forms.compared(runtime, references, options)
+    metadata = metadata_of(context.folded, options, context.hw, options.form)
     parts = {**runtime.files(), ".json": json.dumps(metadata, indent=1).encode()}
-    file = ExportedFile(path=folder, kind=kind, num_bytes=0, difference=difference, limit=limit)
+    contents = {folder / f"{stem.name}{ending}": content for ending, content in parts.items()}
     images = {onnx_forms.INPUT: context.example.numpy()}
-    return PendingFile(file, lambda: save_parts(folder, stem.name, parts), lambda: runtime(images))
+    return _pending(context, folder, kind, contents, lambda: runtime(images), difference, "")
 
 
 def _without_nms(options: ExportOptions) -> ExportOptions:
@@ -320,25 +311,11 @@ def _without_nms(options: ExportOptions) -> ExportOptions:
     return replace(options, grid=True, end2end=False, include_nms=False, max_wh=None)
 
 
-def _pending_onnx(context: ExportContext, probe: Model, file: ExportedFile) -> PendingFile:
-    postprocess = postprocess_for(context.options)
-    model = onnx_forms.final_model(probe, postprocess)
-    timed = onnx_forms.without_plugin(probe, postprocess) if postprocess.uses_plugin else model
-    session = Session(timed, threads=torch.get_num_threads())
-    images = {onnx_forms.INPUT: context.example.numpy()}
-    return PendingFile(file, lambda: onnx_model.save(model, file.path), lambda: session(images))
-
-
 def times_of(context: ExportContext, pending: Sequence[PendingFile], device: torch.device) -> dict[str, float]:
-    """Median times by file name, and that of torch itself."""
-    postprocess = postprocess_for(context.options)
-    form: nn.Module = (
-        RawLevels(context.folded) if context.options.form == "raw" else PortableOutputs(context.folded, postprocess)
-    )
-    if device.type != "cpu":
-        form = copy.deepcopy(form).to(device)
-    example = context.example.to(device)
-    calls: dict[str, Callable[[], object]] = {TORCH: lambda: form(example)}
+    """Median times by file name, and that of torch itself, with what a runtime without plugins can compute."""
+    postprocess, example = postprocess_for(context.options), context.example.to(device)
+    network = context.folded if device.type == "cpu" else copy.deepcopy(context.folded).to(device)
+    calls: dict[str, Call] = {TORCH: lambda: postprocess.portable(predict(network, example).decoded)}
     calls |= {each.file.path.name: each.call for each in pending}
     return medians_ms(calls, device)
 
@@ -405,9 +382,10 @@ def export_network(network: Network, options: ExportOptions, *, stem: Path) -> E
         logger.warning("%s", sentence)
     context = ExportContext.of(network, options)
     pending = list(pending_files(context, stem))
-    files = [replace(each.file, num_bytes=each.save()) for each in pending]
+    for each in pending:
+        each.save()
     times = times_of(context, pending, device)
-    timed = tuple(replace(file, median_ms=times.get(file.path.name)) for file in files)
+    timed = tuple(replace(each.file, median_ms=times.get(each.file.path.name)) for each in pending)
     card = _write_card(context, timed, stem)
     return ExportOutcome(
         files=timed,
@@ -422,14 +400,13 @@ def export_network(network: Network, options: ExportOptions, *, stem: Path) -> E
 
 
 def _write_card(context: ExportContext, files: Sequence[ExportedFile], stem: Path) -> Path:
-    size_hw = (context.example.shape[2], context.example.shape[3])
-    options = context.options
-    facts = metadata_of(context.folded, options, size_hw, options.form)
+    options, (height, width) = context.options, context.hw
+    facts = metadata_of(context.folded, options, context.hw, options.form)
     names = json.loads(facts["names"])
     nms = [f"NMS is inside the ONNX file: {facts['nms']}"] if "nms" in facts else []
     compared_on = ", ".join(Path(each).name for each in (options.data, *options.images) if each)
     rule = FREE_SHAPE_RULE if options.free_size else SHAPE_RULE
-    rules = [rule.format(height=size_hw[0], width=size_hw[1], stride=facts["stride"])]
+    rules = [rule.format(height=height, width=width, stride=facts["stride"])]
     if options.tiles is not None:
         rules.append(TILE_RULE.format(tile=options.tiles, overlap=options.tile_overlap))
     return write_card(
@@ -438,7 +415,7 @@ def _write_card(context: ExportContext, files: Sequence[ExportedFile], stem: Pat
         inputs={title: facts[key] for key, title in CARD_TITLES.items()},
         input_rule="\n\n".join(rules),
         output="\n\n".join([f"{facts['output']}.", *nms]),
-        files=[CardFile(file.path, file.line().partition("; ")[2], _use(file.path, options)) for file in files],
+        files=[CardFile(file.path, file.comparison, _use(file.path, options)) for file in files],
         compared_on=f"{counted(len(context.images.images), 'image')} of {compared_on}"
         if compared_on
         else context.images.origin,

@@ -35,15 +35,13 @@ from flatout.export import (
     without_outputs,
 )
 from flatout.yolo.export.options import ExportOptions, Form
-from flatout.yolo.export.parity import Difference, check_same, decoded_difference, largest, raw_difference
+from flatout.yolo.export.parity import Difference, check_same, difference_of, largest
 from flatout.yolo.export.postprocess import (
     DECODED,
     PLUGIN,
-    DecodedBoxes,
     Postprocess,
-    RawLevels,
     Reference,
-    WithPostprocess,
+    module_for,
     postprocess_for,
 )
 from flatout.yolo.model.network import Network
@@ -97,12 +95,11 @@ Shape = tuple[int | str, ...]
 
 def probe_of(network: Network, options: ExportOptions, example: Tensor) -> Model:
     """The model with all outputs that are compared; the network is folded, in evaluation mode and on the CPU."""
-    module = _module(network, options)
-    shapes = _shapes(module, options, example)
+    module = module_for(network, options)
+    shapes = output_shapes(module, options, example)
     model = traced(
         module,
-        example,
-        input_name=INPUT,
+        {INPUT: example},
         output_names=list(shapes),
         free_axes=_free_axes(options, shapes),
         opset=options.onnx_opset,
@@ -149,20 +146,20 @@ def with_plugin(model: Model, probe: Model, postprocess: Postprocess) -> Model:
 
 
 @torch.no_grad()
-def compared(probe: Model, references: Iterable[Reference], options: ExportOptions) -> Difference:
-    """The largest difference of the model from the network; ParityError if its postprocessing is wrong."""
-    model = without_plugin(probe, postprocess_for(options))
-    return compared_outputs(Session(model), [output.name for output in model.graph.output], references, options)
+def compared(run: Run, references: Iterable[Reference], options: ExportOptions) -> Difference:
+    """The largest difference of a model in any runtime from the network; ParityError if its postprocessing is wrong."""
+    return largest(_difference(run({INPUT: each.images}), each, options) for each in references)
 
 
-def compared_outputs(
-    session: Run, names: Sequence[str], references: Iterable[Reference], options: ExportOptions
-) -> Difference:
-    """The same for a model in any runtime, with outputs of these names."""
-    postprocess = postprocess_for(options)
+def _difference(found: dict[str, np.ndarray], reference: Reference, options: ExportOptions) -> Difference:
+    """The difference of one run's outputs, by name, in the order of the model."""
     if options.form == "raw":
-        return largest(_raw_difference(session, names, each) for each in references)
-    return largest(_difference(session, names, postprocess, each) for each in references)
+        return difference_of(list(found.values()), reference, raw=True)
+    postprocess = postprocess_for(options)
+    decoded = found.pop(_boxes_of(postprocess))
+    for (name, output), expected in zip(found.items(), postprocess.portable(torch.from_numpy(decoded)), strict=True):
+        check_same(output, expected.numpy(), f"the model's {name}")
+    return difference_of([decoded], reference, raw=False)
 
 
 def decoded_by(model: Model, inputs: Sequence[np.ndarray], postprocess: Postprocess) -> list[np.ndarray]:
@@ -171,40 +168,13 @@ def decoded_by(model: Model, inputs: Sequence[np.ndarray], postprocess: Postproc
     return [session({INPUT: x})[_boxes_of(postprocess)] for x in inputs]
 
 
-def _raw_difference(session: Run, names: Sequence[str], reference: Reference) -> Difference:
-    found = session({INPUT: reference.images})
-    return largest(raw_difference(found[name], level) for name, level in zip(names, reference.raw, strict=True))
-
-
-def _difference(session: Run, names: Sequence[str], postprocess: Postprocess, reference: Reference) -> Difference:
-    found = session({INPUT: reference.images})
-    decoded = found[_boxes_of(postprocess)]
-    outputs = [name for name in names if name != _boxes_of(postprocess)]
-    for name, expected in zip(outputs, postprocess.portable(torch.from_numpy(decoded)), strict=True):
-        check_same(found[name], expected.numpy(), f"the model's {name}")
-    return decoded_difference(decoded, reference.decoded)
-
-
 def _boxes_of(postprocess: Postprocess) -> str:
     """Name of the output with the decoded boxes."""
     return DECODED if postprocess.output_names else "output"
 
 
-def _module(network: Network, options: ExportOptions) -> nn.Module:
-    if options.form == "raw":
-        return RawLevels(network).eval()
-    if options.form == "grid":
-        return DecodedBoxes(network).eval()
-    return WithPostprocess(network, postprocess_for(options)).eval()
-
-
-def output_names(module: nn.Module, options: ExportOptions, example: Tensor) -> list[str]:
-    """Names of the module's outputs, in their order."""
-    return list(_shapes(module, options, example))
-
-
 @torch.no_grad()
-def _shapes(module: nn.Module, options: ExportOptions, example: Tensor) -> dict[str, Shape]:
+def output_shapes(module: nn.Module, options: ExportOptions, example: Tensor) -> dict[str, Shape]:
     """Shapes of the outputs by name; free axes have names instead of lengths."""
     found = module(example)
     tensors = (found,) if isinstance(found, Tensor) else found

@@ -94,6 +94,14 @@ def raw_difference(found: np.ndarray, expected: np.ndarray) -> Difference:
     return Difference(raw=_largest(np.abs(found - expected) / np.maximum(np.abs(expected), 1)))
 
 
+def difference_of(outputs: Sequence[np.ndarray], reference: Reference, *, raw: bool) -> Difference:
+    """The difference of a file's outputs, which are raw maps or decoded boxes, from those of the network."""
+    if raw:
+        return largest(raw_difference(*levels) for levels in zip(outputs, reference.raw, strict=True))
+    (decoded,) = outputs
+    return decoded_difference(decoded, reference.decoded)
+
+
 def largest(differences: Iterable[Difference]) -> Difference:
     """The maximum of each field over several comparisons."""
     rows = np.array(list(differences), dtype=np.float64)
@@ -222,6 +230,11 @@ class ExportContext:
     def inputs(self) -> list[np.ndarray]:
         return [each.images for each in self.references]
 
+    @property
+    def hw(self) -> tuple[int, int]:
+        """Height and width of the example."""
+        return self.example.shape[2], self.example.shape[3]
+
     @classmethod
     def of(cls, network: Network, options: ExportOptions) -> "ExportContext":
         network = copy.deepcopy(network).cpu().float().eval().requires_grad_(False)
@@ -253,12 +266,10 @@ class ExportContext:
     def _rounding(self, *, raw: bool) -> Difference:
         """The difference between float32 and float64 in torch, on the same inputs."""
         exact = copy.deepcopy(self.network).double()
-        pairs = [(each, reference_of(exact, each.images)) for each in self.references]
-        if raw:
-            return largest(
-                raw_difference(*levels) for one, other in pairs for levels in zip(one.raw, other.raw, strict=True)
-            )
-        return largest(decoded_difference(one.decoded, other.decoded) for one, other in pairs)
+        return largest(
+            difference_of(one.raw if raw else [one.decoded], reference_of(exact, one.images), raw=raw)
+            for one in self.references
+        )
 
 
 def inputs_of(images: ComparisonImages, options: ExportOptions, hw: tuple[int, int], grid: int) -> list[np.ndarray]:

@@ -215,50 +215,45 @@ class Reference(NamedTuple):
     raw: list[np.ndarray]
 
 
-class RawLevels(nn.Module):
-    """One map [B, A, Y, X, 5 + C] per level (and head), before the sigmoid."""
-
+class _OfNetwork(nn.Module):
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
+
+
+class RawLevels(_OfNetwork):
+    """One map [B, A, Y, X, 5 + C] per level (and head), before the sigmoid."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(predict(self.network, x).raw)
 
 
-class DecodedBoxes(nn.Module):
+class DecodedBoxes(_OfNetwork):
     """[B, N, 5 + C]: cx, cy, w, h in pixels of the input, objectness and class scores in 0..1."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
         return predict(self.network, x).decoded
 
 
-class WithPostprocess(nn.Module):
+class WithPostprocess(_OfNetwork):
     """The outputs of a postprocessing, then the decoded boxes."""
 
     def __init__(self, network: Network, postprocess: Postprocess) -> None:
-        super().__init__()
-        self.network, self.postprocess = network, postprocess
+        super().__init__(network)
+        self.postprocess = postprocess
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         decoded = predict(self.network, x).decoded
         return (*self.postprocess(decoded), decoded)
 
 
-class PortableOutputs(nn.Module):
-    """The outputs that a runtime without plugins can compute; this is what is timed."""
-
-    def __init__(self, network: Network, postprocess: Postprocess) -> None:
-        super().__init__()
-        self.network, self.postprocess = network, postprocess
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        decoded = predict(self.network, x).decoded
-        return self.postprocess.portable(decoded) or (decoded,)
+def module_for(network: Network, options: ExportOptions) -> nn.Module:
+    """The module of a form, in evaluation mode."""
+    if options.form == "raw":
+        return RawLevels(network).eval()
+    if options.form == "grid":
+        return DecodedBoxes(network).eval()
+    return WithPostprocess(network, postprocess_for(options)).eval()
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 import functools
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +21,7 @@ def can_use_kernels(maps: Sequence[Tensor]) -> bool:
     """Whether the maps are on a GPU and the kernels support them; warns once per reason if they do not."""
     if not maps[0].is_cuda:
         return False
-    reason = _unsupported_reason(len(maps), tuple({each.dtype for each in maps}))
-    return reason is None
+    return _unsupported_reason(len(maps), tuple({each.dtype for each in maps})) is None
 
 
 @functools.cache
@@ -62,13 +60,6 @@ FIELDS = (
 """Columns of the table, one row per layer; strides in elements."""
 
 
-class MapLayout(NamedTuple):
-    """Sides and strides of a map in the table."""
-
-    sides: tuple[int, int]
-    strides: tuple[int, ...]
-
-
 def layer_table(maps: Sequence[Tensor], outputs_H: tuple[int, ...] = ()) -> Tensor:
     """int64 [L, 8] on the maps' device. Cached for each combination of shapes, so only the first step copies it.
 
@@ -76,7 +67,7 @@ def layer_table(maps: Sequence[Tensor], outputs_H: tuple[int, ...] = ()) -> Tens
     MAX_KERNEL_LAYERS on hold, for each head, the channel at which its boxes and classes begin, how many of these an
     anchor has, and the channel at which its objectness begins (multihead/head_config.py).
     """
-    layouts = tuple(MapLayout((each.shape[3], each.shape[2]), _strides(each)) for each in maps)
+    layouts = tuple((each.shape[3], each.shape[2], *_strides(each), 0) for each in maps)
     return _table(layouts, outputs_H, maps[0].shape[1], maps[0].device)
 
 
@@ -89,22 +80,19 @@ def _strides(one_map: Tensor) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _table(layouts: tuple[MapLayout, ...], outputs_H: tuple[int, ...], channels: int, device: torch.device) -> Tensor:
-    layers = [[*layout.sides, *layout.strides, 0] for layout in layouts]
+def _table(
+    layouts: tuple[tuple[int, ...], ...], outputs_H: tuple[int, ...], channels: int, device: torch.device
+) -> Tensor:
     filling = [[0] * len(FIELDS)] * (MAX_KERNEL_LAYERS - len(layouts))
     num_anchors = channels // sum(outputs_H) if outputs_H else 0
     planes = channels_of_planes(outputs_H, num_anchors)[:: num_anchors or 1]
     heads = [[plane[0], len(plane) - 1, plane[OBJECTNESS], *[0] * (len(FIELDS) - 3)] for plane in planes]
-    return _constant([*layers, *(filling + heads if heads else [])], device)
+    return copy_async(torch.tensor([*layouts, *(filling + heads if heads else [])]), device)
 
 
 @functools.lru_cache(maxsize=256)
 def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
     """A cached float32 vector on the device. Do not write to it."""
-    return _constant(values, device)
-
-
-def _constant(values: object, device: torch.device) -> Tensor:
     return copy_async(torch.tensor(values), device)
 
 

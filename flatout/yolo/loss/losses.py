@@ -442,14 +442,11 @@ def read_cells(maps: Sequence[Maps], entries: LayerMatches) -> tuple[Tensor, Ten
 class _ReadCells(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, indices: list[Tensor], maps: Sequence[Maps], *values: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.indices = indices
         # The gradient needs the layouts of the maps only, not their values.
-        ctx.layouts = [
-            _JoinedLayout(one_map) if isinstance(one_map, JoinedMap) else _SingleHeadLayout(one_map.shape)
-            for one_map in maps
-        ]
-        ctx.shapes = [(each.shape, each.dtype) for each in values]
-        objectness = [layout.objectness(each).reshape(-1) for layout, each in zip(ctx.layouts, values, strict=True)]
+        ctx.joined = [_without_values(one_map) if isinstance(one_map, JoinedMap) else None for one_map in maps]
+        ctx.indices, ctx.shapes = indices, [(each.shape, each.dtype) for each in values]
+        objectness = [_objectness(*each).reshape(-1) for each in zip(ctx.joined, values, strict=True)]
+        ctx.num_cells = [len(each) for each in objectness]
         return gather_cells(maps, indices), torch.cat(objectness).float()
 
     @staticmethod
@@ -457,43 +454,26 @@ class _ReadCells(torch.autograd.Function):
     def backward(ctx: Any, grad_logits_NO: Tensor, grad_objectness_S: Tensor) -> tuple[Tensor | None, ...]:
         grads: list[Tensor | None] = [None, None]
         logits = grad_logits_NO.split([len(index_n) for index_n in ctx.indices])
-        objectness = grad_objectness_S.split([layout.num_cells for layout in ctx.layouts])
-        for (shape, dtype), layout, index_n, grad_nO, grad_s in zip(
-            ctx.shapes, ctx.layouts, ctx.indices, logits, objectness, strict=True
+        objectness = grad_objectness_S.split(ctx.num_cells)
+        for (shape, dtype), joined, index_n, grad_nO, grad_s in zip(
+            ctx.shapes, ctx.joined, ctx.indices, logits, objectness, strict=True
         ):
             grad = torch.zeros(shape, dtype=dtype, device=grad_s.device)
-            layout.write(grad, index_n, grad_nO.to(dtype), grad_s.to(dtype))
+            every_cell = _objectness(joined, grad)
+            every_cell.copy_(grad_s.view(every_cell.shape))
+            if joined is None:
+                grad.view(-1, shape[-1]).index_add_(0, index_n, grad_nO.to(dtype))
+            else:
+                grad.index_put_(joined.index_of(index_n), grad_nO.to(dtype), accumulate=True)
             grads.append(grad)
         return tuple(grads)
 
 
-class _SingleHeadLayout:
-    """Memory layout of the map of a single head, [images, anchors, rows, columns, channels]."""
-
-    def __init__(self, shape: torch.Size) -> None:
-        self.num_cells = shape[:4].numel()
-
-    def objectness(self, values: Tensor) -> Tensor:
-        return values[..., OBJECTNESS]
-
-    def write(self, grad: Tensor, index_n: Tensor, grad_nO: Tensor, grad_s: Tensor) -> None:
-        grad[..., OBJECTNESS] = grad_s.view(grad.shape[:4])
-        grad.view(-1, grad.shape[4]).index_add_(0, index_n, grad_nO)
+def _objectness(joined: JoinedMap | None, values: Tensor) -> Tensor:
+    """Objectness of all cells of a joined map, or of the map of a single head: a view."""
+    return values[..., OBJECTNESS] if joined is None else joined.objectness(values)
 
 
-class _JoinedLayout:
-    """Memory layout of a joined map, [images, channels, rows, columns]."""
-
-    def __init__(self, joined: JoinedMap) -> None:
-        # Without the values, so that the map is not kept for the backward pass.
-        values = joined.values_BNYX.new_empty(()).expand(joined.values_BNYX.shape)
-        self._joined = replace(joined, values_BNYX=values)
-        self.num_cells = joined.shape[:4].numel()
-
-    def objectness(self, values: Tensor) -> Tensor:
-        return self._joined.objectness(values)
-
-    def write(self, grad: Tensor, index_n: Tensor, grad_nO: Tensor, grad_s: Tensor) -> None:
-        objectness = self._joined.objectness(grad)
-        objectness.copy_(grad_s.view(objectness.shape))
-        grad.index_put_(self._joined.index_of(index_n), grad_nO, accumulate=True)
+def _without_values(joined: JoinedMap) -> JoinedMap:
+    """The layout of a joined map, which does not keep the map for the backward pass."""
+    return replace(joined, values_BNYX=joined.values_BNYX.new_empty(()).expand(joined.values_BNYX.shape))

@@ -37,15 +37,6 @@ PROGRAMS = 2048
 # Assignment
 
 
-class _Columns(NamedTuple):
-    """Predictions at the candidates, [M] each unless stated; see kernels_assign.read_columns."""
-
-    offset: Tensor
-    box_4M: Tensor
-    objectness: Tensor
-    no_class_cost: Tensor
-
-
 def route_on_device(targets_T6: Tensor, heads: Heads) -> Tensor:
     """`joined_maps.route` in one kernel instead of ten."""
     routed_T6 = torch.empty_like(targets_T6, dtype=torch.float32, memory_format=torch.contiguous_format)
@@ -170,12 +161,15 @@ def _group_targets(targets_T6: Tensor, batch_size: int, slots_per_target: int, n
     return Spans(slots_per_target, image_T, row_T, first_row_B, image_T.new_empty(batch_size, num_layers + 1))
 
 
-def _read_predictions(maps: Sequence[Tensor], candidates: Matches, anchors: Anchors, heads: Heads | None) -> _Columns:
-    """Predictions at the candidates."""
+def _read_predictions(
+    maps: Sequence[Tensor], candidates: Matches, anchors: Anchors, heads: Heads | None
+) -> tuple[Tensor, ...]:
+    """Predictions at the candidates: offset [M], box [4, M], objectness and cost of no class [M]; see
+    kernels_assign.read_columns."""
     num_slots, most_classes = len(candidates.packed_M), num_classes(maps, heads)
     numbers_6M = maps[0].new_empty(6, num_slots, dtype=torch.float32)
     offset_M = candidates.packed_M.new_empty(num_slots, dtype=torch.int64)
-    columns = _Columns(offset_M, numbers_6M[:4], numbers_6M[4], numbers_6M[5])
+    columns = (offset_M, numbers_6M[:4], numbers_6M[4], numbers_6M[5])
     start(
         kernels_assign.read_columns,
         PROGRAMS,

@@ -47,7 +47,7 @@ COCO_CATEGORY_IDS = tuple(sorted(set(range(1, 91)) - {12, 26, 29, 30, 45, 66, 68
 def image_id_of(path: str | PurePath) -> int | str:
     """The file name without extension, as a number if it is one."""
     stem = PurePath(path).stem
-    return int(stem) if stem.isnumeric() else stem
+    return int(stem) if stem.isdecimal() else stem
 
 
 class CocoImage(NamedTuple):

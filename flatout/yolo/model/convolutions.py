@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from flatout.kernels import is_aligned, launch
 from flatout.yolo.model import fused
-from flatout.yolo.model.fused import ceil_div, norm_act, norm_act_arguments, suits_norm_act, tile_channels
+from flatout.yolo.model.fused import (
+    ceil_div,
+    empty_map,
+    norm_act,
+    norm_act_arguments,
+    suits_norm_act,
+    tile_channels,
+)
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -119,29 +126,30 @@ def _stem_sizes(x: Tensor, y: Tensor) -> tuple[int, int, int, int, int]:
 def _stem_output(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     """An empty map for the output."""
     height, width = ((side - 1) // stride + 1 for side in x.shape[2:])
-    shape = (x.shape[0], weight.shape[0], height, width)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    return empty_map(x, x.shape[0], weight.shape[0], height, width)
 
 
 def _empty_gradient(dy: Tensor, x: Tensor, stride: int) -> Tensor:
-    shape = (dy.shape[1], COLOURS, 3, 3)
-    return torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+    return empty_map(dy, dy.shape[1], COLOURS, 3, 3)
 
 
 class _Stem(torch.autograd.Function):
     """Without a gradient of the image."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, stride: int, run: Any = stem, run_backward: Any = stem_weight_gradient
+    ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.stride = stride
-        return stem(x, weight, stride)
+        ctx.stride, ctx.run_backward = stride, run_backward
+        y: Tensor = run(x, weight, stride)
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         (x,) = ctx.saved_tensors
-        return None, stem_weight_gradient(dy, x, ctx.stride), None
+        return None, ctx.run_backward(dy, x, ctx.stride), None, None, None
 
 
 class _StemNormAct(torch.autograd.Function):
@@ -182,20 +190,6 @@ class _StemNormAct(torch.autograd.Function):
             dz_stride, ctx.slope, ctx.act, fused.uses_tanh(x.dtype), ctx.stride, num, STEM_TILE,
         )  # fmt: skip
         return None, _stem_gradient(sums, x.dtype), None, *of_norm, *fused.NO_GRADIENTS
-
-
-class _TracedStem(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.stride = stride
-        y: Tensor = torch.ops.flatout.stem_forward(x, weight, stride)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return None, torch.ops.flatout.stem_weight_gradient(dy, x, ctx.stride), None
 
 
 # Predictions
@@ -271,8 +265,7 @@ def _all_outputs(num: int) -> int:
 
 
 def _empty_predictions(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    shape = (x.shape[0], weight.shape[0], *x.shape[2:])
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    return empty_map(x, x.shape[0], weight.shape[0], x.shape[2], x.shape[3])
 
 
 def _empty_gradients(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -281,48 +274,37 @@ def _empty_gradients(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Ten
 
 class _Predict(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor,
+        run: Any = predictions, run_backward: Any = predictions_backward,
+    ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight)
-        return predictions(x, weight, bias)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return predictions_backward(dy, *ctx.saved_tensors)
-
-
-class _TracedPredict(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        y: Tensor = torch.ops.flatout.predictions(x, weight, bias)
+        ctx.run_backward = run_backward
+        y: Tensor = run(x, weight, bias)
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.flatout.predictions_backward(dy, *ctx.saved_tensors)
-        return gradients
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        return *ctx.run_backward(dy, *ctx.saved_tensors), None, None
 
 
-# Operators for torch.compile, as in fused.py.
-
-_library = torch.library.Library("flatout", "FRAGMENT")
-for _schema in (
-    "stem(Tensor x, Tensor weight, int stride) -> Tensor",
-    "stem_forward(Tensor x, Tensor weight, int stride) -> Tensor",
-    "stem_weight_gradient(Tensor dy, Tensor x, int stride) -> Tensor",
-    "predict(Tensor x, Tensor weight, Tensor bias) -> Tensor",
-    "predictions(Tensor x, Tensor weight, Tensor bias) -> Tensor",
-    "predictions_backward(Tensor dy, Tensor x, Tensor weight) -> (Tensor, Tensor, Tensor)",
-):
-    _library.define(_schema, tags=torch.Tag.pt2_compliant_tag)
-_library.impl("stem", _TracedStem.apply, "CompositeImplicitAutograd")
-_library.impl("predict", _TracedPredict.apply, "CompositeImplicitAutograd")
-for _name, _run, _fake in (
-    ("stem_forward", stem, _stem_output),
-    ("stem_weight_gradient", stem_weight_gradient, _empty_gradient),
-    ("predictions", predictions, _empty_predictions),
-    ("predictions_backward", predictions_backward, _empty_gradients),
-):
-    _library.impl(_name, _run, "CUDA")
-    torch.library.register_fake(f"flatout::{_name}", _fake, lib=_library)
+_ops = torch.ops.flatout
+fused.register(
+    {
+        "stem(Tensor x, Tensor weight, int stride) -> Tensor": lambda x, weight, stride: _Stem.apply(
+            x, weight, stride, _ops.stem_forward, _ops.stem_weight_gradient
+        ),
+        "predict(Tensor x, Tensor weight, Tensor bias) -> Tensor": lambda x, weight, bias: _Predict.apply(
+            x, weight, bias, _ops.predictions, _ops.predictions_backward
+        ),
+    },
+    {
+        "stem_forward(Tensor x, Tensor weight, int stride) -> Tensor": (stem, _stem_output),
+        "stem_weight_gradient(Tensor dy, Tensor x, int stride) -> Tensor": (stem_weight_gradient, _empty_gradient),
+        "predictions(Tensor x, Tensor weight, Tensor bias) -> Tensor": (predictions, _empty_predictions),
+        "predictions_backward(Tensor dy, Tensor x, Tensor weight) -> (Tensor, Tensor, Tensor)": (
+            predictions_backward, _empty_gradients,
+        ),
+    },
+)  # fmt: skip

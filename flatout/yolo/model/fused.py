@@ -1,28 +1,25 @@
-"""Batch norm with activation, max-pooling, copies and sums, by our own kernels on a GPU and by torch everywhere else.
+"""Batch norm with activation, by our own kernels on a GPU and by torch everywhere else; what all our kernels share.
 
-    norm_act                   batch norm and activation in training. torch passes over a map 13 times for this pair,
-                               forward and backward; our kernels pass over it 8 times (measured by bench/model_step.py)
-    norm_act_pair              the same for two slices of a map, which two convolutions computed as one give
-    max_pool, max_pool_same    pooling without the 8-byte indices that torch stores
-    double, concat, forked     upsampling, concatenation, and sums of the gradients of a map with several readers
+    norm_act         batch norm and activation in training. torch passes over a map 13 times for this pair, forward and
+                     backward; our kernels pass over it 8 times (measured by bench/model_step.py)
+    norm_act_pair    the same for two slices of a map, which two convolutions computed as one give
 
-The kernels (fused_kernels.py) need channels_last maps and, for norm_act, one of the ACTS. Everything else goes through
-torch, with the same result. Each kernel has two entry points: an autograd function for eager mode, which costs the host
-least, and operators for torch.compile.
+The kernels (fused_kernels.py; also those of pooling.py and copies.py) need channels_last maps and, for norm_act, one of
+the ACTS. Everything else goes through torch, with the same result. Each kernel has two entry points: an autograd
+function for eager mode, which costs the host least, and operators for torch.compile.
 
 Dimension key:  C channels   M = images x height x width   P blocks of rows
 """
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.kernels import ALIGNMENT_BYTES, HAS_TRITON, Pointer, Start, is_aligned, launch, prepared, stream_of
+from flatout.kernels import ALIGNMENT_BYTES, HAS_TRITON, Pointer, Start, prepared, stream_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +66,12 @@ def row_stride(x: Tensor) -> tuple[Tensor, int]:
     return x.contiguous(memory_format=torch.channels_last), x.shape[1]
 
 
+def empty_map(like: Tensor, batch: int, channels: int, height: int, width: int) -> Tensor:
+    """A channels_last map, not initialised, with the type of `like` and on its device."""
+    shape = (batch, channels, height, width)
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
 def tile_channels(channels: int) -> int:
     """Number of channels in a tile."""
     return min(max(1 << (channels - 1).bit_length(), 16), 128)
@@ -76,6 +79,37 @@ def tile_channels(channels: int) -> int:
 
 def ceil_div(total: int, size: int) -> int:
     return -(-total // size)
+
+
+def tiles(num_pixels: int, channels: int, values: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """Grid and tile of a launch with one tile of so many values per program."""
+    columns = tile_channels(channels)
+    rows = values // columns
+    return (ceil_div(num_pixels, rows), ceil_div(channels, columns), 1), (rows, columns)
+
+
+# Operators for torch.compile, which does not trace into them. Otherwise it would compile each of the several hundred
+# launches of a network separately, for minutes.
+#
+# The operation itself does not appear in compiled graphs: it is a composite of an autograd function around operators
+# which have no derivative. A layer then costs the host least; bench/results/model_step_ideas_h200_202611.md compares
+# the alternatives. The autograd function is that of eager mode, which gets the operators as its last arguments; only
+# batch norm, of which there are most, has one for each.
+
+_library = torch.library.Library("flatout", "FRAGMENT")
+
+
+def register(
+    composites: Mapping[str, Callable[..., Any]], kernels: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]
+) -> None:
+    """Define operators by their schemas. A kernel's second function gives empty results like those of the first."""
+    for schema in (*composites, *kernels):
+        _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    for schema, run in composites.items():
+        _library.impl(schema.partition("(")[0], run, "CompositeImplicitAutograd")
+    for schema, (run, empty) in kernels.items():
+        _library.impl(schema.partition("(")[0], run, "CUDA")
+        torch.library.register_fake(f"flatout::{schema.partition('(')[0]}", empty, lib=_library)
 
 
 # Batch norm and activation
@@ -400,14 +434,6 @@ def _plan_backward(
     return _Plan(sum_up, finish, apply, channels, 0, num_factors + 2 * blocks * channels, 4 * num_factors)
 
 
-# Operators for torch.compile, which does not trace into them. Otherwise it would compile each of the several hundred
-# launches of a network separately, for minutes.
-#
-# `norm_act` itself does not appear in compiled graphs: it is a composite of an autograd function around the other two,
-# which have no derivative. A layer then costs the host least; bench/results/model_step_ideas_h200_202611.md compares
-# the alternatives.
-
-
 class _TracedNormAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
@@ -423,352 +449,25 @@ class _TracedNormAct(torch.autograd.Function):
         return (*gradients, *NO_GRADIENTS)
 
 
-FORWARD_ARGUMENTS = (
-    "(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!) counter, "
-    "float momentum, float eps, int act, float slope)"
-)
-_library = torch.library.Library("flatout", "FRAGMENT")
-_library.define(f"norm_act{FORWARD_ARGUMENTS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-_library.define(f"norm_act_forward{FORWARD_ARGUMENTS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
-_library.define(
-    "norm_act_backward(Tensor dz, Tensor x, Tensor saved, int act, float slope) -> (Tensor, Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-_library.impl("norm_act", _TracedNormAct.apply, "CompositeImplicitAutograd")
-_library.impl("norm_act_forward", norm_act_forward, "CUDA")
-_library.impl("norm_act_backward", norm_act_backward, "CUDA")
-
-
-@torch.library.register_fake("flatout::norm_act_forward", lib=_library)
-def _(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _norm_act_results(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty(SAVED_ROWS * x.shape[1], dtype=torch.float32)
 
 
-@torch.library.register_fake("flatout::norm_act_backward", lib=_library)
-def _(dz: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _norm_act_gradients(dz: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     per_channel = x.new_empty(x.shape[1], dtype=torch.float32)
     return torch.empty_like(x), per_channel, torch.empty_like(per_channel)
 
 
-# Max-pooling
-
-WINDOW = 5
-POOL_TILE_VALUES = 4096
-WINDOW_TILE_VALUES = 1024
-
-
-def max_pool(x: Tensor, k: int) -> Tensor:
-    """Max-pool with kernel and stride k; an incomplete square at the right or bottom edge is dropped."""
-    if k != 2 or not suits_kernels(x) or min(x.shape[2:]) < 2:
-        return F.max_pool2d(x, k, k)
-    apply = torch.ops.flatout.max_pool_halve if torch.compiler.is_compiling() else _Halve.apply
-    z: Tensor = apply(x)
-    return z
-
-
-def max_pool_same(x: Tensor, k: int, narrower: Tensor | None = None, narrower_k: int = 1) -> Tensor:
-    """Max-pool with kernel k (odd) and stride 1 that keeps the size of the map.
-
-    With `narrower`, the same map pooled with a smaller kernel `narrower_k`, our kernels begin there.
-    """
-    if k % (WINDOW - 1) != 1 or not suits_kernels(x):
-        return F.max_pool2d(x, k, 1, k // 2)
-    # A maximum over 9 is a maximum over 5 of maxima over 5, and so on: the same numbers from smaller windows.
-    apply = torch.ops.flatout.max_pool_window if torch.compiler.is_compiling() else _Window.apply
-    z = x if narrower is None else narrower
-    for _ in range((k - narrower_k) // (WINDOW - 1)):
-        z = apply(z)
-    return z
-
-
-def continues(k: int, narrower_k: int) -> bool:
-    """Whether max-pooling with kernel k can begin with the result of a smaller kernel."""
-    return narrower_k < k and k % (WINDOW - 1) == narrower_k % (WINDOW - 1) == 1
-
-
-def _tiles(
-    num_pixels: int, channels: int, values: int = POOL_TILE_VALUES
-) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """Grid and tile of a launch with one tile per program."""
-    columns = tile_channels(channels)
-    rows = values // columns
-    return (ceil_div(num_pixels, rows), ceil_div(channels, columns), 1), (rows, columns)
-
-
-def _halve_sizes(x: Tensor) -> tuple[int, int, int, int, int, int]:
-    batch, channels, height, width = x.shape
-    return batch * (height // 2) * (width // 2), height, width, channels, height // 2, width // 2
-
-
-def halve(x: Tensor) -> Tensor:
-    from flatout.yolo.model import fused_kernels as kernels
-
-    sizes = _halve_sizes(x)
-    grid, tile = _tiles(sizes[0], sizes[3])
-    z = _half_map(x)
-    launch(kernels.halve, (sizes, x.dtype), grid, x, z, *sizes, *tile)
-    return z
-
-
-def _half_map(x: Tensor) -> Tensor:
-    """An empty map of half the height and width."""
-    batch, channels, height, width = x.shape
-    shape = (batch, channels, height // 2, width // 2)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-
-
-def halve_backward(dz: Tensor, x: Tensor) -> Tensor:
-    from flatout.yolo.model import fused_kernels as kernels
-
-    sizes = _halve_sizes(x)
-    grid, tile = _tiles(sizes[0], sizes[3])
-    dz, stride = row_stride(dz)
-    is_covered = x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
-    dx = torch.empty_like(x) if is_covered else torch.zeros_like(x)
-    key = (sizes, x.dtype, stride, is_aligned(dz))
-    launch(kernels.halve_backward, key, grid, x, dz, dx, *sizes, stride, *tile)
-    return dx
-
-
-def window(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The maximum of the 5 x 5 window around each pixel, and what the backward pass needs: for each pixel which one of
-    its row, and then of its column, was chosen, uint8."""
-    rows, tap_x = _window_line(x, x.shape[3], 1)
-    z, tap_y = _window_line(rows, x.shape[2], x.shape[3])
-    return z, tap_x, tap_y
-
-
-def _window_maps(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty maps like those that `window` returns."""
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8), torch.empty_like(x, dtype=torch.uint8)
-
-
-def _window_line(x: Tensor, length: int, step: int) -> tuple[Tensor, Tensor]:
-    from flatout.yolo.model import fused_kernels as kernels
-
-    channels = x.shape[1]
-    sizes = (x.numel() // channels, length, step, channels)
-    grid, tile = _tiles(sizes[0], channels, WINDOW_TILE_VALUES)
-    z, tap = torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8)
-    launch(kernels.window, (sizes, x.dtype, is_aligned(x)), grid, x, z, tap, *sizes, WINDOW, *tile)
-    return z, tap
-
-
-def window_backward(dz: Tensor, tap_x: Tensor, tap_y: Tensor) -> Tensor:
-    dz, stride = row_stride(dz)
-    of_rows = _window_line_backward(dz, stride, tap_y, torch.float32, tap_y.shape[2], tap_y.shape[3])
-    return _window_line_backward(of_rows, tap_x.shape[1], tap_x, dz.dtype, tap_x.shape[3], 1)
-
-
-def _window_line_backward(dz: Tensor, stride: int, tap: Tensor, dtype: torch.dtype, length: int, step: int) -> Tensor:
-    from flatout.yolo.model import fused_kernels as kernels
-
-    channels = tap.shape[1]
-    sizes = (tap.numel() // channels, length, step, channels, stride)
-    grid, tile = _tiles(sizes[0], channels, WINDOW_TILE_VALUES)
-    dx = torch.empty_like(tap, dtype=dtype)
-    key = (sizes, dz.dtype, dtype, is_aligned(dz))
-    launch(kernels.window_backward, key, grid, dz, tap, dx, *sizes, WINDOW, *tile)
-    return dx
-
-
-class _Halve(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return halve(x)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dz: Tensor) -> Tensor:
-        return halve_backward(dz, *ctx.saved_tensors)
-
-
-class _Window(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        z, *taps = window(x)
-        ctx.save_for_backward(*taps)
-        return z
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dz: Tensor) -> Tensor:
-        return window_backward(dz, *ctx.saved_tensors)
-
-
-# Operators for torch.compile, as for norm_act: composites of autograd functions around operators without a derivative.
-
-
-class _TracedHalve(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        z: Tensor = torch.ops.flatout.max_pool_halve_forward(x)
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> Tensor:
-        dx: Tensor = torch.ops.flatout.max_pool_halve_backward(dz, *ctx.saved_tensors)
-        return dx
-
-
-class _TracedWindow(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        z, *taps = torch.ops.flatout.max_pool_window_forward(x)
-        ctx.save_for_backward(*taps)
-        result: Tensor = z
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> Tensor:
-        dx: Tensor = torch.ops.flatout.max_pool_window_backward(dz, *ctx.saved_tensors)
-        return dx
-
-
-_pools = torch.library.Library("flatout", "FRAGMENT")
-for _schema in (
-    "max_pool_halve(Tensor x) -> Tensor",
-    "max_pool_halve_forward(Tensor x) -> Tensor",
-    "max_pool_halve_backward(Tensor dz, Tensor x) -> Tensor",
-    "max_pool_window(Tensor x) -> Tensor",
-    "max_pool_window_forward(Tensor x) -> (Tensor, Tensor, Tensor)",
-    "max_pool_window_backward(Tensor dz, Tensor tap_x, Tensor tap_y) -> Tensor",
-):
-    _pools.define(_schema, tags=torch.Tag.pt2_compliant_tag)
-_pools.impl("max_pool_halve", _TracedHalve.apply, "CompositeImplicitAutograd")
-_pools.impl("max_pool_window", _TracedWindow.apply, "CompositeImplicitAutograd")
-for _name, _run, _fake in (
-    ("max_pool_halve_forward", halve, _half_map),
-    ("max_pool_halve_backward", halve_backward, lambda dz, x: torch.empty_like(x)),
-    ("max_pool_window_forward", window, _window_maps),
-    ("max_pool_window_backward", window_backward, lambda dz, tap_x, tap_y: torch.empty_like(tap_x, dtype=dz.dtype)),
-):
-    _pools.impl(_name, _run, "CUDA")
-    torch.library.register_fake(f"flatout::{_name}", _fake, lib=_pools)
-
-
-# Copies and sums of maps. torch.compile makes such kernels itself, so these are for eager mode and CUDA graphs.
-
-COPY_TILE_VALUES = 2048
-AT_ONCE = 4
-"""Most maps that one launch joins or adds."""
-
-
-def _suits_copies(*xs: Tensor) -> bool:
-    return not torch.compiler.is_compiling() and len({x.dtype for x in xs}) == 1 and all(map(suits_kernels, xs))
-
-
-def double(x: Tensor) -> Tensor:
-    """The map with each pixel as a 2 x 2 square: upsampled by 2, nearest."""
-    if not _suits_copies(x):
-        return F.interpolate(x, scale_factor=2.0, mode="nearest")
-    z: Tensor = _Double.apply(x)
-    return z
-
-
-class _Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        from flatout.yolo.model import fused_kernels as kernels
-
-        batch, channels, height, width = x.shape
-        ctx.sizes = (batch * height * width, width, channels)
-        ctx.shape = x.shape
-        shape = (batch, channels, 2 * height, 2 * width)
-        z = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        grid, tile = _tiles(ctx.sizes[0], channels, COPY_TILE_VALUES // 2)
-        launch(kernels.double, (ctx.sizes, x.dtype, is_aligned(x)), grid, x, z, *ctx.sizes, *tile)
-        return z
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dz: Tensor) -> Tensor:
-        from flatout.yolo.model import fused_kernels as kernels
-
-        dz, stride = row_stride(dz)
-        dx = torch.empty(ctx.shape, dtype=dz.dtype, device=dz.device, memory_format=torch.channels_last)
-        grid, tile = _tiles(ctx.sizes[0], ctx.shape[1], COPY_TILE_VALUES // 2)
-        key = (ctx.sizes, dz.dtype, stride, is_aligned(dz))
-        launch(kernels.double_backward, key, grid, dz, dx, *ctx.sizes, stride, *tile)
-        return dx
-
-
-def concat(xs: Sequence[Tensor]) -> Tensor:
-    """The maps side by side along the channels."""
-    if not _suits_copies(*xs) or len({x.shape[2:] for x in xs}) > 1:
-        return torch.cat(tuple(xs), 1)
-    z: Tensor = _Concat.apply(*xs)
-    return z
-
-
-class _Concat(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *xs: Tensor) -> Tensor:
-        ctx.channels = [x.shape[1] for x in xs]
-        batch, _, height, width = xs[0].shape
-        shape = (batch, sum(ctx.channels), height, width)
-        z = torch.empty(shape, dtype=xs[0].dtype, device=xs[0].device, memory_format=torch.channels_last)
-        first = 0
-        for begin in range(0, len(xs), AT_ONCE):
-            some = xs[begin : begin + AT_ONCE]
-            _join(some, z[:, first:])
-            first += sum(ctx.channels[begin : begin + AT_ONCE])
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, ...]:
-        slices: tuple[Tensor, ...] = dz.split(ctx.channels, 1)
-        return slices
-
-
-def _join(xs: tuple[Tensor, ...], z: Tensor) -> None:
-    """Write the maps side by side into the first channels of `z`, a slice of a map."""
-    from flatout.yolo.model import fused_kernels as kernels
-
-    num_pixels, channels = xs[0].numel() // xs[0].shape[1], [x.shape[1] for x in xs]
-    (rows, columns) = _tiles(num_pixels, min(channels), COPY_TILE_VALUES)[1]
-    missing = AT_ONCE - len(xs)
-    sizes = (num_pixels, *channels, *[0] * missing, z.stride(3))
-    grid = (ceil_div(num_pixels, rows), sum(ceil_div(each, columns) for each in channels), 1)
-    key = (sizes, z.dtype, is_aligned(z), *map(is_aligned, xs))
-    launch(kernels.join, key, grid, *xs, *xs[:1] * missing, z, *sizes, rows, columns)
-
-
-def forked(x: Tensor, num: int) -> list[Tensor]:
-    """The map for each of its readers, so that our kernel adds up their gradients, slices of wider maps among them."""
-    if num < 2 or not (x.requires_grad and torch.is_grad_enabled() and _suits_copies(x)):
-        return [x] * num
-    return list(_Fork.apply(x, num))
-
-
-class _Fork(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, num: int) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        return tuple(x.view_as(x) for _ in range(num))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
-        known = [each for each in gradients if each is not None]
-        if len({each.dtype for each in known}) > 1:
-            return sum(known), None  # type: ignore[return-value]
-        while len(known) > 1:
-            known = [_added(known[:AT_ONCE]), *known[AT_ONCE:]]
-        return (known[0] if known else None), None
-
-
-def _added(xs: Sequence[Tensor]) -> Tensor:
-    from flatout.yolo.model import fused_kernels as kernels
-
-    maps, strides = zip(*map(row_stride, xs), strict=True)
-    channels = xs[0].shape[1]
-    missing = AT_ONCE - len(xs)
-    sizes = (xs[0].numel() // channels, channels, *strides, *strides[:1] * missing)
-    grid, tile = _tiles(sizes[0], channels, COPY_TILE_VALUES)
-    z = torch.empty(xs[0].shape, dtype=xs[0].dtype, device=xs[0].device, memory_format=torch.channels_last)
-    key = (sizes, len(xs), z.dtype, *map(is_aligned, maps))
-    launch(kernels.add, key, grid, *maps, *maps[:1] * missing, z, *sizes, len(xs), *tile)
-    return z
+FORWARD_ARGUMENTS = (
+    "(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!) counter, "
+    "float momentum, float eps, int act, float slope)"
+)
+register(
+    {f"norm_act{FORWARD_ARGUMENTS} -> Tensor": _TracedNormAct.apply},
+    {
+        f"norm_act_forward{FORWARD_ARGUMENTS} -> (Tensor, Tensor)": (norm_act_forward, _norm_act_results),
+        "norm_act_backward(Tensor dz, Tensor x, Tensor saved, int act, float slope) -> (Tensor, Tensor, Tensor)": (
+            norm_act_backward, _norm_act_gradients,
+        ),
+    },
+)  # fmt: skip

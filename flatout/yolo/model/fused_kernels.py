@@ -1,6 +1,6 @@
-"""Triton kernels of fused.py: batch norm with its activation, max-pooling, copies and sums, on channels_last maps.
+"""Triton kernels of fused.py, pooling.py and copies.py: batch norm with its activation, max-pooling, copies and sums.
 
-Batch norm in training and the activation that follows it, on [M, C] rows of channels:
+All work on channels_last maps. Batch norm in training and the activation after it, on [M, C] rows of channels:
 
     forward    x -> sums per block -> mean, scale, shift; running statistics -> z = act(x * scale + shift)
     backward   x, dz -> sums per block -> weight and bias gradients, two factors -> dx

@@ -11,7 +11,6 @@ Dimension key:  B images   C channels   H, W height and width of a map   A ancho
 """
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,16 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.yolo.model.convolutions import conv_norm_act, predict
-from flatout.yolo.model.fused import (
-    concat,
-    double,
-    max_pool,
-    max_pool_same,
-    norm_act,
-    norm_act_pair,
-    suits_norm_act,
-)
+from flatout.yolo.model.copies import concat, double
+from flatout.yolo.model.fused import norm_act, norm_act_pair, suits_norm_act
 from flatout.yolo.model.module_specs import Activation, Args, hidden_of, padding_of
+from flatout.yolo.model.pooling import max_pool, max_pool_same
 from flatout.yolo.model.spec import Head
 
 # Modules of rows
@@ -304,17 +297,16 @@ class Detect(nn.Module):
     def initialise(self) -> None:
         """Initialise: anchors from pixels to cells, biases to a prior of few objects."""
         self.anchors /= self.stride.view(-1, 1, 1)
-        for conv, stride in self._convolutions():
-            assert conv.bias is not None
-            bias_AO = conv.bias.view(self.na, -1)
-            bias_AO[:, 4] += math.log(8 / (640 / stride) ** 2)
-            bias_AO[:, 5:] += math.log(0.6 / (bias_AO.shape[1] - 5 - 0.99))
+        for convs in self._prediction_convs():
+            for conv, stride in zip(convs, self.strides, strict=True):
+                assert isinstance(conv.bias, Tensor)
+                bias_AO = conv.bias.view(self.na, -1)
+                bias_AO[:, 4] += math.log(8 / (640 / stride) ** 2)
+                bias_AO[:, 5:] += math.log(0.6 / (bias_AO.shape[1] - 5 - 0.99))
 
-    def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
-        """All prediction convolutions with their strides."""
-        for conv, stride in zip(self.m, self.strides, strict=True):
-            assert isinstance(conv, nn.Conv2d)
-            yield conv, stride
+    def _prediction_convs(self) -> list[nn.ModuleList]:
+        """All lists of prediction convolutions, one for each level."""
+        return [self.m]
 
     def predict(self, level: int, x: Tensor) -> Tensor:
         """Raw outputs of a lead level, [B, A * O, Y, X]."""
@@ -373,13 +365,9 @@ class IDetect(Detect):
 
     def __init__(self, head: Head) -> None:
         super().__init__(head)
-        self._add_auxiliary(head)
         self.ia = nn.ModuleList(Implicit(each, 0.0) for each in head.channels[: self.nl])
         self.im = nn.ModuleList(Implicit(head.num_outputs, 1.0) for _ in range(self.nl))
         self.fused = False
-
-    def _add_auxiliary(self, head: Head) -> None:
-        """Hook for modules that precede the implicit vectors in the state_dict and in the order of initialisation."""
 
     def folded_weights(self, level: int) -> tuple[Tensor, Tensor]:
         weight, bias = super().folded_weights(level)
@@ -395,14 +383,12 @@ class IDetect(Detect):
 class IAuxDetect(IDetect):
     """IDetect with auxiliary predictions from the second half of its inputs, in training only and not after fusing."""
 
-    def _add_auxiliary(self, head: Head) -> None:
+    def _add_convolutions(self, head: Head) -> None:
+        super()._add_convolutions(head)
         self.m2 = prediction_convs(head.channels[self.nl :], head.num_outputs)
 
-    def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
-        yield from super()._convolutions()
-        for conv, stride in zip(self.m2, self.strides, strict=True):
-            assert isinstance(conv, nn.Conv2d)
-            yield conv, stride
+    def _prediction_convs(self) -> list[nn.ModuleList]:
+        return [self.m, self.m2]
 
     def forward(self, xs: list[Tensor]) -> list[Tensor] | Predictions:
         lead = super().forward(xs)

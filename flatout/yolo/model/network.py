@@ -19,9 +19,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.yolo.model.fused import continues, forked
+from flatout.yolo.model.copies import forked
 from flatout.yolo.model.layers import Detect, IAuxDetect, IDetect, Predictions, conv_pair, make_layer, suits_pair
 from flatout.yolo.model.module_specs import MODULE_SPECS
+from flatout.yolo.model.pooling import continues
 from flatout.yolo.model.spec import IMAGE, Head, ModelSpec, Row, needed_rows, parse_model
 from flatout.yolo.multihead.head_config import HeadConfig
 from flatout.yolo.multihead.layer import MultiHeadDetect, MultiHeadDetectAttention

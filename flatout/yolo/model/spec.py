@@ -196,24 +196,24 @@ class _Parser:
         lists = [*self._config["backbone"], *self._config["head"]]
         if not 2 <= len(lists) <= MAX_LAYERS:
             raise ValueError(f"{len(lists)} rows; a network has 2 to {MAX_LAYERS}")
-        for index, written in enumerate(lists[:-1]):
-            with_row = f"row {index} {_shortened(written)}"
+        for index, written in enumerate(lists):
             try:
-                self._rows.append(self._row(index, *_split_row(written)))
+                if index == len(lists) - 1:
+                    head = self._head(index, *_split_row(written))
+                else:
+                    self._add_row(self._row(index, *_split_row(written)))
             except ValueError as error:
-                raise ValueError(f"{with_row}: {error}") from None
-            self._num_layers += self._rows[-1].repeats * MODULE_SPECS[self._rows[-1].module].layers
-            if self._num_layers > MAX_LAYERS:
-                raise ValueError(f"{with_row}: the network would have more than {MAX_LAYERS:,} layers")
-            self._num_weights += self._rows[-1].num_weights
-            if self._num_weights > MAX_WEIGHTS:
-                raise ValueError(f"{with_row}: the network would have more than {MAX_WEIGHTS:,} parameters")
-        index = len(lists) - 1
-        try:
-            head = self._head(index, *_split_row(lists[-1]))
-        except ValueError as error:
-            raise ValueError(f"row {index} {_shortened(lists[-1])}: {error}") from None
+                raise ValueError(f"row {index} {_shortened(written)}: {error}") from None
         return ModelSpec(self._config, self._config["ch"], tuple(self._rows), head)
+
+    def _add_row(self, row: Row) -> None:
+        self._rows.append(row)
+        self._num_layers += row.repeats * MODULE_SPECS[row.module].layers
+        if self._num_layers > MAX_LAYERS:
+            raise ValueError(f"the network would have more than {MAX_LAYERS:,} layers")
+        self._num_weights += row.num_weights
+        if self._num_weights > MAX_WEIGHTS:
+            raise ValueError(f"the network would have more than {MAX_WEIGHTS:,} parameters")
 
     def _row(self, index: int, origin: Any, number: Any, module: str, values: Sequence[Any]) -> Row:
         if module in HEADS:
@@ -245,13 +245,16 @@ class _Parser:
         return Row(index, sources, repeats, module, args, ins, out, repeats * num_weights, written)
 
     def _positional(self, spec: ModuleSpec, repeats: int, values: Sequence[Any]) -> list[Value]:
-        names = {"nc": self._config["nc"], "anchors": self._config["anchors"]}
-        read = [read_literal(value, names) for value in values]
+        read = self._literals(values)
         if spec.scaled and read and is_whole(read[0], 1, MAX_CHANNELS):
             read[0] = self._scaled(read[0])
         if spec.takes_repeats and read:
             read.insert(1, repeats)
         return read
+
+    def _literals(self, values: Sequence[Any]) -> list[Value]:
+        names = {"nc": self._config["nc"], "anchors": self._config["anchors"]}
+        return [read_literal(value, names) for value in values]
 
     def _scaled(self, channels: Any) -> int:
         # The width of a prediction layer follows from classes and anchors; the width multiple does not apply to it.
@@ -339,8 +342,7 @@ class _Parser:
         return groups
 
     def _head_arguments(self, values: Sequence[Any], num_levels: int) -> tuple[tuple[tuple[float, ...], ...], int]:
-        names = {"nc": self._config["nc"], "anchors": self._config["anchors"]}
-        read = [read_literal(value, names) for value in values]
+        read = self._literals(values)
         if len(read) != 2:
             raise ValueError(f"args={list(values)!r:.60} must be [nc, anchors]")
         num_classes, anchors = read

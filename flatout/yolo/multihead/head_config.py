@@ -124,21 +124,10 @@ def _parse(content: object, full_head: bool | None) -> HeadConfig:
     if not isinstance(assignments, Mapping):
         wrong = "is missing" if assignments is None else f"is {assignments!r:.60}"
         raise ValueError(f"head_assignments {wrong}; it must be a mapping of head_0, head_1, ... to their classes.")
-    groups: list[HeadGroup] = []
-    owner: dict[int, int] = {}
-    for head in range(num_heads):
-        groups.append(_group(assignments, head, num_heads))
-        for class_id in groups[-1].classes:
-            # Checked here, so that a class that is assigned twice is reported before one that is missing.
-            if class_id in owner:
-                raise ValueError(
-                    f"class {class_id} is assigned twice: to head_{owner[class_id]} and head_{head}. Remove it from "
-                    "one."
-                )
-            owner[class_id] = head
+    groups = tuple(_group(assignments, head, num_heads) for head in range(num_heads))
     full_head = _yes_or_no(content, "full_head") if full_head is None else full_head
     grouping = str(content.get("grouping", "standard"))
-    return HeadConfig(nc, tuple(groups), grouping, full_head, _yes_or_no(content, "single_class_logit"))
+    return HeadConfig(nc, groups, grouping, full_head, _yes_or_no(content, "single_class_logit"))
 
 
 def _whole(content: Mapping[Any, Any], key: str, default: int) -> int:
@@ -173,12 +162,16 @@ def _group(assignments: Mapping[Any, Any], head: int, num_heads: int) -> HeadGro
 def _check_partition(nc: int, classes_H: Sequence[Sequence[int]]) -> None:
     if not classes_H or not all(classes_H):
         raise ConfigError("a head has no classes. Every head needs one or more: assign some, or use fewer heads.")
-    assigned = sorted(class_id for classes in classes_H for class_id in classes)
-    if twice := [one for one, other in pairwise(assigned) if one == other]:
-        raise ConfigError(f"class {twice[0]} is assigned twice. Assign every class to exactly one head.")
-    if outside := [class_id for class_id in assigned if not 0 <= class_id < nc]:
+    owner: dict[int, int] = {}
+    for head, class_id in ((head, class_id) for head, classes in enumerate(classes_H) for class_id in classes):
+        if class_id in owner:
+            raise ConfigError(
+                f"class {class_id} is assigned twice: to head_{owner[class_id]} and head_{head}. Remove it from one."
+            )
+        owner[class_id] = head
+    if outside := sorted(class_id for class_id in owner if not 0 <= class_id < nc):
         raise ConfigError(f"class {outside[0]} is outside 0 to {nc - 1}. Correct its number, or nc.")
-    if missing := sorted(set(range(nc)) - set(assigned)):
+    if missing := sorted(set(range(nc)) - owner.keys()):
         raise ConfigError(
             f"class {missing[0]} belongs to no head; {len(missing)} of {nc} classes are not assigned. Assign each to "
             "a head."

@@ -9,7 +9,6 @@ Dimension key:  B images   H heads   A anchors per level   Y, X rows and columns
                 N = A * sum of O over the heads, the channels of a joined map   K = sum over levels of A * Y * X
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -143,9 +142,8 @@ class MultiHeadDetect(Detect):
         """The convolutions of all heads for a level."""
         return [head[level] for head in self.heads]  # type: ignore[index]
 
-    def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
-        for level, stride in enumerate(self.strides):
-            yield from ((conv, stride) for conv in self._level_convs(level))
+    def _prediction_convs(self) -> list[nn.ModuleList]:
+        return list(self.heads)  # type: ignore[arg-type]
 
 
 class MultiHeadDetectAttention(MultiHeadDetect):

@@ -26,7 +26,7 @@ from flatout.yolo.augment.gpu.input import (
     DeviceInputConfig,
     MemoryBudget,
     memory_budget,
-    memory_plan,
+    plan_memory,
     training_input,
 )
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device
@@ -207,8 +207,7 @@ class _Opener:
         config, images = self._config, self._images
         if len(images) < MIN_IMAGES or self._store is not None:
             return None
-        device_config = self._device_config(settings)
-        budget = memory_budget(config.device, device_config)
+        budget = memory_budget(config.device, self._device_config(settings))
         if config.decode_first:
             why = config.decode_first
         elif isinstance(images, TileSet):
@@ -218,7 +217,10 @@ class _Opener:
         elif config.verify:
             why = "--verify-cache compares them with their files"
         else:
-            planned = memory_plan(images, size=config.size, plan=self._plan, config=device_config, budget=budget)
+            items = self._plan.batch_size * TILES
+            planned = plan_memory(
+                images.size_wh_N2, size=config.size, budget=budget, batch_items=items, subsampled=settings.subsampled
+            )
             if planned.num_resident == len(images):
                 return budget
             why = f"only {planned.num_resident} of {len(images)} fit into the device's memory"

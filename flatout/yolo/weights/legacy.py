@@ -14,7 +14,10 @@ Dimension key:  H heads   C classes
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from itertools import groupby, product
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -280,7 +283,8 @@ def numpy_names(budget: WorkLimit) -> dict[str, Make | None]:
         match arguments:
             case (str(text), "latin1" | "latin-1"):
                 budget.spend(len(text))
-                return _latin1(text)
+                with suppress(UnicodeEncodeError):
+                    return text.encode("latin1")
             case ():
                 return b""
         raise _damaged("bytes")
@@ -299,13 +303,6 @@ def numpy_names(budget: WorkLimit) -> dict[str, Make | None]:
         "_codecs.encode": make_bytes,
         "builtins.bytes": make_bytes,
     }
-
-
-def _latin1(text: str) -> bytes:
-    try:
-        return text.encode("latin1")
-    except UnicodeEncodeError:
-        raise _damaged("bytes") from None
 
 
 def _damaged(what: str) -> Refusal:
@@ -417,7 +414,7 @@ def _parse_head_config(attributes: Mapping[str, object], reader: PlainReader) ->
                 return head_config_of(value, where="its head configuration", full_head=full_head or None)
         classes_H = _classes_by_head(plain)
         if classes_H is not None:
-            weight_H = _numbers_by_head(plain, "weight", len(classes_H))
+            weight_H = _weight_by_head(plain, len(classes_H))
             groups = tuple(HeadGroup(tuple(each), weight) for each, weight in zip(classes_H, weight_H, strict=True))
             nc = sum(map(len, classes_H))
             return HeadConfig(nc, groups, str(plain.get("grouping", "standard")), full_head)
@@ -452,22 +449,14 @@ def _classes_from_maps(plain: Mapping[str, Any]) -> list[list[int]] | None:
     """Lists of classes per head from two maps of all classes: to heads, and to positions in them."""
     maps = [_in_order(value) for value in plain.values()]
     numbers = [each for each in maps if each and all(type(number) is int for number in each)]
-    for head_C in numbers:
-        for local_C in numbers:
-            if len(local_C) != len(head_C) or min(head_C) < 0 or max(head_C) >= len(head_C):
-                continue
-            pairs = sorted(zip(head_C, local_C, range(len(head_C)), strict=True))
-            lists: list[list[int]] = [[] for _ in range(max(head_C) + 1)]
-            if all(_append_if_next(lists[head], local, class_id) for head, local, class_id in pairs) and all(lists):
-                return lists
+    for head_C, local_C in product(numbers, repeat=2):
+        if len(head_C) == len(local_C):
+            places = sorted(zip(head_C, local_C, range(len(head_C)), strict=True))
+            by_head = [list(group) for _, group in groupby(places, key=itemgetter(0))]
+            numbered = ((head, local) for head, group in enumerate(by_head) for local in range(len(group)))
+            if all(place[:2] == pair for place, pair in zip(places, numbered, strict=True)):
+                return [[class_id for *_, class_id in group] for group in by_head]
     return None
-
-
-def _append_if_next(classes: list[int], local: int, class_id: int) -> bool:
-    if local != len(classes):
-        return False
-    classes.append(class_id)
-    return True
 
 
 def _in_order(value: object) -> Sequence[Any] | None:
@@ -481,10 +470,9 @@ def _in_order(value: object) -> Sequence[Any] | None:
     return None
 
 
-def _numbers_by_head(plain: Mapping[str, Any], word: str, num_heads: int) -> list[float]:
+def _weight_by_head(plain: Mapping[str, Any], num_heads: int) -> list[float]:
     for name, value in plain.items():
-        numbers = _in_order(value)
-        fits = word in name and numbers is not None and len(numbers) == num_heads
-        if fits and numbers is not None and all(isinstance(each, int | float) for each in numbers):
+        numbers = _in_order(value) if "weight" in name else None
+        if numbers and len(numbers) == num_heads and all(isinstance(each, int | float) for each in numbers):
             return [float(each) for each in numbers]
     return [1.0] * num_heads

@@ -7,7 +7,7 @@ import torch
 
 from flatout.yolo.augment.gpu import batches
 from flatout.yolo.augment.gpu.batches import renderer_for
-from flatout.yolo.augment.gpu.paste_torch import TorchFill, TorchPaste
+from flatout.yolo.augment.gpu.paste_torch import fill_polygons, paste_objects
 from flatout.yolo.augment.gpu.render_torch import TorchRender
 from tests.feed.test_device import needs_gpu
 from tests.triton_interpreter import check_in_interpreter, needs_triton
@@ -56,9 +56,11 @@ def test_the_kernel_renders_the_bits_of_torch_from_subsampled_images_on_a_gpu(na
 @pytest.mark.parametrize("subsampled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
 def test_the_kernel_pastes_the_bits_of_torch_on_a_gpu(dtype, subsampled):
-    from flatout.yolo.augment.gpu.paste_triton import TritonPaste
+    from flatout.yolo.augment.gpu import paste_triton
 
-    kernels, plain = (pasted(paste, dtype, "cuda", subsampled=subsampled) for paste in (TritonPaste(), TorchPaste()))
+    kernels, plain = (
+        pasted(paste, dtype, "cuda", subsampled=subsampled) for paste in (paste_triton.paste_objects, paste_objects)
+    )
     for mine, theirs in zip(kernels, plain, strict=True):
         assert torch.equal(mine, theirs)
 
@@ -69,12 +71,12 @@ def test_the_kernel_pastes_the_bits_of_torch_on_a_gpu(dtype, subsampled):
 @pytest.mark.parametrize("subsampled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
 def test_the_kernels_copy_the_bits_of_torch_on_a_gpu(dtype, subsampled):
-    from flatout.yolo.augment.gpu.paste_triton import TritonFill
+    from flatout.yolo.augment.gpu import paste_triton
     from flatout.yolo.augment.gpu.render_triton import TritonRender
 
     ways = (
-        (TritonFill(), TritonRender(subsampled=subsampled)),
-        (TorchFill(), TorchRender(mixup=True, subsampled=subsampled)),
+        (paste_triton.fill_polygons, TritonRender(subsampled=subsampled)),
+        (fill_polygons, TorchRender(mixup=True, subsampled=subsampled)),
     )
     kernels, plain = (copied(fill, render, dtype, "cuda", subsampled=subsampled) for fill, render in ways)
     for mine, theirs in zip(kernels, plain, strict=True):

@@ -21,7 +21,7 @@ from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.batches import Fill, Paste
 from flatout.yolo.augment.gpu.chroma import Subsampled
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
-from flatout.yolo.augment.gpu.paste_torch import TorchFill, TorchPaste
+from flatout.yolo.augment.gpu.paste_torch import fill_polygons, paste_objects
 from flatout.yolo.augment.gpu.render_torch import TorchRender
 from flatout.yolo.augment.gpu.source import ParameterSource
 from flatout.yolo.augment.layout import resized_wh
@@ -124,15 +124,15 @@ def main() -> None:
     mine, theirs = by_both("mixed", torch.uint8, "cpu", num=2, subsampled=True)
     assert torch.equal(mine, theirs), "subsampled"
     for more in ({}, {"subsampled": True}):
-        pastes = paste_triton.TritonPaste(), TorchPaste()
+        pastes = paste_triton.paste_objects, paste_objects
         kernels, plain = (pasted(paste, torch.uint8, "cpu", **more) for paste in pastes)
         for mine, theirs in zip(kernels, plain, strict=True):
             assert torch.equal(mine, theirs), f"pasted {more}"
     render_triton.BLOCK_ROWS = render_triton.BLOCK_COLUMNS = 2 * SIZE
     for more in ({}, {"subsampled": True}):
         ways: list[tuple[Fill, Render]] = [
-            (paste_triton.TritonFill(), render_triton.TritonRender(**more)),
-            (TorchFill(), TorchRender(mixup=True, **more)),
+            (paste_triton.fill_polygons, render_triton.TritonRender(**more)),
+            (fill_polygons, TorchRender(mixup=True, **more)),
         ]
         kernels, plain = (copied(fill, render, torch.uint8, "cpu", **more) for fill, render in ways)
         for mine, theirs in zip(kernels, plain, strict=True):

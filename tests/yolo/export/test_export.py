@@ -142,7 +142,7 @@ def test_our_selection_is_that_of_onnx_runtime():
         score = np.round(rng.random((3, 200, 1)), 2)
         x_BN5 = np.concatenate((centre - size / 2, centre + size / 2, score), 2).astype(np.float32)
         model = traced(
-            Alone(), torch.from_numpy(x_BN5), input_name="x", output_names=["chosen"],
+            Alone(), {"x": torch.from_numpy(x_BN5)}, output_names=["chosen"],
             free_axes={"chosen": {0: "chosen"}}, opset=12,
         )  # fmt: skip
         expected = Session(model)({"x": x_BN5})["chosen"]

@@ -223,7 +223,7 @@ def test_an_operator_that_an_opset_lacks_is_a_config_error(tmp_path):
             return x.unflatten(1, (1, 3))
 
     with pytest.raises(ConfigError, match=r"^Opset 12 is too old for this network: .*unflatten"):
-        traced(Unflattened(), torch.zeros(1, 3, 4, 4), input_name="x", output_names=["y"], free_axes={}, opset=12)
+        traced(Unflattened(), {"x": torch.zeros(1, 3, 4, 4)}, output_names=["y"], free_axes={}, opset=12)
 
 
 # Other readers

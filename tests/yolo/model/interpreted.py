@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.kernels import Pointer
-from flatout.yolo.model import convolutions, fused
+from flatout.yolo.model import convolutions, copies, fused, pooling
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.layers import Conv
 from flatout.yolo.model.network import build_network
@@ -66,23 +66,25 @@ def compare(
 def check_pooling() -> None:
     x = random_map(2, 24, 9, 7)
     for k in (5, 9, 13):
-        compare(lambda x, k=k: fused.max_pool_same(x, k), lambda x, k=k: F.max_pool2d(x, k, 1, k // 2), [x], limit=1e-6)
+        compare(
+            lambda x, k=k: pooling.max_pool_same(x, k), lambda x, k=k: F.max_pool2d(x, k, 1, k // 2), [x], limit=1e-6
+        )
 
     def both(x: Tensor) -> Tensor:
-        p5 = fused.max_pool_same(x, 5)
-        p9 = fused.max_pool_same(x, 9, p5, 5)
-        return torch.cat((p5, p9, fused.max_pool_same(x, 13, p9, 9)), 1)
+        p5 = pooling.max_pool_same(x, 5)
+        p9 = pooling.max_pool_same(x, 9, p5, 5)
+        return torch.cat((p5, p9, pooling.max_pool_same(x, 13, p9, 9)), 1)
 
     compare(both, lambda x: torch.cat([F.max_pool2d(x, k, 1, k // 2) for k in (5, 9, 13)], 1), [x], limit=1e-6)
     ties = torch.zeros(1, 16, 6, 5).contiguous(memory_format=torch.channels_last)
-    compare(lambda x: fused.max_pool_same(x, 5), lambda x: F.max_pool2d(x, 5, 1, 2), [ties + 1], limit=1e-6)
+    compare(lambda x: pooling.max_pool_same(x, 5), lambda x: F.max_pool2d(x, 5, 1, 2), [ties + 1], limit=1e-6)
 
 
 def check_copies() -> None:
     maps = [random_map(2, channels, 5, 4) for channels in (16, 40, 16, 16, 24)]
-    compare(lambda *xs: fused.concat(xs), lambda *xs: torch.cat(xs, 1), maps)
-    compare(lambda *xs: fused.concat(xs), lambda *xs: torch.cat(xs, 1), maps[:2])
-    compare(fused.double, lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"), maps[:1], 40, limit=1e-6)
+    compare(lambda *xs: copies.concat(xs), lambda *xs: torch.cat(xs, 1), maps)
+    compare(lambda *xs: copies.concat(xs), lambda *xs: torch.cat(xs, 1), maps[:2])
+    compare(copies.double, lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"), maps[:1], 40, limit=1e-6)
 
     def readers(x: Tensor, num: int, fork: Callable[[Tensor, int], list[Tensor]]) -> Tensor:
         readers = fork(x, num)
@@ -90,11 +92,11 @@ def check_copies() -> None:
 
     for num in (2, 3, 4, 6):
         compare(
-            lambda x, num=num: readers(x, num, fused.forked), lambda x, num=num: readers(x, num, lambda x, n: [x] * n),
+            lambda x, num=num: readers(x, num, copies.forked), lambda x, num=num: readers(x, num, lambda x, n: [x] * n),
             maps[1:2], limit=1e-6,
         )  # fmt: skip
     x = random_map(2, 16, 5, 4).requires_grad_()
-    one, _ = fused.forked(x, 2)
+    one, _ = copies.forked(x, 2)
     one.sum().backward()
     assert x.grad is not None and bool((x.grad == 1).all()), "a reader without a gradient counts nothing"
 
@@ -186,7 +188,8 @@ def check_network() -> None:
 
 def main() -> None:
     with (
-        mock.patch.object(fused, "launch", launch_interpreted),
+        mock.patch.object(pooling, "launch", launch_interpreted),
+        mock.patch.object(copies, "launch", launch_interpreted),
         mock.patch.object(fused, "prepared", prepared_interpreted),
         mock.patch.object(fused, "stream_of", return_value=0),
         mock.patch.object(fused, "uses_tanh", return_value=False),

@@ -11,17 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from flatout.yolo.model import fused
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.convolutions import _Predict, _Stem, _StemNormAct, conv_norm_act, convolve, predict
-from flatout.yolo.model.fused import (
-    concat,
-    double,
-    forked,
-    max_pool,
-    max_pool_same,
-    norm_act,
-    row_stride,
-    suits_kernels,
-)
+from flatout.yolo.model.copies import concat, double, forked
+from flatout.yolo.model.fused import norm_act, row_stride, suits_kernels
 from flatout.yolo.model.network import build_network
+from flatout.yolo.model.pooling import max_pool, max_pool_same
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ACTIVATIONS = [nn.SiLU(), nn.LeakyReLU(0.1), nn.ReLU(), nn.Identity()]

@@ -16,7 +16,7 @@ from flatout.clock import clock
 from flatout.feed import BackgroundFill, Batch, DeviceFeed, DeviceStore, Feed, Output, Render
 from flatout.kernels import HAS_TRITON
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels, TorchLabels
-from flatout.yolo.augment.gpu.paste_torch import ObjectsToPaste, PolygonsToFill, TorchFill, TorchPaste
+from flatout.yolo.augment.gpu.paste_torch import ObjectsToPaste, PolygonsToFill, fill_polygons, paste_objects
 from flatout.yolo.augment.gpu.render_torch import TorchRender
 from flatout.yolo.augment.gpu.source import IMAGE_COLUMN, plan_copies
 
@@ -53,22 +53,14 @@ def renderer_for(
     return TorchRender(mixup=mixup, perspective=perspective, recolor=recolor, subsampled=subsampled)
 
 
-def paster_for(device: str | torch.device) -> Paste:
-    """The function that pastes the objects of a `PastePlan` over finished images, by Triton where possible."""
+def paste_and_fill_for(device: str | torch.device) -> tuple[Paste, Fill]:
+    """The functions that paste the objects of a `PastePlan` over finished images, and that fill the polygons of a
+    `CopyPlan` into masks; by Triton where possible."""
     if _has_kernels(device):
-        from flatout.yolo.augment.gpu.paste_triton import TritonPaste
+        from flatout.yolo.augment.gpu import paste_triton
 
-        return TritonPaste()
-    return TorchPaste()
-
-
-def filler_for(device: str | torch.device) -> Fill:
-    """The function that fills the polygons of a `CopyPlan` into masks, by Triton where possible."""
-    if _has_kernels(device):
-        from flatout.yolo.augment.gpu.paste_triton import TritonFill
-
-        return TritonFill()
-    return TorchFill()
+        return paste_triton.paste_objects, paste_triton.fill_polygons
+    return paste_objects, fill_polygons
 
 
 def label_finisher_for(device: str | torch.device, labels: DeviceLabels, *, perspective: bool) -> FinishLabels:
@@ -135,8 +127,7 @@ class DeviceInput(DeviceFeed):
         self._bucket = target_bucket
         self._subsampled = subsampled
         self._padded: dict[tuple[str, int, int], Tensor] = {}
-        self._paste = paster_for(store.device)
-        self._fill = filler_for(store.device)
+        self._paste, self._fill = paste_and_fill_for(store.device)
         self._finish_labels = finish_labels
 
     def __enter__(self) -> "DeviceInput":

@@ -10,7 +10,8 @@ Dimension key:  N images   H W rows and columns of pixels   h w half as many
 
 import numpy as np
 
-from flatout.feed import Arrays, DecodeError
+from flatout.feed import Arrays
+from flatout.yolo.augment.samples import SizeCheckedImages
 
 SHIFT = 14
 HALF = 1 << (SHIFT - 1)
@@ -22,27 +23,17 @@ BAND_PIXELS = 1 << 15
 """Pixels that are converted at a time, so that they stay in a core's cache."""
 
 
-class Subsampled:
-    """`images` uint8 [h, w, 3], BGR, of known sizes, as 4:2:0; converted on access."""
+class Subsampled(SizeCheckedImages):
+    """Images uint8 [h, w, 3], BGR, of known sizes, as 4:2:0; converted on access."""
 
     dtype = np.dtype(np.uint8)
 
     def __init__(self, images: Arrays, wh_N2: np.ndarray) -> None:
-        self._images = images
-        self._wh_N2 = wh_N2
+        super().__init__(images, wh_N2)
         self.shapes_ND = kept_shapes(wh_N2)
 
-    def __len__(self) -> int:
-        return len(self._images)
-
     def __getitem__(self, index: int) -> np.ndarray:
-        image, (width, height) = self._images[index], self._wh_N2[index].tolist()
-        if image.shape != (height, width, 3):
-            raise DecodeError(
-                f"image {index} is {image.shape[1]} x {image.shape[0]} and not {width} x {height}, as its size in the "
-                "data set's scan requires: the file has changed since. Run the command again: it scans changed files."
-            )
-        return subsample(image)
+        return subsample(super().__getitem__(index))
 
 
 def kept_shapes(wh_N2: np.ndarray) -> np.ndarray:

@@ -161,7 +161,7 @@ def training_input(
     shapes in the plan are ignored. Pass a `store` made by `image_store` to use it again.
 
     With `fill_from` the images are decoded in the background, those first that the training needs from this epoch and
-    step on, and the batches are the same. All must fit into the device's memory (`memory_plan`).
+    step on, and the batches are the same. All must fit into the device's memory (`plan_memory`).
     """
     config = config or DeviceInputConfig()
     out_wh_N2 = None if rect is None else batch_shapes(rect)
@@ -261,7 +261,10 @@ def image_store(
 ) -> DeviceStore:
     """Upload the images; logs first where they will be kept. `filled`: see `DeviceStore`."""
     budget = memory_budget(device, config)
-    planned = memory_plan(image_set, size=size, plan=plan, config=config, budget=budget)
+    items = plan.batch_size * TILES
+    planned = plan_memory(
+        image_set.size_wh_N2, size=size, budget=budget, batch_items=items, subsampled=config.subsampled
+    )
     logger.info("%s", planned)
     wh_N2 = resized_wh(image_set.size_wh_N2, size)
     if config.subsampled:
@@ -275,7 +278,7 @@ def image_store(
         images,
         device,
         budget_bytes=budget.device_bytes,
-        batch_items=plan.batch_size * TILES,
+        batch_items=items,
         pinned_bytes=budget.pinned_bytes,
         filled=filled,
     )
@@ -286,16 +289,6 @@ def memory_budget(device: str | torch.device, config: DeviceInputConfig) -> Memo
     return MemoryBudget(
         free_bytes(torch.device(device)) if config.budget_bytes is None else config.budget_bytes,
         free_ram_bytes() if config.pinned_bytes is None else config.pinned_bytes,
-    )
-
-
-def memory_plan(
-    image_set: ImageSet, *, size: int, plan: Plan, config: DeviceInputConfig, budget: MemoryBudget
-) -> MemoryPlan:
-    """Where `image_store` will keep the images of a training."""
-    batch_items = plan.batch_size * TILES
-    return plan_memory(
-        image_set.size_wh_N2, size=size, budget=budget, batch_items=batch_items, subsampled=config.subsampled
     )
 
 

@@ -12,7 +12,7 @@ Dimension key:  N images   C channels   H W size in the file   h w size in the s
 
 import importlib.util
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -120,7 +120,7 @@ class DeviceDecoded:
     def _fill(self) -> None:
         num_readers = max(1, min(READERS, machine.cores().usable))
         with progress("decoding", len(self)) as advance, ThreadPoolExecutor(num_readers) as pool:
-            groups = list(_groups(len(self)))
+            groups = [range(begin, min(begin + GROUP, len(self))) for begin in range(0, len(self), GROUP)]
             # One group ahead: while the GPU decodes, threads read the next files and decode those of the CPU.
             waiting = [pool.map(self._read, group) for group in groups[:1]]
             for number, group in enumerate(groups):
@@ -205,7 +205,3 @@ def _is_plain(content: bytes, size_wh: tuple[int, int]) -> bool:
 def _consecutive(indices: list[int]) -> list[np.ndarray]:
     """Split ascending numbers where one is missing."""
     return np.split(np.array(indices), np.flatnonzero(np.diff(indices) != 1) + 1)
-
-
-def _groups(num: int) -> Iterator[range]:
-    return (range(begin, min(begin + GROUP, num)) for begin in range(0, num, GROUP))

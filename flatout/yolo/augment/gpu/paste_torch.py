@@ -36,27 +36,25 @@ class ObjectsToPaste(NamedTuple):
     """Whether images are stored as `chroma` describes."""
 
 
-class TorchPaste:
-    """Pastes into images [B, 3, H, W] RGB: uint8, or a float dtype with values from 0 to 1; any memory format.
+def paste_objects(objects: ObjectsToPaste, images: Tensor) -> None:
+    """Paste into images [B, 3, H, W] RGB: uint8, or a float dtype with values from 0 to 1; any memory format.
 
     A dozen operations per object, in a loop on the host: slow on a GPU, where the kernel should be used.
     """
-
-    def __call__(self, objects: ObjectsToPaste, images: Tensor) -> None:
-        up_down, left_right = objects.flip_B2.unbind(1)
-        for sample, first, num, point in objects.host_spans_S4.tolist():
-            canvas = torch.zeros((*images.shape[2:], 3), dtype=torch.int32, device=images.device)
-            for number in range(first, first + num):
-                row = objects.host_object_KC[number].tolist()
-                _paste_one(canvas, row, objects, number, objects.point_P2[point : point + row[11]])
-                point += row[11]
-            canvas = torch.where(up_down[sample], canvas.flip(0), canvas)
-            canvas = torch.where(left_right[sample], canvas.flip(1), canvas)
-            values = canvas.flip(2).permute(2, 0, 1)
-            # By a tensor, as in render_torch: CUDA multiplies by the reciprocal of a Python number.
-            whole = torch.full((), 255.0, device=images.device)
-            new = (values / whole if images.is_floating_point() else values).to(images.dtype)
-            images[sample] = torch.where(values > 0, new, images[sample])
+    up_down, left_right = objects.flip_B2.unbind(1)
+    for sample, first, num, point in objects.host_spans_S4.tolist():
+        canvas = torch.zeros((*images.shape[2:], 3), dtype=torch.int32, device=images.device)
+        for number in range(first, first + num):
+            row = objects.host_object_KC[number].tolist()
+            _paste_one(canvas, row, objects, number, objects.point_P2[point : point + row[11]])
+            point += row[11]
+        canvas = torch.where(up_down[sample], canvas.flip(0), canvas)
+        canvas = torch.where(left_right[sample], canvas.flip(1), canvas)
+        values = canvas.flip(2).permute(2, 0, 1)
+        # By a tensor, as in render_torch: CUDA multiplies by the reciprocal of a Python number.
+        whole = torch.full((), 255.0, device=images.device)
+        new = (values / whole if images.is_floating_point() else values).to(images.dtype)
+        images[sample] = torch.where(values > 0, new, images[sample])
 
 
 def _paste_one(canvas: Tensor, row: list[int], objects: ObjectsToPaste, number: int, point_P2: Tensor) -> None:
@@ -129,18 +127,13 @@ class PolygonsToFill(NamedTuple):
     """int32."""
 
 
-class TorchFill:
-    """Sets masks uint8 [J, H, W] to 1 inside of polygons and on their edges, in place.
+def fill_polygons(polygons: PolygonsToFill, masks: Tensor) -> None:
+    """Set masks uint8 [J, H, W] to 1 inside of polygons and on their edges, in place.
 
     A dozen operations per polygon, in a loop on the host: slow on a GPU, where the kernel should be used.
     """
-
-    def __call__(self, polygons: PolygonsToFill, masks: Tensor) -> None:
-        for mask, first, num, x1, y1, x2, y2 in polygons.host_span_K7.tolist():
-            columns, rows = (
-                torch.arange(begin, end + 1, dtype=torch.int32, device=masks.device)
-                for begin, end in ((x1, x2), (y1, y2))
-            )
-            masks[mask, y1 : y2 + 1, x1 : x2 + 1] |= inside_polygon(
-                polygons.point_P2[first : first + num], columns, rows
-            )
+    for mask, first, num, x1, y1, x2, y2 in polygons.host_span_K7.tolist():
+        columns, rows = (
+            torch.arange(begin, end + 1, dtype=torch.int32, device=masks.device) for begin, end in ((x1, x2), (y1, y2))
+        )
+        masks[mask, y1 : y2 + 1, x1 : x2 + 1] |= inside_polygon(polygons.point_P2[first : first + num], columns, rows)

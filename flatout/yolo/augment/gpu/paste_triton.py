@@ -128,31 +128,29 @@ BLOCK_ROWS = BLOCK_COLUMNS = 16
 """Pixels of a program: a small block, since most objects are small."""
 
 
-class TritonPaste:
-    """As `paste_torch.TorchPaste`, in one kernel."""
-
-    def __call__(self, objects: ObjectsToPaste, images: Tensor) -> None:
-        _, _, height, width = images.shape
-        across, down = -(-width // BLOCK_COLUMNS), -(-height // BLOCK_ROWS)
-        paste[across * down, len(objects.host_spans_S4)](
-            objects.sources.data,
-            objects.sources.offsets,
-            objects.sources.shapes,
-            objects.object_KC,
-            objects.point_P2,
-            objects.spans_S4,
-            objects.flip_B2,
-            images,
-            *images.stride(),
-            height,
-            width,
-            across,
-            objects.subsampled,
-            images.is_floating_point(),
-            BLOCK_ROWS,
-            BLOCK_COLUMNS,
-            num_warps=4,
-        )
+def paste_objects(objects: ObjectsToPaste, images: Tensor) -> None:
+    """As `paste_torch.paste_objects`, in one kernel."""
+    _, _, height, width = images.shape
+    across, down = -(-width // BLOCK_COLUMNS), -(-height // BLOCK_ROWS)
+    paste[across * down, len(objects.host_spans_S4)](
+        objects.sources.data,
+        objects.sources.offsets,
+        objects.sources.shapes,
+        objects.object_KC,
+        objects.point_P2,
+        objects.spans_S4,
+        objects.flip_B2,
+        images,
+        *images.stride(),
+        height,
+        width,
+        across,
+        objects.subsampled,
+        images.is_floating_point(),
+        BLOCK_ROWS,
+        BLOCK_COLUMNS,
+        num_warps=4,
+    )
 
 
 # Filling: a program handles a block of pixels of one polygon's box.
@@ -188,18 +186,16 @@ FILL_ROWS = FILL_COLUMNS = 32
 """Pixels of a program."""
 
 
-class TritonFill:
-    """As `paste_torch.TorchFill`, in one kernel."""
-
-    def __call__(self, polygons: PolygonsToFill, masks: Tensor) -> None:
-        sides_K2 = polygons.host_span_K7[:, 5:] - polygons.host_span_K7[:, 3:5]
-        blocks_K2 = sides_K2 // [FILL_COLUMNS, FILL_ROWS] + 1
-        fill[int(blocks_K2.prod(1).max()), len(sides_K2)](
-            polygons.span_K7,
-            polygons.point_P2,
-            masks,
-            *masks.shape[1:],
-            FILL_ROWS,
-            FILL_COLUMNS,
-            num_warps=4,
-        )
+def fill_polygons(polygons: PolygonsToFill, masks: Tensor) -> None:
+    """As `paste_torch.fill_polygons`, in one kernel."""
+    sides_K2 = polygons.host_span_K7[:, 5:] - polygons.host_span_K7[:, 3:5]
+    blocks_K2 = sides_K2 // [FILL_COLUMNS, FILL_ROWS] + 1
+    fill[int(blocks_K2.prod(1).max()), len(sides_K2)](
+        polygons.span_K7,
+        polygons.point_P2,
+        masks,
+        *masks.shape[1:],
+        FILL_ROWS,
+        FILL_COLUMNS,
+        num_warps=4,
+    )

@@ -35,9 +35,9 @@ from flatout.yolo.augment.labels import (
     to_targets,
     warp_labels,
 )
-from flatout.yolo.augment.layout import Canvases, lay_out, needs_all_tiles, resized_wh, without_invisible
+from flatout.yolo.augment.layout import Canvases, lay_out, needs_all_tiles, without_invisible
 from flatout.yolo.augment.paste import ENOUGH_OBJECTS, MIN_VALUES, PasteArea, copy_objects, fit_into, paste_all
-from flatout.yolo.augment.samples import TrainingSourceBase, label_id_fields, write_letterboxed
+from flatout.yolo.augment.samples import ImageSetSource, TrainingSourceBase, label_id_fields, write_letterboxed
 from flatout.yolo.data.image_set import ImageSet, Labels
 
 TILES = 2 * NINE
@@ -210,8 +210,7 @@ class ParameterSource(TrainingSourceBase):
         """Rows per sample with deferred labels. With perspective, all labels of its five tiles are listed."""
         if self._config.perspective == 0:
             return self.expected_targets
-        per_image = len(self._image_set.labels.class_box_T5) / max(1, len(self))
-        return 2 + (1 + 4 * self._config.mosaic) * (1 + self._config.mixup) * per_image
+        return 2 + (1 + 4 * self._config.mosaic) * (1 + self._config.mixup) * self.labels_per_image
 
 
 def can_defer_labels(image_set: ImageSet, config: AugmentConfig) -> bool:
@@ -219,7 +218,7 @@ def can_defer_labels(image_set: ImageSet, config: AugmentConfig) -> bool:
     return len(image_set.labels.point_P2) > 0 and config.copy_paste == 0
 
 
-class ValidationParameters:
+class ValidationParameters(ImageSetSource):
     """Parameters and targets of validation samples: letterboxed to the shape of their batch, or to a square."""
 
     def __init__(
@@ -231,31 +230,17 @@ class ValidationParameters:
         streamed: StreamedItems | None = None,
     ) -> None:
         """The images are resized for validation at `size`; the other arguments are those of `ParameterSource`."""
-        self._image_set = image_set
-        self._size = size
-        self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
+        super().__init__(image_set, size=size)
         self._out_wh_N2 = out_wh_N2
-        per_image = len(image_set.labels.class_box_T5) / max(1, len(image_set))
-        shapes: Fields = {"shapes": Field((6,), np.float64)}
         self._streamed = streamed
-        streamed_fields: Fields = streamed.fields(1) if streamed is not None else {}
-        self.fields = {**parameter_fields(expected_targets=2 + 2 * per_image), **shapes, **streamed_fields}
-
-    def __len__(self) -> int:
-        return len(self._image_set)
-
-    def where(self, index: int) -> str:
-        return self._image_set.paths[index]
+        self.fields: Fields = {
+            **parameter_fields(expected_targets=2 + 2 * self.labels_per_image),
+            "shapes": Field((6,), np.float64),
+            **(streamed.fields(1) if streamed is not None else {}),
+        }
 
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         return identity_draws(indices)
-
-    @property
-    def num_items(self) -> int:
-        return len(self)
-
-    def where_item(self, item: int) -> str:
-        return self.where(item)
 
     def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
         is_bad_M, shown_M = unreadable.among(indices), indices.copy()

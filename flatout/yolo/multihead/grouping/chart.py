@@ -69,8 +69,7 @@ def _plot_head(canvas: Canvas, grouped: GroupingResult, head: int, left: float, 
     right = left + COLUMN_W - 14
     canvas.filled_rectangle(left, top, right, top + 4, colour_of(head))
     canvas.text(f"head {head}", left, top + 19, px=8.5, bold=True)
-    counted = f"{len(group.classes)} class{'es' if len(group.classes) > 1 else ''}"
-    canvas.text(counted, right, top + 19, px=SMALL_PX, colour=MUTED, anchor="right")
+    canvas.text(counted(len(group.classes), "class"), right, top + 19, px=SMALL_PX, colour=MUTED, anchor="right")
     name = "" if group.name == f"Head {head}" else group.name.removesuffix("_Group").replace("_", " ")
     weight = "" if group.weight == 1 else f"weight {group.weight:g}"
     for line, text in enumerate(part for part in (name, comment, weight) if part):

@@ -66,12 +66,9 @@ def open_source(given: str, *, split: Split = "train") -> Source:
         return _source_of_confusion(read_confusion(path), given)
     if path.suffix.lower() == ".json":
         content = read_json(given)
-        is_coco = isinstance(content, dict) and "annotations" in content
-        return (
-            _source_of_coco(content, given)
-            if is_coco
-            else _source_of_confusion(confusion_in(content, where=path), given)
-        )
+        if isinstance(content, dict) and "annotations" in content:
+            return _source_of_coco(content, given)
+        return _source_of_confusion(confusion_in(content, where=path), given)
     data = open_data_set(path if path.is_dir() else find_file(given, flag="SOURCE"))
     return Source(given, data.names, lambda: _labelled_boxes(data, split))
 
