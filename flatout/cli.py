@@ -343,8 +343,10 @@ class FlagParser(argparse.ArgumentParser):
             job = self.prog.rpartition(" ")[0]
             return f"unknown argument {first}. A command is one word: `{job or 'flatout yolo'} {first}`"
         meant = self._flag_for(word[2:]) if word.startswith("--") and word[2:] in FLAG_HABITS else None
-        close = [meant] if meant else difflib.get_close_matches(word, self._option_string_actions, n=1)
-        advice = f"Did you mean {close[0]}?" if close else "--help lists all flags."
+        # Without their dashes, which all flags share.
+        known = {flag.lstrip("-"): flag for flag in self._option_string_actions}
+        close = [known[name] for name in difflib.get_close_matches(word.lstrip("-"), list(known), n=1)]
+        advice = f"Did you mean {meant or close[0]}?" if meant or close else "--help lists all flags."
         kind = "flag" if word.startswith("-") else "argument"
         return f"unknown {kind} {word}. {self._explain(word.removeprefix('--')) or advice}"
 

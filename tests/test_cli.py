@@ -185,6 +185,7 @@ def test_a_command_of_another_program_is_answered_with_ours(words, said, capsys)
         (["yolo", "detect", "train", "data=x.yaml"], "A command is one word: `flatout yolo train`"),
         (["yolo", "detect", "--model", "a.pt"], "unknown flag --model. Did you mean --weights?"),
         (["yolo", "train", "--batch-sise", "4"], "Did you mean --batch-size?"),
+        (["yolo", "train", "--lion"], "unknown flag --lion. --help lists all flags."),
     ],
 )
 def test_words_and_flags_of_another_program_are_answered_with_ours(words, said, capsys):
