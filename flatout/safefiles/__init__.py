@@ -7,12 +7,13 @@ Files are not trusted, not even those that claim to be written by flatout. docs/
 
 Files:
 
-    archive    A strict reader of the zip archive around a torch file
-    atomic     Replace a file atomically: a reader finds the old or the complete new content, even after a power failure
-    container  Container files, our own format
-    notes      Notes: small JSON files for other processes, which may be missing, damaged or half written
-    open_file  Open a weights file, detect its format from its first bytes
-    unpickle   Read a pickle without running it: our own interpreter for the opcodes that hold data
+    archive       A strict reader of the zip archive around a torch file
+    atomic        Replace a file atomically: readers find the old or the complete new content, even after a power cut
+    container     Container files, our own format
+    notes         Notes: small JSON files for other processes, which may be missing, damaged or half written
+    numpy_values  NumPy values in a pickle, rebuilt without NumPy's unpickling
+    open_file     Open a weights file, detect its format from its first bytes
+    unpickle      Read a pickle without running it: our own interpreter for the opcodes that hold data
 """
 
 from typing import TYPE_CHECKING
@@ -45,9 +46,9 @@ if TYPE_CHECKING:
         write_container,
     )
     from flatout.safefiles.notes import read_note
+    from flatout.safefiles.numpy_values import numpy_names
     from flatout.safefiles.open_file import file_kind, read_objects, reading
     from flatout.safefiles.unpickle import (
-        MAX_COPIED,
         MAX_TENSORS,
         Allowlist,
         Built,

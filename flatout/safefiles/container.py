@@ -28,8 +28,9 @@ from flatout.safefiles.archive import (
     quoted,
 )
 from flatout.safefiles.atomic import replacing
+from flatout.safefiles.numpy_values import numpy_names
 from flatout.safefiles.open_file import file_kind, read_objects, reading
-from flatout.safefiles.unpickle import Built, Name, plain_allowlist
+from flatout.safefiles.unpickle import Allowlist, Built, Name, plain_allowlist, plain_names
 
 # Plain trees
 #
@@ -151,11 +152,15 @@ def read_container(path: str | Path) -> dict[str, object]:
 
 
 def read_plain(path: str | Path) -> object:
-    """Plain values and tensors of any file that torch.save wrote; CheckpointError if it cannot be read."""
+    """Plain values and tensors of any file that torch.save wrote; CheckpointError if it cannot be read.
+
+    Numbers of NumPy become those of Python, and small arrays nested lists.
+    """
     with reading(path) as file:
         if file_kind(file) != "zip":
             raise Refusal("is not a zip as torch.save writes since torch 1.6. Save it again, or use another file.")
-        return PlainReader().plain(read_objects(file, plain_allowlist), "content")
+        objects = read_objects(file, lambda storages: Allowlist(plain_names(storages) | numpy_names()))
+        return PlainReader().plain(objects, "content")
 
 
 def is_container(objects: object) -> bool:

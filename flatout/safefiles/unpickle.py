@@ -207,6 +207,12 @@ def plain_names(storages: Storages) -> dict[str, Make | None]:
                 raise Refusal(f"its pickle has a builtins.set of other things than text. {YOURS}")
         return _unexpected("builtins.set")
 
+    def make_size(arguments: tuple[object, ...]) -> object:
+        match arguments:
+            case (tuple(size),):
+                return size
+        return _unexpected("torch.Size")
+
     def make_tensor(arguments: tuple[object, ...]) -> object:
         match arguments:
             # What follows: requires_grad, backward hooks, and in newer files metadata.
@@ -224,6 +230,7 @@ def plain_names(storages: Storages) -> dict[str, Make | None]:
     return {
         "collections.OrderedDict": make_dict,
         "builtins.set": make_set,
+        "torch.Size": make_size,
         "torch._utils._rebuild_tensor_v2": make_tensor,
         "torch._utils._rebuild_parameter": make_parameter,
         "torch._utils._rebuild_parameter_with_state": make_parameter,

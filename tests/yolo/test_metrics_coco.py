@@ -3,13 +3,14 @@
 import builtins
 import importlib.util
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from flatout.errors import ConfigError, DataError
+from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.yolo.metrics import coco
 from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS, EVALUATORS, CocoExport, coco_scores, image_id_of
 from flatout.yolo.nms import Detections
@@ -70,6 +71,15 @@ def test_eighty_classes_map_to_category_ids_up_to_ninety():
 )
 def test_the_id_of_an_image_is_the_number_in_its_name(path, image_id):
     assert image_id_of(path) == image_id
+
+
+def test_detections_that_cannot_be_written_leave_no_cut_file(tmp_path: Path):
+    collected = CocoExport()
+    place = tmp_path / "predictions.json"
+    place.mkdir()
+    with pytest.raises(ResourceError, match=r"predictions\.json"):
+        collected.write(place)
+    assert list(tmp_path.iterdir()) == [place]
 
 
 def test_records_are_rounded_and_written_as_json(tmp_path):

@@ -14,7 +14,8 @@ examples:
   flatout defect predict --model_path runs/defect/exp/weights/best.pt --test_path /data/new --output_dir found
   flatout defect predict --test_path /data/pairs --settings boards.yaml
 
-Exit code: 0 (also if images fail), 2 wrong arguments, 3 unreadable images, 4 unreadable weights.
+Exit code: 0 (also if images fail), 2 wrong arguments, 3 unreadable images, 4 unreadable weights, 5 the results cannot
+be written.
 """
 
 

@@ -14,7 +14,7 @@ examples:
   flatout defect test --model_path runs/defect/exp/weights/best.pt --test_path demo
   flatout defect test --model_path old.pth --test_path R/test --img_format png_jpg --gpu_id 0
 
-Exit code: 0, 2 wrong arguments, 3 unreadable images, 4 unreadable weights.
+Exit code: 0, 2 wrong arguments, 3 unreadable images, 4 unreadable weights, 5 the results cannot be written.
 """
 
 

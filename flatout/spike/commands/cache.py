@@ -12,7 +12,7 @@ Write the voxels of every frame to the folder VOXEL_CACHE_DIRNAME of its sequenc
 """
 EPILOG = """\
 To train on them, set USE_PRECOMPUTED_VOXELS: true.
-Exit code: 0, 2 wrong config, 3 unusable data.
+Exit code: 0, 2 wrong config, 3 unusable data, 5 the voxels cannot be written.
 """
 FLAGS = (
     *CONFIG,

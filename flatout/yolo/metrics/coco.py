@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from flatout.errors import ConfigError, DataError, FlatoutError, counted
+from flatout.safefiles import write_file
 from flatout.yolo.data.coco import (
     annotation_candidates,
     annotation_file,
@@ -110,8 +111,8 @@ class CocoExport:
         return np.column_stack((image_id_D, box_D4, score_D, category_D))
 
     def write(self, path: Path) -> None:
-        """Write the records as a JSON list."""
-        path.write_text(json.dumps(self.records()))
+        """Write the records as a JSON list; ResourceError if there is no room, with an earlier file unchanged."""
+        write_file(path, json.dumps(self.records()))
 
     def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Image number, category, box (x, y, w, h) and score, rounded."""

@@ -64,6 +64,27 @@ def test_parameters_on_any_device_are_written_as_plain_tensors(tmp_path: Path):
     assert not stored.requires_grad
 
 
+def test_read_plain_reads_numpy_values_of_other_programs_as_plain_ones(tmp_path: Path):
+    content: dict[str, Any] = {
+        "best": np.float64(0.5), "epoch": np.int64(3), "done": np.bool_(True), "names": b"\xff\x00",
+        "rates_GK": np.array([[0.1, 0.2], [0.3, 0.4]], np.float32), "input": torch.Size([3, 32, 32]),
+    }  # fmt: skip
+    for protocol in (2, 5):
+        torch.save(content, tmp_path / "other.pt", pickle_protocol=protocol)
+        read = read_plain(tmp_path / "other.pt")
+        assert isinstance(read, dict)
+        assert (read["best"], read["epoch"], read["done"]) == (0.5, 3, True)
+        assert [type(read[name]) for name in ("best", "epoch", "done")] == [float, int, bool]
+        assert np.array_equal(np.array(read["rates_GK"], np.float32), content["rates_GK"])
+        assert list(read["input"]) == [3, 32, 32]
+
+
+def test_read_plain_refuses_numpy_arrays_of_objects(tmp_path: Path):
+    torch.save({"names": np.array(["a", None], object)}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="a NumPy array of other things than numbers"):
+        read_plain(tmp_path / "other.pt")
+
+
 def test_read_plain_reads_parameters_of_other_programs_as_tensors(tmp_path: Path):
     torch.save({"w": torch.nn.Parameter(torch.ones(2))}, tmp_path / "other.pt")
     content = read_plain(tmp_path / "other.pt")
