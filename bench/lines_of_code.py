@@ -77,13 +77,10 @@ class Change(NamedTuple):
     grew: int
     shrank: int
     options: int
+    is_feature: bool = False
 
     def line(self) -> str:
         return f"{self.grew:+8,}{self.shrank:+8,}{self.options:+8,}  {self.commit}"
-
-    @property
-    def is_feature(self) -> bool:
-        return self.commit.split()[0] in later_features()
 
 
 def changes_since(commit: str) -> list[Change]:
@@ -97,6 +94,7 @@ def changes_since(commit: str) -> list[Change]:
             grew=sum(delta for delta in deltas if delta > 0),
             shrank=sum(delta for delta in deltas if delta < 0),
             options=sum(after["options"] - before["options"] for after, before in files),
+            is_feature=number in later_features(),
         )
         if change.grew or change.shrank or change.options:
             found.append(change)
@@ -112,14 +110,13 @@ def changed_files(commit: str) -> list[tuple[str, str]]:
 
 def not_written_by_features() -> int:
     """Lines of mechanism of the last commit that no feature has added or changed."""
-    features = {git("rev-parse", commit).strip() for commit in later_features()}
     found = 0
     for name in git("ls-tree", "-r", "--name-only", "HEAD", "flatout").split():
         if not name.endswith(".py"):
             continue
         kinds = kinds_of_lines(git("show", f"HEAD:{name}"))
         blamed = re.findall(r"^([0-9a-f]{40}) \d+ (\d+)", git("blame", "-w", "-M", "--porcelain", "HEAD", name), re.M)
-        found += sum(kinds.get(int(line)) == "mechanism" and commit not in features for commit, line in blamed)
+        found += sum(kinds.get(int(line)) == "mechanism" and commit not in later_features() for commit, line in blamed)
     return found
 
 
@@ -130,9 +127,9 @@ def sum_of(changes: Sequence[Change], name: str) -> Change:
 
 @cache
 def later_features() -> set[str]:
-    """Commits, by their short names, that added a feature."""
+    """Commits, by their full names, that added a feature."""
     lines = (Path(__file__).parent / "lines_of_code_features.txt").read_text().splitlines()
-    return {line for line in lines if line and not line.startswith("#")}
+    return {git("rev-parse", line).strip() for line in lines if line and not line.startswith("#")}
 
 
 def count_in(commit: str, name: str) -> Counter[str]:
