@@ -301,6 +301,7 @@ def test_gradients_that_no_optimizer_uses_are_found_and_left_out_of_one_run():
     assert all(weight.requires_grad for weight in network.parameters())
 
 
+@pytest.mark.timing
 def test_a_critic_is_updated_by_another_optimizer_and_needs_its_gradients():
     first, second = slow_loops.small_network(), slow_loops.small_network()
     optimizers = [torch.optim.SGD(each.parameters(), 0.01) for each in (first, second)]

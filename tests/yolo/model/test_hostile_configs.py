@@ -88,6 +88,7 @@ def test_the_audit_hook_would_have_noticed(run: Run):
     assert run.totals["missed"] == []
 
 
+@pytest.mark.timing
 def test_no_config_takes_long(run: Run):
     slowest = max(run.outcomes.values(), key=lambda outcome: outcome["seconds"])
     assert slowest["seconds"] < MAX_SECONDS, slowest
