@@ -249,6 +249,7 @@ def test_slow_nms_warns_and_drops_nothing(monkeypatch, caplog):
         ({"iou_thres": -0.1}, r"nms\.iou_thres=-0\.1 is outside 0\.\.1"),
         ({"max_det": 0}, r"nms\.max_det=0 is outside 1"),
         ({"kernel": "fast"}, r'nms\.kernel="fast" is unknown\. Use auto, sweep or triton'),
+        ({"classes": ("cat",)}, "by their numbers, from 0, not by names"),
     ],
 )
 def test_an_invalid_option_is_refused(options, message):

@@ -74,6 +74,8 @@ class NmsConfig:
                 raise ConfigError(f"nms.{name}={getattr(self, name)} is outside 1..1000000.")
         if self.kernel not in ("auto", "sweep", "triton"):
             raise ConfigError(f'nms.kernel="{self.kernel}" is unknown. Use auto, sweep or triton.')
+        if self.classes is not None and any(isinstance(each, str) for each in self.classes):
+            raise ConfigError(f"nms.classes={self.classes}: classes are given by their numbers, from 0, not by names.")
 
 
 class Detections(NamedTuple):
