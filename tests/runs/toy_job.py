@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from flatout import __main__ as flatout_main
 from flatout.cli import Command, option
 from flatout.clock import clock
-from flatout.engine.job import Sections, StepSettings
+from flatout.engine.job import Schedule, Sections, StepSettings
 from flatout.engine.optim import MovingAverage, make_optimizer
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device import DeviceBatch, DeviceBatches
@@ -104,10 +104,10 @@ class ToyRecipe(Recipe):
     def job(self, model: Model) -> ToyJob:
         return ToyJob()
 
-    def schedule(self, model: Model, steps_per_epoch: int) -> "ToyRecipe":
-        return self
+    def schedule(self, model: Model, steps_per_epoch: int) -> Schedule:
+        return self.settings
 
-    def __call__(self, epoch: int, step: int) -> StepSettings:
+    def settings(self, epoch: int, step: int) -> StepSettings:
         """A short warm-up, then a linear decay to zero; an optimizer step at the end of every window."""
         done, total = epoch * self.options.steps + step, self.options.epochs * self.options.steps
         lr = FIRST_LR * min(1.0, (done + 1) / WARMUP) * (1 - done / total)
