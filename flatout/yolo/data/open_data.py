@@ -69,7 +69,7 @@ def _open_folder(folder: Path) -> DataSet:
 
 
 def _first_of(places: Mapping[Split, Iterable[Path]], is_one: Callable[[str], bool]) -> dict[Split, tuple[str, ...]]:
-    """Of every split the first place that is one; splits without any are left out."""
+    """The first place of each split that passes; splits without one are left out."""
     found = {split: next(filter(is_one, map(str, own)), "") for split, own in places.items()}
     return {split: (place,) for split, place in found.items() if place}
 

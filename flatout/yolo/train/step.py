@@ -183,9 +183,8 @@ class StepInputs:
     def _in_fours(self, inputs: dict[str, Tensor], epoch: int, step: int) -> dict[str, Tensor]:
         """--quad: join images in groups of four. Done on the CPU, so that with a GPU the host waits for the device."""
         images_BCHW, targets_T6 = inputs["images"], inputs["targets"]
-        uniform_G = keyed_uniform(self.seed, epoch, np.array([step]), len(images_BCHW) // 4 or 1, purpose=Purpose.STEP)[
-            0
-        ]
+        num_groups = len(images_BCHW) // 4 or 1
+        (uniform_G,) = keyed_uniform(self.seed, epoch, np.array([step]), num_groups, purpose=Purpose.STEP)
         joined, targets, row_T = quad(images_BCHW.cpu().numpy(), targets_T6.cpu().numpy(), uniform_G)
         device = images_BCHW.device
         result = {"images": torch.from_numpy(joined).to(device), "targets": torch.from_numpy(targets).to(device)}
